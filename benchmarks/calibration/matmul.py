@@ -20,10 +20,10 @@ from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
 from analyzer.hardware.kernel_time.estimate import BOUNDS
 from analyzer.hardware.kernel_time.matmul import KINDS, ProductMachine
 
-from .matmul_cases import FOLDS, Case, all_cases, sample
+from .matmul_cases import FOLDS, Case, all_cases, sample, unaligned_cases
 
 TARGET = Path(analyzer.hardware.kernel_time.__file__).parent / "fitted" / "matmul.json"
-SAMPLE = 300  #: cases of a device and kind that a fit sees
+SAMPLE = 280  #: cases of a device and kind that a fit sees
 JUDGED = 500  #: cases of a device and scheme that are judged
 
 _SHARED = {"clock_hertz": 1.7e9}  # a usual boost clock
@@ -61,8 +61,9 @@ def predict(case: Case, machine: ProductMachine, clocks: Mapping[str, float]) ->
 
 
 def _machine_of(device: DeviceSpec, dtype: str, kind: str, values: Mapping[str, float]) -> ProductMachine:
-    return ProductMachine(device, dtype, {**_SHARED, **{f"{kind}.{bound}_spread": 0.0 for bound in BOUNDS[:3]},
-                                          **{f"{kind}.{name}": values[name] for name in _COMMON}})
+    spread = dict.fromkeys(["unaligned_spread", *(f"{kind}.{bound}_spread" for bound in BOUNDS[:3])], 0.0)
+    constants = {f"{kind}.{name}": values[name] for name in _COMMON}
+    return ProductMachine(device, dtype, {**_SHARED, **spread, **constants})
 
 
 def mean_error(cases: Iterable[Case], kind: str, values: Mapping[str, float], clocks: Mapping[str, Values]) -> float:
@@ -113,6 +114,14 @@ def fit(cases: list[Case], prior: Values, clocks: Mapping[str, Values], sweeps: 
         if case.clock and case.device not in clocks:
             names += [name for name in _CLOCKS if name.split()[0] in case.clock and name not in names]
     return search(lambda values: mean_error(cases, kind, values, clocks), {**_CLOCKS, **prior}, prior, names, sweeps)
+
+
+def fit_unaligned(values: Values) -> tuple[float, float]:
+    """``element_clocks`` on tensor cores, with the other constants of an H200, and the spread of what they give."""
+    cases = list(unaligned_cases())
+    found = search(lambda trial: mean_error(cases, "half", trial, {}), values, {}, ["element_clocks"], 12)
+    errors = sorted(mean_error([case], "half", found, {}) for case in cases)
+    return found["element_clocks"], math.exp(errors[int(0.9 * len(errors))]) - 1
 
 
 Unit = tuple[str, str]  # a kind of arithmetic and a device
@@ -231,6 +240,8 @@ def main() -> None:
     spread = spreads(residuals(units, clocks))
     table: dict[str, dict[str, Values]] = {"architectures": {}, "devices": {}}
     generic: Values = dict(_SHARED)
+    clocks_of_element, generic["unaligned_spread"] = (
+        round(figure, 3) for figure in fit_unaligned(fit(sample(units["half", "h200"], SAMPLE), START["half"], {})))
     for kind in START:
         values, architectures = fit_levels(units, kind, clocks)
         generic |= _rounded(kind, values, "", spread)
@@ -239,10 +250,14 @@ def main() -> None:
     for (kind, device), cases in units.items():
         constants = fit(sample(cases, SAMPLE), START[kind], {})
         table["devices"].setdefault(device, {}).update(_rounded(kind, constants, device, spread))
+    for constants in (generic, *table["architectures"].values(), *table["devices"].values()):
+        constants |= {f"{kind}.element_clocks": clocks_of_element for kind in ("half", "byte")
+                      if f"{kind}.element_clocks" in constants}
     provenance = {
         "command": "python -m benchmarks.calibration.matmul",
-        "data": "benchmarks/truth/kernels: gemm.csv.gz, llm_layers.csv.gz (products), fp32_ops.csv.gz (bmm, linear)",
-        "licence": "Apache-2.0 (gemm), MIT (llm_layers, fp32_ops)",
+        "data": "benchmarks/truth: kernels/gemm.csv.gz, kernels/llm_layers.csv.gz (products), kernels/fp32_ops.csv.gz "
+                "(bmm, linear), latency.json (bf16 products of unaligned rows, for half.element_clocks only)",
+        "licence": "Apache-2.0 (gemm), MIT (llm_layers, fp32_ops), measured for this project (latency)",
         "date": datetime.date.today().isoformat(),
         "note": "by kind: half 16-bit and TF32 on tensor cores, byte 8-bit, single CUDA cores; see the script"}
     TARGET.write_text(json.dumps({"provenance": provenance, "generic": generic, **table}, indent=1) + "\n")

@@ -9,12 +9,14 @@ Sources and licences: ``benchmarks/truth/kernels/README.md``. What was measured 
 - fp32_ops.csv: one call on an idle device, so ``measured = launch + max(kernel, rest)`` with two figures for each
   machine and operator, the host's time before the kernel and after; estimated from the same rows.
 - llm_layers.csv: kernel times by the profiler, rounded to microseconds.
+- latency.json: only what rows cost that are not whole 16 bytes, which no other file has: `unaligned_cases`.
 """
 from __future__ import annotations
 
 import csv
 import functools
 import gzip
+import json
 import math
 import random
 import zlib
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.kernel_time.matmul import KINDS, power_of_two
+from analyzer.hardware.kernel_time.matmul import power_of_two
 
 TRUTH = Path(__file__).parent.parent / "truth" / "kernels"
 FOLDS = 3
@@ -47,13 +49,7 @@ class Case:
     cached_weights: float = 0.0
     clock: str = ""
     quantizes: bool = False
-
-    @property
-    def row_bytes(self) -> int:
-        """Of which all rows of the operands are whole numbers: of n and k elements."""
-        if self.clock.endswith("bmm"):
-            return 16
-        return power_of_two(math.gcd(self.n, self.k) * KINDS[self.dtype][1])
+    row_bytes: int = 16
 
     @property
     def fold(self) -> int:
@@ -107,6 +103,18 @@ def _layer_cases() -> Iterator[Case]:
                        int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
 
 
+def unaligned_cases() -> Iterator[Case]:
+    """Products of steps on an H200 with rows that are not whole 16 bytes: those of two vocabularies."""
+    for step in json.loads((TRUTH.parent / "latency.json").read_text())["cases"]:
+        for op in step["ops"]:
+            if "bf16" not in step["id"] or op["op"] not in ("aten::mm", "aten::addmm"):
+                continue
+            (m, k), (_, n) = json.loads(op["shapes"])[op["op"] == "aten::addmm":][:2]
+            row_bytes = power_of_two(2 * math.gcd(m, n, k))
+            if row_bytes < 16:
+                yield Case("step", "h200", "bfloat16", 1, m, n, k, op["us"] / op["n"] * 1e-6, row_bytes=row_bytes)
+
+
 def _float32_cases() -> Iterator[Case]:
     for row in _rows("fp32_ops.csv.gz"):
         if row["op"] in ("bmm", "linear"):
@@ -114,7 +122,8 @@ def _float32_cases() -> Iterator[Case]:
             batch, m, n, k = (int(row[name] or 1) for name in "bmnk")
             nbytes = 4 * batch * (m * n + k * (m + n))
             yield Case("fp32 operator", device.name, "float32", batch, m, n, k, float(row["us"]) * 1e-6,
-                       float(nbytes < (device.l2_bytes or 0)), f"{device.name} {row['op']}")
+                       float(nbytes < (device.l2_bytes or 0)), f"{device.name} {row['op']}",
+                       row_bytes=power_of_two(4 * math.gcd(n, k)) if row["op"] == "linear" else 16)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import pytest
 from analyzer.hardware import PeakRates, find_device
 from analyzer.hardware.kernel_time.matmul import format_of, matmul_time, power_of_two
 from analyzer.hardware.kernel_time.matmul_power import slowdown_under_load
-from analyzer.hardware.kernel_time.matmul_tiles import Pipe, cut_into_blocks
+from analyzer.hardware.kernel_time.matmul_tiles import HOPPER_TILES, TENSOR_TILES, Pipe, cut_into_blocks
 
 DEVICES = ("h200", "h100_sxm", "a100_80gb", "b200", "l40s", "l4", "t4", "p4", "v100_pcie_32gb", "rtx_4090")
 PIPE = Pipe(flops_per_second=1e12, load_bytes_per_second=1e15, k_seconds=0.0, wave_seconds=0.0, split_seconds=1.0,
@@ -57,6 +57,20 @@ def test_k_is_split_where_tiles_are_few_and_adding_up_is_cheap() -> None:
     assert cut_into_blocks(1, 128 * 64, 128, 65536, 2, 64, cheap, ((128, 128),)).split == 1
 
 
+def test_the_last_turn_is_shared_along_k_where_that_is_cheap() -> None:
+    cheap = PIPE._replace(split_seconds=1e-9, add_bytes_per_second=1e18)
+    one = 2 * 128 * 128 * 1000 / 1e12
+    # 5 tiles on 4 multiprocessors: two turns, or a turn and a quarter
+    assert cut_into_blocks(1, 5 * 128, 128, 1000, 2, 4, cheap, ((128, 128),)).seconds == pytest.approx(1.25 * one, rel=1e-4)
+    assert cut_into_blocks(1, 5 * 128, 128, 1000, 2, 4, PIPE, ((128, 128),)).seconds == pytest.approx(2 * one)
+
+
+def test_rows_are_shared_evenly_since_hopper() -> None:
+    old, new = (cut_into_blocks(1, 257, 128, 1000, 2, 4, PIPE, tiles) for tiles in (TENSOR_TILES[:6], HOPPER_TILES))
+    assert new.rows == 136  # 257 is twice 136 less 15, thrice 128 less 127
+    assert new.seconds < 0.8 * old.seconds
+
+
 def test_formats_in_the_order_of_their_rates() -> None:
     h200 = find_device("h200")
     size = (1, 8192, 8192, 8192)
@@ -92,7 +106,7 @@ def test_a_lower_power_limit_slows_large_products_only() -> None:
     same = replace(l40s, name="weak")
     assert seconds(1, 8192, 8192, 8192, "bfloat16", weak) > 1.5 * seconds(1, 8192, 8192, 8192, "bfloat16", same)
     assert seconds(1, 16, 1024, 1024, "bfloat16", weak) < 1.05 * seconds(1, 16, 1024, 1024, "bfloat16", same)
-    assert slowdown_under_load(replace(l40s, power_watts=None), "half", 1e15, 1.0) == 1.0
+    assert slowdown_under_load(replace(l40s, power_watts=None), False, 2, 1e15, 1.0) == 1.0
 
 
 def test_nothing_to_compute_takes_no_time_and_an_unknown_device_has_none() -> None:

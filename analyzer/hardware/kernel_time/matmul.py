@@ -14,7 +14,7 @@ from analyzer.hardware.roofline import find_peak
 from .constants import find_constants
 from .estimate import BOUNDS, NO_TIME, KernelTime
 from .matmul_power import slowdown_under_load
-from .matmul_tiles import BATCHED_SIMT_TILES, SIMT_TILES, TENSOR_TILES, Pipe, cut_into_blocks
+from .matmul_tiles import BATCHED_SIMT_TILES, HOPPER_TILES, SIMT_TILES, TENSOR_TILES, Pipe, cut_into_blocks
 
 #: torch dtype to the kind of arithmetic whose constants it takes, and bytes of an element of the factors.
 KINDS = {"bfloat16": ("half", 2), "float16": ("half", 2), "float8_e4m3fn": ("byte", 1), "float8_e5m2": ("byte", 1),
@@ -35,7 +35,8 @@ class ProductMachine:
     """
 
     __slots__ = ("multiprocessors", "pipe", "pipes", "bandwidth", "floor_seconds", "slowdown", "slow_seconds",
-                 "spreads", "cache_bytes", "itemsize", "output_itemsize", "power", "tiles", "batched_tiles")
+                 "spreads", "unaligned_spread", "cache_bytes", "itemsize", "output_itemsize", "power", "tiles",
+                 "batched_tiles")
 
     def __init__(self, device: DeviceSpec, dtype: str, constants: Mapping[str, float]) -> None:
         kind, self.itemsize = KINDS[dtype]
@@ -54,19 +55,22 @@ class ProductMachine:
                          self.output_itemsize / (of("store_bytes_per_clock") * clock))
         self.pipes = {16: self.pipe}  # by bytes that rows of the operands are whole numbers of
         single = self.pipe
-        if kind == "half" and (device.compute_capability or (0, 0)) >= (9, 0):
+        if kind != "single" and (device.compute_capability or (0, 0))[0] in (9, 10):
             single = single._replace(flops_per_second=single.flops_per_second * MMA_SHARE)
         for nbytes in (8, 4, 2, 1):
             loads = of("element_clocks") / clock * self.itemsize / nbytes
             self.pipes[nbytes] = single._replace(element_seconds=loads)
         self.bandwidth = device.memory_bandwidth * of("bandwidth_share")
         self.floor_seconds = of("floor_seconds")
-        self.slowdown = slowdown_under_load(device, kind, peak * of("peak_share"), of("joules_scale"))
+        self.slowdown = slowdown_under_load(
+            device, kind == "single", self.itemsize, peak * of("peak_share"), of("joules_scale"))
         self.slow_seconds = of("slow_seconds")
         self.spreads = {bound: of(f"{bound}_spread") for bound in BOUNDS[:3]}
+        self.unaligned_spread = 0.0 if kind == "single" else constants["unaligned_spread"]
         self.cache_bytes = of("cache_share") * (device.l2_bytes or 0)
         self.power = of("power")
-        self.tiles = self.batched_tiles = TENSOR_TILES
+        is_hopper = (device.compute_capability or (0, 0))[0] in (9, 10)  # 12 has the instructions of Ampere
+        self.tiles = self.batched_tiles = HOPPER_TILES if is_hopper else TENSOR_TILES
         if kind == "single":
             self.tiles = SIMT_TILES
             self.batched_tiles = BATCHED_SIMT_TILES.get((device.compute_capability or (8, 0))[0], SIMT_TILES)
@@ -78,8 +82,10 @@ class ProductMachine:
         share of the second operand that lies in the L2 cache. The first, which a kernel before has just written, lies
         there if the product's operands fit together, and so does the output.
         """
-        blocks = cut_into_blocks(batch, m, n, k, self.itemsize, self.multiprocessors, self.pipes[row_bytes],
-                                 self.tiles if batch == 1 else self.batched_tiles)
+        tiles = self.tiles if batch == 1 else self.batched_tiles
+        if row_bytes < 16 and tiles is HOPPER_TILES:
+            tiles = TENSOR_TILES  # of the older kernels
+        blocks = cut_into_blocks(batch, m, n, k, self.itemsize, self.multiprocessors, self.pipes[row_bytes], tiles)
         weight_bytes = batch * n * k * self.itemsize
         activation_bytes = batch * m * (k * self.itemsize + n * self.output_itemsize)
         nbytes = weight_bytes * (1 - cached_weights)
@@ -93,7 +99,8 @@ class ProductMachine:
             bound = "latency"
         else:
             bound = "memory" if memory > busy else "arithmetic"
-        return KernelTime(self.floor_seconds + work, self.spreads[bound], bound, 1 + (blocks.split > 1))
+        spread = self.spreads[bound] if row_bytes == 16 else max(self.spreads[bound], self.unaligned_spread)
+        return KernelTime(self.floor_seconds + work, spread, bound, 1 + (blocks.split > 1))
 
     def quantizing_seconds(self, count: int) -> float:
         """Of the kernel that brings ``count`` 16-bit numbers into 8 bits."""

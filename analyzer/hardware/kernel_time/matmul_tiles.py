@@ -16,6 +16,11 @@ Tile = tuple[int, int]
 TENSOR_TILES: tuple[Tile, ...] = (
     (256, 256), (256, 128), (128, 256), (256, 64), (64, 256), (128, 128), (128, 64), (64, 128), (128, 32), (32, 128),
     (128, 16), (16, 128), (64, 64), (64, 32), (32, 64), (64, 16), (16, 64), (32, 32), (32, 16), (16, 32), (16, 16))
+#: Those since Hopper, whose instructions take any multiple of 8 rows: the rows here are the most that a tile has, and
+#: tiles share the rows of the product evenly. Their kernels write a tile while the next one is computed.
+HOPPER_TILES: tuple[Tile, ...] = (
+    (256, 256), (256, 192), (192, 256), (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64),
+    (128, 64), (64, 256), (64, 128), (64, 64), (32, 128), (32, 64), (16, 128), (16, 64))
 #: Tiles of cuBLAS's kernels for the CUDA cores, ``sgemm_COLSxROWS`` in their names.
 SIMT_TILES: tuple[Tile, ...] = (
     (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64), (32, 32))
@@ -48,7 +53,7 @@ class Pipe(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How a product is cut up: its tile, into how many parts k is split, and the seconds of its blocks."""
+    """How a product is cut up: its tile, into how many parts k is split at most, and the seconds of its blocks."""
 
     seconds: float
     rows: int
@@ -66,20 +71,31 @@ def cut_into_blocks(batch: int, m: int, n: int, k: int, itemsize: float, multipr
     """
     flops_rate, load_rate, k_seconds, wave_seconds, split_seconds, add_rate, store, element_seconds = pipe
     best = Blocks(float("inf"), 0, 0, 0)
+    is_flexible = tiles_at_hand is HOPPER_TILES
     least_rows = max(m, tiles_at_hand[-1][0])  # no tile is taken of which more than half is empty
     least_cols = max(n, tiles_at_hand[-1][1])
     for rows, cols in tiles_at_hand:
         if rows >= 2 * least_rows or cols >= 2 * least_cols:
             continue
-        tiles = batch * -(-m // rows) * -(-n // cols)
+        down = -(-m // rows)
+        if is_flexible:
+            rows = -(-m // (8 * down)) * 8
+        tiles = batch * down * -(-n // cols)
         step = max(2 * rows * cols / flops_rate, (rows + cols) * itemsize / load_rate) + (rows + cols) * element_seconds
         turns = -(-tiles // multiprocessors)  # blocks on the busiest multiprocessor
         tile_seconds = wave_seconds + rows * cols * store
-        seconds = k * max(turns * step, k_seconds) + tile_seconds * turns
+        ends = 1 if is_flexible else turns
+        seconds = max(turns * max(k * step, rows * cols * store if is_flexible else 0.0), k * k_seconds)
+        seconds += tile_seconds * ends
         if seconds < best[0]:
             best = Blocks(seconds, rows, cols, 1)
         most = min(multiprocessors // tiles, k // LEAST_K)
         if most < 2:
+            if tiles < 0.9 * turns * multiprocessors:  # those that would wait in the last turn take parts of k
+                seconds = (k * max(tiles / multiprocessors * step, k_seconds) + tile_seconds * ends + split_seconds
+                           + multiprocessors * rows * cols * 8 / add_rate)
+                if seconds < best[0]:
+                    best = Blocks(seconds, rows, cols, 2)
             continue
         for split in (most, most // 2):
             if split > 1:
