@@ -61,7 +61,8 @@ def test_the_last_turn_is_shared_along_k_where_that_is_cheap() -> None:
     cheap = PIPE._replace(split_seconds=1e-9, add_bytes_per_second=1e18)
     one = 2 * 128 * 128 * 1000 / 1e12
     # 5 tiles on 4 multiprocessors: two turns, or a turn and a quarter
-    assert cut_into_blocks(1, 5 * 128, 128, 1000, 2, 4, cheap, ((128, 128),)).seconds == pytest.approx(1.25 * one, rel=1e-4)
+    shared = cut_into_blocks(1, 5 * 128, 128, 1000, 2, 4, cheap, ((128, 128),))
+    assert shared.seconds == pytest.approx(1.25 * one, rel=1e-4)
     assert cut_into_blocks(1, 5 * 128, 128, 1000, 2, 4, PIPE, ((128, 128),)).seconds == pytest.approx(2 * one)
 
 
