@@ -87,6 +87,7 @@ class _Builder:
         self.values: dict[int, _Value] = {}
         self.users: Counter[int] = Counter()
         self.last_use: dict[int, int] = {}  # by storage: the last pass that reads it
+        self.left: set[int] = set()  # storages that earlier passes left
         self.phases: list[int] = []  # of the graphs so far, the last of which is being built
 
     @property
@@ -134,8 +135,10 @@ class _Builder:
 
     def adds_to_gradient(self, call: OpCall) -> bool:
         """Whether a call adds to a parameter's gradient of before, which autograd does outside compiled graphs."""
-        return (call.phase == "backward" and bool(call.inputs) and call.inputs[0] in call.outputs
-                and self.storages[call.inputs[0]].category == "gradient" and call.inputs[0] not in self.values)
+        if call.phase != "backward" or not call.inputs or call.inputs[0] not in call.outputs:
+            return False
+        number = call.inputs[0]
+        return self.storages[number].category == "gradient" and (number in self.left or number not in self.values)
 
     def read(self, call: OpCall) -> tuple[dict[int, float], frozenset[int]]:
         """What a call reads if it computes what it can of its inputs itself, and the calls that this takes."""
@@ -234,6 +237,7 @@ class _Builder:
             died = None if lifetime is None else lifetime.died
             if (died is None or died > end) and self.last_use.get(number, -1) <= index:
                 self.buffers[self.realize(number)].is_result = True
+                self.left.add(number)
 
 
 def list_passes(log: Log) -> list[tuple[int, int, list[tuple[int, OpCall]]]]:
@@ -252,7 +256,7 @@ def list_passes(log: Log) -> list[tuple[int, int, list[tuple[int, OpCall]]]]:
 
 def runs_kernel(call: OpCall) -> bool:
     """Whether a call moves anything."""
-    return not is_view(call) and (plan_of(call.signature).total != NOTHING or lower(call.signature).kind == "extern")
+    return not is_view(call) and (plan_of(call.signature).total != NOTHING or waits_for_device(call.signature))
 
 
 def written_tensors(call: OpCall) -> Iterable[tuple[int, TensorSpec]]:

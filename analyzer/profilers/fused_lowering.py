@@ -24,7 +24,8 @@ POINTWISE = frozenset((
     "embedding gather index _unsafe_index index_select cat stack constant_pad_nd flip roll repeat triu tril "
     "slice_backward select_backward diagonal_backward slice_scatter select_scatter masked_fill lift_fresh_copy "
     "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full arange linspace scalar_tensor eye "
-    "one_hot max_pool2d_with_indices avg_pool2d avg_pool2d_backward upsample_nearest2d upsample_bilinear2d "
+    "one_hot max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
+    "_native_batch_norm_legit_no_training upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
     "upsample_nearest1d pixel_shuffle pixel_unshuffle reflection_pad2d replication_pad2d im2col"
 ).split())
 #: The same with numbers drawn in the kernel: their results are saved for backward, never drawn again.
@@ -95,7 +96,7 @@ def lower(signature: Signature) -> Lowering:
 
 
 def find_reduction(signature: Signature, name: str) -> Reduction | None:
-    """What an operator reduces, None where it reduces nothing (an average of one element each).
+    """What an operator reduces, None where it reduces nothing (batch norm by running statistics).
 
     >>> x, column = (TensorSpec.of(s, (64, 1), torch.float32, "cuda:0") for s in ((8, 64), (1, 64)))
     >>> find_reduction(Signature(torch.ops.aten.sum.dim_IntList, (x, [0], True), {}, (x,), (column,)), "sum")
@@ -104,6 +105,10 @@ def find_reduction(signature: Signature, name: str) -> Reduction | None:
     source = max(signature.inputs, key=lambda spec: spec.numel, default=None)
     if source is None or not source.numel or not signature.outputs:
         return None
+    if "group_norm" in name:
+        given = bind(signature, signature.op._schema)
+        groups = given["group"] * source[0]
+        return Reduction(groups, source.numel // groups, True)
     dims = reduced_dims(signature, name, source)
     reduced = math.prod(source[i] for i in dims)
     if reduced == 1:
@@ -118,11 +123,9 @@ def reduced_dims(signature: Signature, name: str, source: TensorSpec) -> set[int
     every = set(range(len(source)))
     given = bind(signature, signature.op._schema)
     if name in _BATCH_NORMS:
-        return every - {1}
+        return every - {1} if given.get("training", True) else set()  # else by statistics that are there
     if "layer_norm" in name or "rms_norm" in name:
         return set(range(len(source) - len(given["normalized_shape"]), len(source)))
-    if "group_norm" in name:
-        return every - {0}  # and those of a group, of which there are as many
     if name == "_adaptive_avg_pool2d":
         return set(range(len(source) - 2, len(source))) if signature.outputs[0][-1] == 1 else set()
     if name.startswith(("mse_loss", "nll_loss")):

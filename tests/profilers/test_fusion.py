@@ -130,6 +130,43 @@ def test_write_into_a_buffer_of_the_module_stays():
     assert sorted(found) == [2 * 4 * COLUMNS, 2 * N]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_reduces_only_in_training(training):
+    """In training the columns are reduced in one kernel, and normalized in another with what follows."""
+    norm = nn.BatchNorm1d(COLUMNS, device="meta").train(training)
+    found = []
+
+    def look(log):
+        found.extend(k.moved_bytes for k in fuse(build_graph(log)) if k.moved_bytes > 16)  # not the count of batches
+        return Annotation()
+
+    profile(nn.Sequential(norm, nn.ReLU()), (torch.empty(ROWS, COLUMNS, device="meta"),), mode="infer", device="a100",
+            profilers=[look])
+    row = 4 * COLUMNS  # of weight, bias, and each of the running and the batch's statistics
+    if training:
+        reduce, apply = found
+        assert N < reduce <= N + 6 * row and 2 * N < apply <= 2 * N + 6 * row
+    else:
+        assert found == [2 * N + 4 * row]
+
+
+def test_gradients_are_added_outside_the_graph():
+    """The second micro-batch adds to the first one's gradients: autograd's own kernels, one a parameter."""
+    def step(model, optimizer, x):
+        for _ in range(2):
+            model(x).sum().backward()
+
+    kinds = []
+
+    def look(log):
+        kinds.extend(k.extern.signature.op.__name__ for k in fuse(build_graph(log)) if k.extern is not None)
+        return Annotation()
+
+    profile(nn.Linear(64, 32, device="meta"), (torch.empty(16, 64, device="meta"),), device="a100", step=step,
+            profilers=[look])
+    assert sum(kind.startswith("add_") for kind in kinds) >= 2
+
+
 def loops(*rows):
     """A graph of loops over 1,000 elements, each given as what it reads and what it writes."""
     count = 1 + max(buffer for row in rows for part in row[:2] for buffer in part)

@@ -1,0 +1,115 @@
+"""Kernels that TorchInductor generates beside those that are predicted: ``python -m benchmarks.fused_check``.
+
+Generated is for a CPU, which needs no GPU; forward passes alone, as the CPU's scheduler also joins loops over different
+elements, which that for GPUs does not and backward passes give it. Takes two minutes and a C++ compiler.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from analyzer import profile
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.fused_graph import build_graph
+from analyzer.profilers.fusion import fuse
+from analyzer.record.log import Log
+from analyzer.report.column import print_rows
+
+WIDTH = 64
+_GENERATED = re.compile(r"^\s+(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)
+
+
+class Block(nn.Module):
+    """Part of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalized, two products, added to what came in."""
+        out: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Attention(nn.Module):
+    """Attention that is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.output = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Causal, four heads."""
+        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.inputs(x).chunk(3, -1))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        scores = (q @ k.transpose(-2, -1) * 0.25).masked_fill(~mask, -1e9)
+        out: torch.Tensor = x + self.output((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out
+
+
+class RootMeanSquare(nn.Module):
+    """A gated layer with a norm of its own, as Llama has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """In float32 from bfloat16 and back, then gated."""
+        hidden = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+        out: torch.Tensor = x + self.down(functional.silu(self.gate(hidden)) * self.up(hidden))
+        return out
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "4 blocks": lambda: nn.Sequential(*[Block() for _ in range(4)]),
+    "2 attentions": lambda: nn.Sequential(Attention(), Attention()),
+    "3 gated layers": lambda: nn.Sequential(*[RootMeanSquare() for _ in range(3)]),
+    "linear, norm, softmax": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(),
+                                                      nn.Softmax(-1)),
+}
+
+
+def count_generated(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """The kernels that generated code calls, in order."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        _, codes = run_and_get_code(lambda: compiled(x))
+    return [name for code in codes for name in _GENERATED.findall(code.split("def call(")[1])]
+
+
+def count_predicted(model: nn.Module, x: torch.Tensor) -> list[bool]:
+    """Of each predicted kernel, in order, whether it is generated."""
+    found: list[bool] = []
+
+    def keep(log: Log) -> Annotation:
+        found.extend(kernel.extern is None for kernel in fuse(build_graph(log)))
+        return Annotation()
+
+    profile(model, (x,), mode="infer", device="a100", profilers=[keep])
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    rows = []
+    for name, build in CASES.items():
+        model, x = build().eval(), torch.rand(8, 32, WIDTH)
+        generated, predicted = count_generated(model, x), count_predicted(model, x)
+        loops = sum(kernel.startswith("cpp_fused") for kernel in generated)
+        rows.append((name, str(loops), str(sum(predicted)), str(len(generated) - loops),
+                     str(len(predicted) - sum(predicted))))
+    print(print_rows(("Forward pass of", "Generated", "Predicted", "Extern", "Predicted"), rows))
+
+
+if __name__ == "__main__":
+    main()
