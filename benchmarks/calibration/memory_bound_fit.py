@@ -59,9 +59,6 @@ OLDER: tuple[tuple[tuple[str, ...], Bounds], ...] = (
     (("layer_norm",), {"row_instructions": (330, 100, 1000)}))
 #: Operators of steps that tell what memory gives.
 STREAMS = ("aten::threshold_backward", "aten::add_", "aten::gelu")
-#: Not fitted: copies by the copy engine reach 55.4 of 64 GB/s on an H200 (``collectives.json``: nvbandwidth, from
-#: github.com/stas00/ml-engineering); from pageable memory the host copies once more, which about halves the rate.
-GIVEN = {"pinned_fraction": 0.866, "pageable_fraction": 0.43, "host_copy_spread": 0.5}
 
 
 def with_constants(device: DeviceSpec, constants: Mapping[str, float]) -> DeviceSpec:
@@ -90,7 +87,7 @@ def descend(loss: Callable[[Constants], float], bounds: Bounds, constants: Const
 
 def start() -> Constants:
     """All constants before any fit."""
-    found: Constants = {"hbm_fraction": 0.89, "gddr_fraction": 0.77, "spread": 0.2, "latency_spread": 0.4, **GIVEN}
+    found: Constants = {"hbm_fraction": 0.89, "gddr_fraction": 0.77, "spread": 0.2, "latency_spread": 0.4}
     for _, bounds in (*GROUPS, *OLDER):
         found.update({name: first for name, (first, _, _) in bounds.items()})
     return found

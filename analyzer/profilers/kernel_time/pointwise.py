@@ -8,8 +8,8 @@ import torch
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.copy import host_copy_time
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
+from analyzer.hardware.kernel_time.host_copy import host_copy_time
 from analyzer.hardware.kernel_time.memory_bound import FAMILY, stream_time
 from analyzer.hardware.kernel_time.pointwise import (
     cast_time,
@@ -109,13 +109,13 @@ def fill_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     return specs_time(out, (), touched_bytes(out), device)
 
 
-def copy_time(out: TensorSpec, source: TensorSpec, device: DeviceSpec) -> KernelTime | None:
-    """A copy into another type or order, or between host and device."""
+def copy_time(out: TensorSpec, source: TensorSpec, device: DeviceSpec, pinned: bool = False) -> KernelTime | None:
+    """A copy into another type or order, or between host and device, from or into ``pinned`` memory or not."""
     if out.numel == 0:
         return NO_TIME
     if device.kind != "cpu":
         if (out.device == "cpu") != (source.device == "cpu"):
-            return host_copy_time(source.nbytes, device)
+            return host_copy_time(source.nbytes, device, pinned=pinned, to_device=source.device == "cpu")
         if out.device == "cpu":
             return NO_TIME
     converts = out.dtype != source.dtype and (source.dtype, out.dtype) not in DIRECT_CASTS
@@ -139,11 +139,15 @@ def with_copies(rule: TimeRule) -> TimeRule:
 
 
 def copy_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """``copy_`` from its second argument; ``clone``, ``contiguous``, ``_to_copy`` from their first."""
+    """``copy_`` from its second argument; ``clone``, ``contiguous``, ``_to_copy`` from their first.
+
+    What does not block is taken to be pinned: from the device PyTorch pins the result (``_to_copy``), to it users do.
+    """
     if not signature.inputs or not signature.outputs:
         return None
     into = signature.op._schema.name in ("aten::copy_", "aten::copy")
-    return copy_time(signature.outputs[0], signature.inputs[1 if into else 0], device)
+    blocks_not = signature.args[2] if into and len(signature.args) > 2 else signature.kwargs.get("non_blocking")
+    return copy_time(signature.outputs[0], signature.inputs[1 if into else 0], device, pinned=bool(blocks_not))
 
 
 def view_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
