@@ -1,10 +1,10 @@
-"""Fits the constants of matrix products, ``python -m benchmarks.calibration.matmul``: about three minutes of one core.
+"""Fits the constants of matrix products, ``python -m benchmarks.calibration.matmul``: about five minutes of one core.
 
 What stands in ``fitted/matmul.json``: for each kind of arithmetic (`KINDS`) the constants of the formulas in
 ``analyzer/hardware/kernel_time/matmul.py``, found by coordinate search for the least mean of ``|log(predicted /
-measured)|``, pulled a little towards what is more general: a device's towards those of its architecture, these towards
-the generic ones, these towards `START`. ``spread`` holds nine in ten cases that the constants were not fitted to: for a
-device other shapes, for the others other devices. Cases and licences: `matmul_cases`.
+measured)|`` on a sample, pulled a little towards `START`, those of an architecture towards the generic ones. A spread
+holds nine in ten cases that the constants were not fitted to: for a device other shapes, for the others other devices.
+Cases and licences: `matmul_cases`.
 """
 from __future__ import annotations
 
@@ -203,11 +203,22 @@ def residuals(units: Mapping[Unit, list[Case]], clocks: Mapping[str, Values]) ->
 
 
 def spreads(found: Iterable[Residual]) -> dict[tuple[str, str, str], float]:
-    """What nine in ten of ``|log(predicted / measured)|`` are within, as a spread, by place of a residual."""
-    errors: dict[tuple[str, str, str], list[float]] = {}
+    """What nine in ten of ``|log(predicted / measured)|`` are within, as a spread, by place of a residual.
+
+    A place of fewer than 20 residuals takes that of its kind and device, whatever the bound.
+    """
+    errors: dict[tuple[str, str], dict[str, list[float]]] = {}
     for residual in found:
-        errors.setdefault(residual.place, []).append(abs(math.log(residual.seconds / residual.case.seconds)))
-    return {place: round(math.exp(sorted(values)[int(0.9 * len(values))]) - 1, 3) for place, values in errors.items()}
+        error = abs(math.log(residual.seconds / residual.case.seconds))
+        errors.setdefault(residual.place[:2], {}).setdefault(residual.bound, []).append(error)
+    widths: dict[tuple[str, str, str], float] = {}
+    for place, by_bound in errors.items():
+        whole = [error for some in by_bound.values() for error in some]
+        for bound in BOUNDS[:3]:
+            some = by_bound.get(bound, [])
+            ordered = sorted(some if len(some) >= 20 else whole)
+            widths[place[0], place[1], bound] = round(math.exp(ordered[int(0.9 * len(ordered))]) - 1, 3)
+    return widths
 
 
 def cross_validate() -> list[Judged]:
@@ -228,16 +239,28 @@ def cross_validate() -> list[Judged]:
 
 
 def _rounded(kind: str, values: Values, place: str, spread: Mapping[tuple[str, str, str], float]) -> Values:
-    widest = max(width for (of, _, _), width in spread.items() if of == kind)
     return {f"{kind}.{name}": float(f"{values[name]:.3g}") for name in _COMMON} | {
-        f"{kind}.{bound}_spread": spread.get((kind, place, bound), widest) for bound in BOUNDS[:3]}
+        f"{kind}.{bound}_spread": spread[kind, place, bound] for bound in BOUNDS[:3]}
+
+
+def _print_errors(found: Iterable[Residual]) -> None:
+    errors: dict[tuple[str, str, str], list[float]] = {}
+    for residual in found:
+        error = abs(residual.seconds / residual.case.seconds - 1)
+        for device in (residual.case.device, "all"):
+            errors.setdefault((residual.case.family, residual.scheme, device), []).append(error)
+    for key, some in sorted(errors.items()):
+        ordered = sorted(some)
+        print(*key, len(some), *(f"{ordered[int(part * len(ordered))]:.3f}" for part in (0.5, 0.9)))
 
 
 def main() -> None:
-    """Fit everything and write `TARGET`."""
+    """Fit everything, print the median and nine in ten of the cross-validated errors, and write `TARGET`."""
     units = units_of(all_cases())
     clocks = own_clocks(units)
-    spread = spreads(residuals(units, clocks))
+    found = residuals(units, clocks)
+    _print_errors(found)
+    spread = spreads(found)
     table: dict[str, dict[str, Values]] = {"architectures": {}, "devices": {}}
     generic: Values = dict(_SHARED)
     clocks_of_element, generic["unaligned_spread"] = (

@@ -99,13 +99,15 @@ def test_gradients_of_a_linear_layer_are_those_asked_for() -> None:
 def test_recurrent_layers_step_through_time() -> None:
     weights = [spec(2048, 512), spec(2048, 512), spec(2048), spec(2048)]
 
-    def lstm(steps: int) -> float:
-        x = spec(steps, 32, 512)
-        h = spec(1, 32, 512)
-        args = (x, weights, 4, None, h, h, 2, 512, 0, 1, False, 0.0, True, False, [], None)
+    def lstm(steps: int, both_ways: bool = False, packed: bool = False) -> float:
+        x, h = spec(steps * 32, 512) if packed else spec(steps, 32, 512), spec(1 + both_ways, 32, 512)
+        args = (x, weights * (1 + both_ways), 4, None, h, h, 2, 512, 0, 1, False, 0.0, True, both_ways,
+                [32] * steps if packed else [], None)
         return time_of(aten._cudnn_rnn.default, x, *args).seconds  # type: ignore[no-any-return]
 
     assert 1.7 < lstm(400) / lstm(200) < 2.1
+    assert lstm(200, both_ways=True) == pytest.approx(2 * lstm(200))
+    assert lstm(200, packed=True) == lstm(200)
 
 
 def test_the_output_of_no_rows_takes_no_time() -> None:

@@ -95,7 +95,7 @@ class ProductMachine:
         full = 2 * batch * m * n * k / (self.pipe.flops_per_second * self.multiprocessors)
         busy = blocks.seconds * (1 + (self.slowdown - 1) * full / (full + self.slow_seconds))
         work = (busy ** self.power + memory ** self.power) ** (1 / self.power)
-        if 2 * full < busy and 2 * memory < busy or work < self.floor_seconds:
+        if 2 * full < blocks.seconds and 2 * memory < busy or work < self.floor_seconds:
             bound = "latency"
         else:
             bound = "memory" if memory > busy else "arithmetic"

@@ -193,7 +193,7 @@ def _rnn(passes: int) -> Callable[[Signature, DeviceSpec], KernelTime | None]:
     """The recurrent layers of cuDNN; backward, each matrix meets gradient and data."""
     def time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
         x, weights, batch_first = signature.args[0], signature.args[1], bool(signature.args[10 if passes == 1 else 14])
-        sizes: Any = signature.args[13 if passes == 1 else 17]
+        sizes: Any = signature.args[14 if passes == 1 else 18]
         if sizes:
             steps, batch = len(sizes), -(-sum(sizes) // len(sizes))
         else:
