@@ -13,7 +13,7 @@ import torch
 
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
-from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, identify_host
+from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, count_threads, identify_host
 from analyzer.hardware.device_file import UNFINISHED
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.output import check_output, write_output
@@ -56,7 +56,7 @@ def calibrate(path: str | os.PathLike[str], device: str | torch.device = "cpu", 
 def find_known(place: torch.device) -> DeviceSpec:
     """What is known of a device without a measurement: its record in the catalogue, and what its driver says."""
     if place.type == "cpu":
-        return DeviceSpec("cpu", kind="cpu", multiprocessors=torch.get_num_threads())
+        return count_threads()
     about: Any = torch.cuda.get_device_properties(place)
     try:
         known = find_device(about.name)

@@ -70,6 +70,12 @@ def identify_host() -> str:
             f"{platform.node()}")
 
 
+def count_threads() -> DeviceSpec:
+    """What is known of the host without a measurement: as many multiprocessors as PyTorch has threads."""
+    return DeviceSpec("cpu", kind="cpu", multiprocessors=torch.get_num_threads(),
+                      sources={"multiprocessors": "torch.get_num_threads()"})
+
+
 def fastest(call: Callable[[], object], budget_seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of the fastest of five or more calls, as many as the budget allows; one goes before them."""
     call()
@@ -94,8 +100,7 @@ def measure_cpu(budget_seconds: float = 1.0, clock: Callable[[], float] = time.p
         "launch_seconds": _measure_dispatch(part, clock)}
     return DeviceSpec.from_measurement(
         "cpu", figures, command=f"{_COMMAND}: {identity}" if identity else _COMMAND,
-        date=datetime.date.today().isoformat(), kind="cpu", architecture=platform.machine() or None,
-        multiprocessors=torch.get_num_threads(),
+        date=datetime.date.today().isoformat(), like=count_threads(), architecture=platform.machine() or None,
         calibration={**AS_MEASURED, "host": {**RUNS_INLINE, "forward_seconds": figures["launch_seconds"]}})
 
 

@@ -33,7 +33,7 @@ from .memory_bound_data import Operator, Row, read_operators, read_rows, read_su
 from .memory_bound_fit import (
     FOLDS,
     architecture_fractions,
-    constants_without,
+    constants_without_device,
     device_constants,
     fold_of,
     fraction_name,
@@ -75,7 +75,7 @@ def judge_rows() -> tuple[Judgement, ...]:
         rows = random.Random(3).sample(rows, min(len(rows), JUDGED))
         for scheme in ("fold", "device"):
             for fold in range(FOLDS):
-                constants = device_constants(name, fold) if scheme == "fold" else constants_without(name)
+                constants = device_constants(name, fold) if scheme == "fold" else constants_without_device(name)
                 device, harness = with_constants(find_device(name), constants), harness_of(name, fold)
                 for row in rows:
                     if fold_of(row) == fold:
@@ -126,6 +126,15 @@ def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
         found.append(("fp32 operator", row.device.name, j.scheme, row.seconds, j.predicted,
                       spread_of_scheme(j.scheme, row.device.name), roofline))
     return found
+
+
+def constants_without(model: str) -> dict[str, float]:
+    """The constants of an H200 fitted without a model of ``latency.json``: what a judgement of that model's steps may
+    know, as ``DeviceSpec.calibration["memory_bound"]`` takes them.
+    """
+    errors = [(error, waits) for operator, error, waits in judge_operators() if operator.model != model]
+    return rounded({**steps_constants(model), "spread": width_of(error for error, waits in errors if not waits),
+                    "latency_spread": width_of(error for error, waits in errors if waits)})
 
 
 def rounded(constants: Mapping[str, float], names: Iterable[str] | None = None) -> dict[str, float]:

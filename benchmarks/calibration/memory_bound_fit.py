@@ -262,7 +262,7 @@ def architecture_fractions(without: str = "") -> dict[str, Constants]:
     return {name: {kind: statistics.mean(values) for kind, values in kinds.items()} for name, kinds in found.items()}
 
 
-def constants_without(name: str) -> Constants:
+def constants_without_device(name: str) -> Constants:
     """What the product would take for a device of which there are no rows."""
     siblings = architecture_fractions(name).get(find_device(name).architecture or "", {})
     return {**rows_constants(without=name), **siblings}

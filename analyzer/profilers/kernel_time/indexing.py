@@ -25,7 +25,6 @@ from analyzer.profilers.traffic import plan_of
 from .normalization import given, joined
 from .placement import is_on_host
 from .pointwise import register_all
-from .registry import register_time_impl
 
 
 def traffic_of(signature: Signature) -> int:
@@ -156,19 +155,21 @@ def upsample_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTi
 register_all(["embedding", "index_select"], embedding_rule)
 register_all(["embedding_dense_backward"], embedding_backward_rule, copies=True)
 register_all(["gather", "index", "_unsafe_index", "take", "take_along_dim", "masked_select", "roll", "flip", "repeat"],
-             gather_rule)
+             gather_rule, measured=False)
 register_all(["scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "masked_scatter"],
-             scatter_rule)
-register_all(["index_put", "_index_put_impl_", "_unsafe_index_put"], index_put_rule)
-register_time_impl("aten::nll_loss_forward", nll_loss_rule)
-register_time_impl("aten::nll_loss_backward", partial(nll_loss_rule, backward=True))
-register_time_impl("aten::nll_loss2d_forward", nll_loss2d_rule)
-register_time_impl("aten::nll_loss2d_backward", partial(nll_loss2d_rule, backward=True))
-register_all(["max_pool2d_with_indices", "avg_pool2d", "max_pool3d_with_indices", "avg_pool3d"], pool_rule, copies=True)
-register_all(["max_pool2d_with_indices_backward", "avg_pool2d_backward"], partial(pool_rule, backward=True),
-             copies=True)
-register_all(["_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d"], adaptive_pool_rule)
-register_all(["upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d", "_upsample_nearest_exact2d"],
-             upsample_rule)
-register_all(["upsample_bilinear2d_backward", "upsample_nearest2d_backward", "upsample_bicubic2d_backward"],
-             upsample_backward_rule)
+             scatter_rule, measured=False)
+register_all(["index_put", "_index_put_impl_", "_unsafe_index_put"], index_put_rule, measured=False)
+register_all(["nll_loss_forward"], nll_loss_rule)
+register_all(["nll_loss_backward"], partial(nll_loss_rule, backward=True))
+register_all(["nll_loss2d_forward"], nll_loss2d_rule)
+register_all(["nll_loss2d_backward"], partial(nll_loss2d_rule, backward=True))
+register_all(["max_pool2d_with_indices"], pool_rule, copies=True)
+register_all(["max_pool2d_with_indices_backward"], partial(pool_rule, backward=True), copies=True)
+register_all(["avg_pool2d", "avg_pool3d", "max_pool3d_with_indices"], pool_rule, copies=True, measured=False)
+register_all(["avg_pool2d_backward"], partial(pool_rule, backward=True), copies=True, measured=False)
+register_all(["_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d"], adaptive_pool_rule,
+             measured=False)
+register_all(["upsample_bilinear2d"], upsample_rule)
+register_all(["upsample_bilinear2d_backward"], upsample_backward_rule)
+register_all(["upsample_nearest2d", "upsample_bicubic2d", "_upsample_nearest_exact2d"], upsample_rule, measured=False)
+register_all(["upsample_nearest2d_backward", "upsample_bicubic2d_backward"], upsample_backward_rule, measured=False)

@@ -159,8 +159,8 @@ def softmax_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTim
 
 register_all(["native_layer_norm", "_fused_rms_norm"], layer_norm_rule, copies=True)
 register_all(["native_layer_norm_backward", "_fused_rms_norm_backward"], layer_norm_backward_rule, copies=True)
-register_all(["native_group_norm"], group_norm_rule, copies=True)
-register_all(["native_group_norm_backward"], group_norm_backward_rule, copies=True)
+register_all(["native_group_norm"], group_norm_rule, copies=True, measured=False)
+register_all(["native_group_norm_backward"], group_norm_backward_rule, copies=True, measured=False)
 register_all(["native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
               "_batch_norm_no_update", "_native_batch_norm_legit_no_training"], batch_norm_rule)
 register_all(["native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"],

@@ -57,7 +57,7 @@ def foreach_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | 
     return None if partial_sums is None or rest is None else join([partial_sums, rest])
 
 
-register_all(["_foreach_norm"], foreach_norm_rule)
+register_all(["_foreach_norm"], foreach_norm_rule, measured=False)
 FOREACH = """abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1
 floor frac lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh
 sqrt sub tan tanh trunc zero""".split()

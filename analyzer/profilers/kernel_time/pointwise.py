@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -192,9 +193,21 @@ def pad_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     return None if fill is None or copy is None else join([fill, copy])
 
 
-def register_all(names: Sequence[str], rule: TimeRule, copies: bool = False) -> None:
-    """Register one rule for several operators of ATen; ``copies``: see `with_copies`."""
+def unmeasured(rule: TimeRule) -> TimeRule:
+    """A rule of operators of which nothing was measured: no more certain than the least certain kind that was."""
+    def widened(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+        time = rule(signature, device)
+        if time is None or not time.kernels:
+            return time
+        return replace(time, spread=max(time.spread, constant("latency_spread", device)))
+
+    return widened
+
+
+def register_all(names: Sequence[str], rule: TimeRule, *, copies: bool = False, measured: bool = True) -> None:
+    """Register a rule for operators of ATen; ``copies``: see `with_copies`; not ``measured``: see `unmeasured`."""
     rule = with_copies(rule) if copies else rule
+    rule = rule if measured else unmeasured(rule)
     for name in names:
         register_time_impl(f"aten::{name}", rule)
 
@@ -210,4 +223,4 @@ register_all(["_unsafe_view", "_lazy_clone", "lift_fresh", "lift"], view_rule)
 register_time_impl("aten::masked_fill", masked_fill_rule)
 register_all(["cat", "stack", "hstack", "vstack"], cat_rule)
 register_all(["slice_backward", "select_backward"], slice_backward_rule)
-register_time_impl("aten::constant_pad_nd", pad_rule)
+register_all(["constant_pad_nd"], pad_rule, measured=False)

@@ -12,7 +12,6 @@ from analyzer.profilers.traffic import bind
 
 from .placement import is_on_host
 from .pointwise import register_all
-from .registry import register_time_impl
 
 NAMES = """all amax amin aminmax any argmax argmin count_nonzero linalg_vector_norm max mean median min nansum norm prod
 std std_mean sum var var_mean""".split()
@@ -83,8 +82,7 @@ def scan_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 register_all(NAMES, reduction_rule)
 register_all(["mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"],
-             elementwise_loss_rule)
-register_all(["sort", "argsort", "msort"], sort_rule)
-register_all(["topk", "kthvalue", "mode"], topk_rule)
-register_all(["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"], scan_rule)
-register_time_impl("aten::_unique2", sort_rule)
+             elementwise_loss_rule, measured=False)
+register_all(["sort", "argsort", "msort", "_unique2"], sort_rule, measured=False)
+register_all(["topk", "kthvalue", "mode"], topk_rule, measured=False)
+register_all(["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"], scan_rule, measured=False)
