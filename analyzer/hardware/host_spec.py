@@ -18,6 +18,9 @@ class HostSpec:
       autograd's engine, by the optimizer: arguments parsed, dispatched, outputs made; the launch of kernels left out.
     - ``gradient_seconds``: more for an operator called by the model's code while gradients are recorded.
     - ``list_tensor_seconds``: one tensor in the lists of an operator that takes lists (``_foreach_*``, ``_fused_*``).
+    - ``library_seconds``: one convolution more, as cuDNN looks up its plan.
+    - ``checkpoint_seconds``: more for each operator of a checkpointed region, when it runs and when it runs again: the
+      hooks that pack what it would save and unpack what the recomputation gives.
     - ``launch_seconds``: one kernel given to the driver.
     - ``gap_seconds``: between two kernels of a full queue, on the device.
     - ``synchronize_seconds``: from a kernel's end to the host's going on after it waited for it.
@@ -30,6 +33,8 @@ class HostSpec:
     backward_seconds: float
     update_seconds: float
     list_tensor_seconds: float
+    library_seconds: float
+    checkpoint_seconds: float
     launch_seconds: float
     gap_seconds: float
     synchronize_seconds: float

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from analyzer.hardware.host_spec import HostSpec
 from analyzer.meta.signature import Signature
@@ -20,29 +21,26 @@ _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 class HostTime:
     """The host's share of each call: its dispatch by phase, its kernels' launches, and the part of the modules' Python
-    that comes before it, which is shared out evenly among the forward pass's calls.
+    and of checkpointing's hooks that comes before it, which is shared out evenly among the calls of the model's code.
     """
 
     def __init__(self, host: HostSpec, log: Log) -> None:
         self.host = host
-        seconds = host.forward_seconds
-        if any(record.phase == "backward" for record in log.phases):
-            seconds += host.gradient_seconds
-        calls = sum(tally.number for tally in log.tallies()
-                    if tally.step == log.steps - 1 and tally.call.phase == "forward")
-        if calls:
-            seconds += host.module_seconds * log.count_module_calls() / calls
-        self._forward = seconds
+        trains = any(record.phase == "backward" for record in log.phases)
+        calls = again = 0
+        for tally in log.tallies():
+            if tally.step == log.steps - 1:
+                calls += tally.number if tally.call.phase == "forward" else 0
+                again += tally.number if tally.call.recomputed else 0
+        seconds = forward_seconds(host, calls, again, log.count_module_calls(), trains)
+        self._of = {"forward": seconds.forward, "recompute": seconds.again, "backward": host.backward_seconds}
         self._notice = round(host.synchronize_seconds * PICOSECONDS)
 
     def picoseconds(self, call: OpCall, kernels: int) -> int:
         """The host's time for a call that launches ``kernels``."""
         host = self.host
-        if call.phase == "forward" or call.recomputed:
-            seconds = self._forward
-        else:
-            seconds = host.backward_seconds if call.phase == "backward" else host.update_seconds
-        seconds += kernels * host.launch_seconds
+        seconds = self._of.get("recompute" if call.recomputed else call.phase, host.update_seconds)
+        seconds += kernels * host.launch_seconds + count_convolutions(call.signature) * host.library_seconds
         if takes_lists(call.signature):
             seconds += len(call.signature.inputs) * host.list_tensor_seconds
         return round(seconds * PICOSECONDS)
@@ -50,6 +48,32 @@ class HostTime:
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""
         return self._notice if waits_for_device(call.signature) else None
+
+
+class ForwardSeconds(NamedTuple):
+    """What the host takes for an operator that the model's code calls, the first time and when it runs again."""
+
+    forward: float
+    again: float
+
+
+def forward_seconds(host: HostSpec, calls: int, again: int, module_calls: int, trains: bool) -> ForwardSeconds:
+    """The pace of the model's code, which makes ``calls`` of operators, and ``again`` of recomputation, in so many
+    calls of modules.
+    """
+    base = host.forward_seconds + (host.gradient_seconds if trains else 0.0)
+    base += host.module_seconds * module_calls / max(1, calls + again)
+    return ForwardSeconds(base + host.checkpoint_seconds * again / max(1, calls), base + host.checkpoint_seconds)
+
+
+@functools.lru_cache(maxsize=4096)
+def count_convolutions(signature: Signature) -> int:
+    """How many convolutions an operator runs: its backward one for each gradient that is asked for."""
+    name = signature.op.__name__
+    if "convolution" not in name:
+        return 0
+    masks = [a for a in signature.args if isinstance(a, (list, tuple)) and len(a) == 3 and isinstance(a[0], bool)]
+    return sum(masks[-1][:2]) if "backward" in name and masks else 1
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,10 +4,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from analyzer.hardware import find_device
-from analyzer.hardware.host_spec import HostSpec, host_of
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.host_spec import HostSpec
 from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.host_time import HostTime, takes_lists
+from analyzer.profilers.host_time import count_convolutions, forward_seconds, takes_lists, waits_for_device
 from analyzer.profilers.kernel_time.call import kernel_time
 from analyzer.record.log import Log
 from benchmarks.measured_step import MeasuredStep
@@ -18,6 +18,7 @@ class TracedCall(NamedTuple):
 
     pace: str
     kernels: int
+    convolutions: int
     tensors: int  #: in lists
     seconds: float
     waits: bool
@@ -34,15 +35,16 @@ class StepTrace:
 
     def wall_seconds(self, host: HostSpec) -> dict[str, float]:
         """Wall seconds of each phase at a host's pace, as `analyzer.profilers.latency` has them."""
-        forward = host.forward_seconds + (host.gradient_seconds if self.trains else 0.0)
-        forward += host.module_seconds * self.module_calls / max(1, len(self.phases["forward"]))
-        paces = {"forward": forward, "backward": host.backward_seconds, "update": host.update_seconds}
+        again = sum(call.pace == "recompute" for calls in self.phases.values() for call in calls)
+        model = forward_seconds(host, len(self.phases["forward"]), again, self.module_calls, self.trains)
+        paces = {"forward": model.forward, "recompute": model.again, "backward": host.backward_seconds}
         clock = device = 0.0
         found = {}
         for phase, calls in self.phases.items():
             start = max(clock, device)
-            for pace, kernels, tensors, seconds, waits in calls:
-                clock += paces[pace] + kernels * host.launch_seconds + tensors * host.list_tensor_seconds
+            for pace, kernels, convolutions, tensors, seconds, waits in calls:
+                clock += paces.get(pace, host.update_seconds) + kernels * host.launch_seconds
+                clock += convolutions * host.library_seconds + tensors * host.list_tensor_seconds
                 if kernels:
                     device = max(clock, device) + seconds + kernels * host.gap_seconds
                 if waits:
@@ -51,24 +53,23 @@ class StepTrace:
         return found
 
 
-def trace(step: MeasuredStep) -> StepTrace:
-    """Profile a measured step and keep what its host does."""
+def trace(step: MeasuredStep, device: DeviceSpec | None = None) -> StepTrace:
+    """Profile a measured step and keep what its host does; ``device`` stands for the step's own."""
     traces: list[StepTrace] = []
+    device = device or find_device(step.device)
 
     def keep(log: Log) -> Annotation:
-        device = find_device(step.device)
-        host = HostTime(host_of(device), log)
         phases: dict[str, list[TracedCall]] = {}
         for call in log.calls:
             if call.step != log.steps - 1:
                 continue
             kernel = kernel_time(call, device)
             assert kernel is not None
-            pace = "forward" if call.phase == "forward" or call.recomputed else (
-                "backward" if call.phase == "backward" else "update")
+            pace = "recompute" if call.recomputed else call.phase
             tensors = len(call.signature.inputs) if takes_lists(call.signature) else 0
             phases.setdefault(call.phase, []).append(
-                TracedCall(pace, kernel.kernels, tensors, kernel.seconds, host.notice(call) is not None))
+                TracedCall(pace, kernel.kernels, count_convolutions(call.signature), tensors,
+                           kernel.seconds, waits_for_device(call.signature)))
         traces.append(StepTrace(step, phases, log.count_module_calls(), "backward" in phases))
         return Annotation()
 

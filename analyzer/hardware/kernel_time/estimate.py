@@ -18,9 +18,9 @@ class KernelTime:
     - ``bound``: one of `BOUNDS`.
     - ``kernels``: how many kernels are launched.
 
-    >>> time = KernelTime(8e-6, 0.25, "memory")
+    >>> time = KernelTime(0.5, 0.25, "memory")
     >>> time.low, time.high
-    (6.4e-06, 1e-05)
+    (0.4, 0.625)
     """
 
     seconds: float
@@ -45,8 +45,8 @@ NO_TIME = KernelTime(0.0, 0.0, "memory", 0)
 def join(times: Iterable[KernelTime]) -> KernelTime:
     """Kernels that one operator runs one after the other: bound by what most of their time is, errors independent.
 
-    >>> join([KernelTime(3e-6, 0.1, "memory"), KernelTime(1e-6, 0.1, "latency")])
-    KernelTime(seconds=4e-06, spread=0.07905694150420949, bound='memory', kernels=2)
+    >>> join([KernelTime(3.0, 0.5, "memory"), KernelTime(1.0, 2.0, "latency")])
+    KernelTime(seconds=4.0, spread=0.625, bound='memory', kernels=2)
     """
     parts = [time for time in times if time.kernels]
     if len(parts) < 2:
