@@ -33,6 +33,8 @@ from benchmarks.cases import Case, build, measured_cases, read_truth
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 LEFT_OUT = "## One model left out"  # the section that `benchmarks.accuracy_leave_one_out` writes
 PUBLISHED = "## Figures that others published"  # that of `benchmarks.accuracy_published`, before it
+TIME = "## Predicted time\n"
+END = "\0"  # of the page
 EVERY_CASE = "## Every case"
 NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
 KNOWN_CASES = """## What these figures are of
@@ -234,7 +236,8 @@ zero_grad, of the first and of a steady-state step; "reserved" is what it took f
 Worst held is the figure among the ends of phases that is furthest off.
 
 {case_table(results)}
-"""
+
+{read_section(TIME, END)}"""
 
 
 def read_section(title: str, following: str) -> str:

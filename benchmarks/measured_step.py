@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, Profile, profile
+from analyzer.hardware import DeviceSpec
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks.cases import TRUTH, build, measured_cases, read_truth
 
@@ -26,7 +27,7 @@ class MeasuredStep:
 
     id: str
     model: str
-    device: str
+    device: str | DeviceSpec
     seconds: float
     kernel_seconds: float | None
     phases: Mapping[str, float]

@@ -215,6 +215,13 @@ def left_out_models(steps: Sequence[Row]) -> list[tuple[Row, float]]:
     return predicted
 
 
+def constants_without(model: str) -> Constants:
+    """The constants of tensor cores fitted without a model of ``latency.json``, as
+    ``DeviceSpec.calibration["convolution"]`` takes them: what a judgement of that model's steps may know.
+    """
+    return fit_tensor([row for row in read_step_rows() if row.group != model])
+
+
 def format_steps(predicted: Sequence[tuple[Row, float]]) -> str:
     """A line for each measured step and direction: its convolutions' sum, measured and predicted, and their median."""
     parts: dict[tuple[str, str, int, str], list[tuple[Row, float]]] = {}
