@@ -22,14 +22,15 @@ from typing import NamedTuple
 import tabulate
 import torch
 
-from analyzer import Profile
+from analyzer import Profile, ProfileOptions
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import call_traffic
 from analyzer.record.log import Log
-from benchmarks.accuracy_memory import DOCUMENT, TIME, read_truth
+from benchmarks.accuracy_memory import DOCUMENT, TIME
 from benchmarks.calibration import attention, collective, convolution, host, matmul, memory_bound
+from benchmarks.cases import read_truth
 from benchmarks.measured_step import MeasuredStep, h200_steps, neusight_steps
 
 BARS = {("matrix product", "fold"): 0.09, ("attention", "fold"): 0.12, ("collective", "fold"): 0.12,
@@ -139,8 +140,8 @@ def roofline_of(log: Log, device: DeviceSpec) -> float | None:
             signature = tally.call.signature
             count, nbytes = count_call(signature), sum(call_traffic(tally.call, tally.storages))
             kinds = [spec.dtype for spec in (*signature.outputs, *signature.inputs) if spec.dtype.is_floating_point]
-            seconds = roofline_seconds(count.flops if count else 0, nbytes, kinds[0] if kinds else torch.float32, device,
-                                       uses_tensor_cores=bool(count and count.macs),
+            seconds = roofline_seconds(count.flops if count else 0, nbytes, kinds[0] if kinds else torch.float32,
+                                       device, uses_tensor_cores=bool(count and count.macs),
                                        allow_tf32="convolution" in signature.op.__name__)
             if seconds is None:
                 return None
@@ -168,9 +169,9 @@ def judge_step(step: MeasuredStep, device: DeviceSpec | None = None) -> StepResu
         profilers={"roofline": keep_roofline})
     assert p.step_seconds is not None and p.kernel_seconds is not None and p.step_seconds_range is not None
     low, high = p.step_seconds_range
-    wall = Judged("step", step.device, step.model, step.seconds, p.step_seconds, low, high, rooflines[-1])
+    wall = Judged("step", str(step.device), step.model, step.seconds, p.step_seconds, low, high, rooflines[-1])
     kernels = None if step.kernel_seconds is None else Judged(
-        "kernels", step.device, step.model, step.kernel_seconds, p.kernel_seconds, p.kernel_seconds, p.kernel_seconds,
+        "kernels", str(step.device), step.model, step.kernel_seconds, p.kernel_seconds, p.kernel_seconds, p.kernel_seconds,
         rooflines[-1])
     return StepResult(step, wall, kernels)
 
@@ -226,17 +227,19 @@ def step_tables() -> str:
               milliseconds(result.kernels and result.kernels.measured),
               milliseconds(result.kernels and result.kernels.predicted), milliseconds(result.wall.roofline)]
              for result in (*h200, *neusight)]
+    ranks = [f"{rank_correlation([result.wall for result in results]):.3f}" for results in (h200, neusight)]
+    others = ["predictor", "steps", "median error", "nine in ten", "ours: median", "nine in ten"]
+    columns = ["step", "measured", "predicted", "error", "range", "kernels measured", "predicted", "roofline"]
     return f"""{print_table(rows, ["steps", "bars", *ERRORS], 2)}
 
-Rank correlation (Spearman) between measured and predicted steps: H200 {rank_correlation([r.wall for r in h200]):.3f}, A100 and V100
-{rank_correlation([r.wall for r in neusight]):.3f}. What others predicted of the steps on A100 and V100 (as NeuSight's authors published it), and this
-project on the same ones:
+Rank correlation (Spearman) between measured and predicted steps: {ranks[0]} on the H200, {ranks[1]} on A100 and V100.
+What others predicted of the steps on A100 and V100 (as NeuSight's authors published it), and this project on the same:
 
-{print_table(other_predictors(neusight), ["predictor", "steps", "median error", "nine in ten", "ours: median", "nine in ten"])}
+{print_table(other_predictors(neusight), others)}
 
 Every step, in ms:
 
-{print_table(every, ["step", "measured", "predicted", "error", "range", "kernels measured", "predicted", "roofline"])}"""
+{print_table(every, columns)}"""
 
 
 def compiled_table() -> str:
@@ -244,8 +247,8 @@ def compiled_table() -> str:
     eager = {step.id: step for step in neusight_steps()}
     rows = []
     for step in neusight_steps("fusion"):
-        p = step.profile(fused="default")
-        assert p.fused is not None and p.fused.step_seconds is not None and p.step_seconds is not None
+        p = step.profile(options=ProfileOptions(fused="default"))
+        assert p.fused is not None and p.fused.step_seconds and p.step_seconds is not None
         beside = eager[step.id.replace("-fusion", "")]
         rows.append([step.id, milliseconds(step.seconds), milliseconds(p.fused.step_seconds),
                      f"{100 * (p.fused.step_seconds / step.seconds - 1):+.1f} %",
@@ -262,9 +265,11 @@ PARTS: Mapping[str, tuple[str, object]] = {
 
 def section(seconds: float, parts: Mapping[str, str]) -> str:
     truth = read_truth("latency")
+    versions = f"on {datetime.date.today()} with PyTorch {torch.__version__}"
     return f"""{TIME}
-Measured on {truth["device"]["name"]} (PyTorch {truth["torch"]}) and by the sources that `benchmarks/truth/kernels/README.md`
-names; predicted on {datetime.date.today()} with PyTorch {torch.__version__} on a machine without a GPU, in {seconds:.0f} seconds, by
+Measured on one {truth["device"]["name"]} (PyTorch {truth["torch"]}) and by the sources that
+`benchmarks/truth/kernels/README.md` names; predicted {versions} on a machine without a GPU,
+in {seconds:.0f} seconds, by
 
     python -m benchmarks.accuracy_latency
 

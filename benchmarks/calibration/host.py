@@ -37,7 +37,7 @@ NAMES = tuple(START)
 
 def make_host(values: Sequence[float], spread: float = 0.0) -> HostSpec:
     """The host of fitted values, which are multiples of `START`."""
-    found = {name: START[name] * value for name, value in zip(NAMES, values)}
+    found = {name: START[name] * float(value) for name, value in zip(NAMES, values)}
     return HostSpec(**found, synchronize_seconds=found["launch_seconds"], spread=spread)
 
 
