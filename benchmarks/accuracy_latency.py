@@ -153,6 +153,7 @@ def h200_without(model: str) -> DeviceSpec:
     """The H200 with constants that no step of a model helped to fit."""
     pace = dataclasses.asdict(host.hosts_without()[model]) | {"spread": host.find_spread()}
     return dataclasses.replace(find_device("h200"), calibration={
+        "matmul": matmul.constants_without(model),
         "attention": attention.constants_without(model), "memory_bound": memory_bound.constants_without(model),
         "convolution": convolution.constants_without(model), "host": pace})
 
@@ -171,8 +172,8 @@ def judge_step(step: MeasuredStep, device: DeviceSpec | None = None) -> StepResu
     low, high = p.step_seconds_range
     wall = Judged("step", str(step.device), step.model, step.seconds, p.step_seconds, low, high, rooflines[-1])
     kernels = None if step.kernel_seconds is None else Judged(
-        "kernels", str(step.device), step.model, step.kernel_seconds, p.kernel_seconds, p.kernel_seconds, p.kernel_seconds,
-        rooflines[-1])
+        "kernels", str(step.device), step.model, step.kernel_seconds, p.kernel_seconds, p.kernel_seconds,
+        p.kernel_seconds, rooflines[-1])
     return StepResult(step, wall, kernels)
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import analyzer.hardware.kernel_time
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
+from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.hardware.kernel_time.estimate import BOUNDS
 from analyzer.hardware.kernel_time.matmul import KINDS, ProductMachine
 
@@ -116,12 +117,23 @@ def fit(cases: list[Case], prior: Values, clocks: Mapping[str, Values], sweeps: 
     return search(lambda values: mean_error(cases, kind, values, clocks), {**_CLOCKS, **prior}, prior, names, sweeps)
 
 
-def fit_unaligned(values: Values) -> tuple[float, float]:
-    """``element_clocks`` on tensor cores, with the other constants of an H200, and the spread of what they give."""
-    cases = list(unaligned_cases())
+def fit_unaligned(values: Values, without: str = "") -> tuple[float, float]:
+    """``element_clocks`` on tensor cores, with the other constants of an H200, and the spread of what they give;
+    ``without`` a model of ``latency.json``.
+    """
+    cases = list(unaligned_cases(without))
     found = search(lambda trial: mean_error(cases, "half", trial, {}), values, {}, ["element_clocks"], 12)
     errors = sorted(mean_error([case], "half", found, {}) for case in cases)
     return found["element_clocks"], math.exp(errors[int(0.9 * len(errors))]) - 1
+
+
+def constants_without(model: str) -> Values:
+    """What a judgement of a model's steps in ``latency.json`` may know, as ``DeviceSpec.calibration["matmul"]`` takes
+    it: the rest is not fitted to that file.
+    """
+    values = {name.removeprefix("half."): value for name, value in
+              find_constants("matmul", find_device("h200")).items() if name.startswith("half.")}
+    return {"half.element_clocks": fit_unaligned({**_CLOCKS, **values}, model)[0]}
 
 
 Unit = tuple[str, str]  # a kind of arithmetic and a device

@@ -103,10 +103,12 @@ def _layer_cases() -> Iterator[Case]:
                        int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
 
 
-def unaligned_cases() -> Iterator[Case]:
-    """Products of steps on an H200 with rows that are not whole 16 bytes: those of two vocabularies."""
+def unaligned_cases(without: str = "") -> Iterator[Case]:
+    """Products of steps on an H200 with rows that are not whole 16 bytes: those of two vocabularies; ``without`` a
+    model.
+    """
     for step in json.loads((TRUTH.parent / "latency.json").read_text())["cases"]:
-        for op in step["ops"]:
+        for op in step["ops"] if step["id"].partition("-")[0] != without else ():
             if "bf16" not in step["id"] or op["op"] not in ("aten::mm", "aten::addmm"):
                 continue
             (m, k), (_, n) = json.loads(op["shapes"])[op["op"] == "aten::addmm":][:2]
