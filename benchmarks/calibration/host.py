@@ -6,8 +6,7 @@ Data: wall times by phase of the 24 steps of ``benchmarks/truth/latency.json`` (
 median of seven, CUDA events). The kernels' times are those that the models predict, so that what is fitted is what a
 prediction adds to them. Loss: mean of |log(predicted / measured)| of whole steps, and half of that of their phases;
 Nelder-Mead from round numbers. ``synchronize_seconds`` is no part of the data (no step waits): one launch. Cross
-validation leaves out all steps of a model at a time; ``spread`` is what nine in ten of the left out steps' waiting stay
-within.
+validation leaves out all steps of a model at a time; `find_spread` says how ``spread`` follows from it.
 """
 from __future__ import annotations
 
@@ -87,14 +86,16 @@ def left_out_walls() -> list[tuple[StepTrace, float]]:
 
 
 def find_spread() -> float:
-    """Nine in ten of the left out steps' waits, measured less predicted kernels, are within 1 + this of predicted."""
-    ratios = []
+    """The least part of the predicted waits that has to be added or taken away, so that nine in ten of the left out
+    steps are met.
+    """
+    needed = []
     for traced, wall in left_out_walls():
         kernels = sum(call.seconds for phase in traced.step.phases for call in traced.phases[phase])
-        waited, predicted = traced.step.seconds - kernels, wall - kernels
-        if min(waited, predicted) > 0.1 * traced.step.seconds:  # of others the kernels' errors say more
-            ratios.append(max(waited / predicted, predicted / waited) - 1)
-    return sorted(ratios)[math.ceil(0.9 * len(ratios)) - 1]
+        ratio = max(wall / traced.step.seconds, traced.step.seconds / wall)
+        waits = (wall - kernels) / wall
+        needed.append((ratio - 1) / waits if waits > 0.1 else 0.0)  # of others the kernels' errors say more
+    return sorted(needed)[math.ceil(0.9 * len(needed)) - 1]
 
 
 def main() -> None:
