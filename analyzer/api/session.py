@@ -16,6 +16,7 @@ from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.cpu_measurement import describe_measurement, measured_cpu
 from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -73,6 +74,9 @@ class Session:
         options = options or ProfileOptions()
         check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
         self.spec = None if device is None else find_device(device)
+        if self.spec is not None and self.spec == find_device("cpu"):  # its figures are those of the host at hand
+            self.spec = measured_cpu()
+            remarks = (*remarks, *([describe_measurement(self.spec)] if self.spec.memory_bandwidth else []))
         self.optimizer = _check_made(find_optimizer(optimizer))
         self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 
+from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.recorder import COLLECTIVE_NAMESPACES
@@ -17,7 +18,12 @@ _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_sc
 
 def collective_of(call: OpCall) -> str | None:
     """The kind of collective that a call is, or None."""
-    op = call.signature.op
+    return kind_of_collective(call.signature)
+
+
+def kind_of_collective(signature: Signature) -> str | None:
+    """The kind of collective that calls of a signature are, or None."""
+    op = signature.op
     if getattr(op, "namespace", None) not in COLLECTIVE_NAMESPACES:
         return None
     name = op._schema.name.partition("::")[2]
@@ -29,7 +35,11 @@ def collective_of(call: OpCall) -> str | None:
 
 def message_bytes(call: OpCall) -> int:
     """The whole message: an all-gather's gathered output, a reduce-scatter's whole input, else the tensors given."""
-    signature = call.signature
+    return message_bytes_of(call.signature)
+
+
+def message_bytes_of(signature: Signature) -> int:
+    """The whole message of any call of a signature."""
     if signature.op._schema.name.startswith("c10d::"):  # inputs and outputs are both arguments: a sum would count both
         return max(map(_nbytes, signature.args), default=0)
     return max(sum(s.nbytes for s in signature.inputs), sum(s.nbytes for s in signature.outputs))

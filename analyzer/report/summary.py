@@ -1,14 +1,16 @@
 """The totals of a profile as text."""
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from analyzer.results.info import OutOfMemoryInfo
+from analyzer.results.info import BOUNDS, OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
+from .bound import find_remedy, list_bounds
 from .column import Column, escape_controls, format_quantity, print_rows
 from .fits import find_least_need
 from .fused import list_fused_times, title_fused
@@ -72,6 +74,9 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
                                      (times[-1][0], format_quantity(times[-1][1], "seconds"))])
     if seconds:
         yield f"Time ({describe_seconds(p)})", seconds
+    if bounds := list(list_bounds(p)):
+        remedy = textwrap.fill(f"Most: {find_remedy(p)}", 110)
+        yield "What bounds it", print_rows(("", *BOUNDS), bounds) + f"\n\n{remedy}"
     if rates := list(list_rates(p)):
         yield "Speed", print_rows(("", "Rate"), rates)
     if p.fused is not None:

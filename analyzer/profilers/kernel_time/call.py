@@ -6,12 +6,19 @@ from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.signature import Signature
 from analyzer.profilers.traffic import plan_of
 from analyzer.record.op_call import OpCall
+from analyzer.record.recorder import COLLECTIVE_NAMESPACES
 
+from .collective import communication_time
 from .default import default_time
 from .precision import convolutions_use_tf32, products_use_tf32
 from .registry import find_rule, register_time_impl
 
 MEMO_KEY = "kernel_time"
+
+
+def communicates(signature: Signature) -> bool:
+    """Whether an operator is one of torch.distributed."""
+    return getattr(signature.op, "namespace", None) in COLLECTIVE_NAMESPACES
 
 
 def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -24,9 +31,10 @@ def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, 
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] is device and memo[1] == state:
         return memo[2]  # type: ignore[no-any-return]
-    rule = find_rule(signature.op)
+    rule = communication_time if communicates(signature) else find_rule(signature.op)
     time = None if rule is None else rule(signature, device)
-    if rule is None or time is None and device.kind != "cuda":  # many rules know CUDA's kernels alone
+    knows_cuda_alone = rule is not None and rule is not communication_time and device.kind != "cuda"
+    if rule is None or time is None and knows_cuda_alone:
         time = default_time(signature, device)
     signature.memo[MEMO_KEY] = device, state, time
     return time
@@ -39,4 +47,5 @@ def is_view(call: OpCall) -> bool:
 
 def kernel_time(call: OpCall, device: DeviceSpec) -> KernelTime | None:
     """The time of a call's kernels on ``device``; of none for a view, None where it is not known."""
-    return NO_TIME if is_view(call) else signature_time(call.signature, device)
+    signature = call.signature
+    return NO_TIME if is_view(call) and not communicates(signature) else signature_time(signature, device)

@@ -1,0 +1,37 @@
+"""How many ranks a collective has, from what it was called with. The only file that unpacks torch's process groups."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from analyzer.meta.signature import Signature
+
+
+def count_ranks(signature: Signature) -> int | None:
+    """The size of the group of a collective: an argument that says so, the group that it names or is given; None where
+    there is none any more.
+    """
+    schema = signature.op._schema
+    given = {argument.name: value for argument, value in zip(schema.arguments, signature.args)} | signature.kwargs
+    size = given.get("group_size")
+    if isinstance(size, int):
+        return size
+    if not dist.is_available():
+        return None
+    try:
+        group = _find_group(given)
+    except (RuntimeError, TypeError, ValueError):  # a group that was destroyed meanwhile
+        return None
+    return None if group is None else int(group.size())
+
+
+def _find_group(given: dict[str, Any]) -> Any:
+    name = given.get("group_name")
+    if isinstance(name, str):
+        return torch._C._distributed_c10d._resolve_process_group(name)
+    for value in given.values():
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value)
+    return None

@@ -1,0 +1,48 @@
+"""What bounds a step, and what would help."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzer.results.info import BOUNDS, PhaseInfo
+from analyzer.results.profile import Profile
+from analyzer.units import format_percent, format_seconds
+
+#: What each part of a step's time is, and what makes it less.
+REMEDIES = {
+    "launch": "the device waits for the host: larger batches, torch.compile or CUDA graphs (--fused --cuda-graphs "
+              "tells how much), fused optimizers, fewer small operators",
+    "arithmetic": "kernels at the rate of their units: narrower formats (bfloat16, TF32, FP8), less recomputation, a "
+                  "device with more of them",
+    "memory": "kernels at the rate of memory: fused kernels (--fused), narrower formats, fused attention and "
+              "optimizers, a device with more bandwidth",
+    "latency": "kernels too small to fill the device: larger batches, fused kernels",
+    "communication": "collectives: fewer bytes, groups within a host, overlap with kernels"}
+
+
+def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """A row for each phase: the seconds of each of `BOUNDS`, and their share of the phase's; none where unknown."""
+    for name, phase in profile.phases.items():
+        if phase.launch_seconds is not None and phase.seconds:
+            yield name, *(_describe(phase, bound) for bound in BOUNDS)
+
+
+def _describe(phase: PhaseInfo, bound: str) -> str:
+    seconds = getattr(phase, f"{bound}_seconds")
+    if not seconds:
+        return "-"
+    parts = sum(getattr(phase, f"{other}_seconds") or 0.0 for other in BOUNDS)
+    return f"{format_seconds(seconds)} {format_percent(seconds / parts)}"
+
+
+def find_remedy(profile: Profile) -> str | None:
+    """What would help most: what is said of the longest part of the whole step; None where it is not known.
+
+    >>> p = Profile(name="demo", mode="infer", phases={"forward": PhaseInfo(launch_seconds=3e-3, memory_seconds=1e-3)})
+    >>> find_remedy(p).partition(":")[0]
+    'launch, 75.0 %'
+    """
+    parts = {bound: sum(getattr(phase, f"{bound}_seconds") or 0.0 for phase in profile.phases.values())
+             for bound in BOUNDS}
+    total = sum(parts.values())
+    longest = max(BOUNDS, key=lambda bound: parts[bound])
+    return f"{longest}, {format_percent(parts[longest] / total)}: {REMEDIES[longest]}" if total else None
