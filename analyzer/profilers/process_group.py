@@ -30,7 +30,8 @@ def count_ranks(signature: Signature) -> int | None:
 def _find_group(given: dict[str, Any]) -> Any:
     name = given.get("group_name")
     if isinstance(name, str):
-        return torch._C._distributed_c10d._resolve_process_group(name)
+        resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
+        return resolve(name)
     for value in given.values():
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
             return dist.ProcessGroup.unbox(value)
