@@ -22,6 +22,7 @@ with rare_collections():
     from analyzer.meta.shape_registry import register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
+    from analyzer.profilers.kernel_time.registry import register_time_impl
     from analyzer.results.advice import Advice
     from analyzer.results.fit_table import FitTable
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
@@ -41,8 +42,8 @@ __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", 
            "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "dry_run",
            "fits", "max_batch_size", "max_sequence_length", "profile", "profile_generate", "register_exporter",
            "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl",
-           "register_non_leaf_module", "register_report", "register_shape_impl", "register_tracer_impl", "reprofile",
-           "run_passes", "symbolic_profile", "symbolic_trace"]
+           "register_non_leaf_module", "register_report", "register_shape_impl", "register_time_impl",
+           "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile", "symbolic_trace"]
 
 # what few need
 __getattr__ = find_later(__name__, {
