@@ -158,7 +158,7 @@ class _Timer:
 
     def _fill_rows(self, out: Annotation) -> None:
         log = self.log
-        out.start_rows(log, dict.fromkeys(("fwd_seconds", "bwd_seconds", "recompute_seconds"), 0.0))
+        out.start_rows(log, dict.fromkeys(("fwd_seconds", "bwd_seconds", "recompute_seconds", "error_seconds"), 0.0))
         for i in range(len(log.modules)):
             out.modules[i].update(dict.fromkeys(BOUND_FIELDS, 0.0))
         spent: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of nodes, in picoseconds
@@ -169,11 +169,14 @@ class _Timer:
             work, kernel = self.time(call)
             before, clock = clock.device, clock.after(work)
             waited = clock.device - before - work.device
+            error = kernel.seconds * kernel.spread
             out.add(out.operators, operator_key(call), "seconds", kernel.seconds)
+            out.add(out.operators, operator_key(call), "error_seconds", error)
             way = WAYS.get(call.phase)
             if way is None:
                 continue
             out.add_where(call, f"{way}_seconds", kernel.seconds)
+            out.add_where(call, "error_seconds", error)
             if call.recomputed:
                 out.add_where(call, "recompute_seconds", kernel.seconds)
             out.add(out.modules, call.module, f"{kernel.bound}_seconds", kernel.seconds)

@@ -25,7 +25,8 @@ _COSTS = (*DEFAULT_COLUMNS, Column("trainable_params", "Trainable", "count"),
           Column("optimizer_seconds", "Optimizer time", "seconds"),
           Column("launch_seconds", "Wait for launch", "seconds"), Column("arithmetic_seconds", "Arithmetic", "seconds"),
           Column("memory_seconds", "Memory", "seconds"), Column("latency_seconds", "Latency", "seconds"),
-          Column("communication_seconds", "Communication", "seconds"))
+          Column("communication_seconds", "Communication", "seconds"),
+          Column("error_seconds", "Time error", "seconds"))
 SHARE = "_share"  # behind the field of a cost: its part of the whole model's
 _SHARES = tuple(Column(column.field + SHARE, f"{column.header} %", "text") for column in _COSTS)
 _FACTS = (Column("flops_per_second", "Fwd FLOPS", "count"), Column("calls", "Calls", "text"),

@@ -50,7 +50,19 @@ def find_bound(record: object) -> str | None:
     return longest if parts[longest] else None
 
 
-OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes")
+def find_range(seconds: float | None, error: float | None) -> tuple[float, float] | None:
+    """Low and high of predicted ``seconds`` that are up to ``error`` too high; None where either is unknown.
+
+    >>> find_range(4.0, 1.0), find_range(4.0, None)
+    ((3.2, 5.0), None)
+    """
+    if seconds is None or error is None:
+        return None
+    spread = error / seconds if seconds else 0.0
+    return seconds / (1 + spread), seconds * (1 + spread)
+
+
+OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes", "error_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,12 @@ class OperatorInfo:
     phase: str = "forward"
     read_bytes: int | None = None           #: each distinct element that a call needs, once
     written_bytes: int | None = None
+    error_seconds: float | None = None      #: how far off nine in ten measured times of its kernels are, at most
+
+    @property
+    def seconds_range(self) -> tuple[float, float] | None:
+        """Low and high of ``seconds``."""
+        return find_range(self.seconds, self.error_seconds)
 
     def __add__(self, other: OperatorInfo) -> OperatorInfo:
         """The calls of both together, quantity by quantity; unknown plus anything is unknown."""
@@ -123,11 +141,17 @@ class CostInfo:
     memory_seconds: float | None = None
     latency_seconds: float | None = None
     communication_seconds: float | None = None
+    error_seconds: float | None = None    #: how far off nine in ten measured times of its kernels are, at most
 
     @property
     def bound(self) -> str | None:
         """What most of the time is spent on, as `PhaseInfo.bound`."""
         return find_bound(self)
+
+    @property
+    def seconds_range(self) -> tuple[float, float] | None:
+        """Low and high of the seconds of its kernels, forward and backward."""
+        return find_range(add_quantities((self.fwd_seconds, self.bwd_seconds)), self.error_seconds)
 
     def __add__(self, other: CostInfo) -> CostInfo:
         """The sum, quantity by quantity; unknown plus anything is unknown."""

@@ -104,6 +104,8 @@ class NodeInfo(DeferredFields):
     recompute_seconds: float | None = None #: of what is run again in backward
     #: what most of its time is: "launch", "arithmetic", "memory", "latency" or "communication"
     bound: str | None = None
+    #: how far off nine in ten measured times of its kernels are, at most, forward and backward
+    error_seconds: float | None = None
     inputs: tuple[str, ...] = ()           #: names of the nodes it reads
     outputs: tuple[TensorInfo, ...] = ()
     aliases: tuple[str, ...] = ()          #: names of the nodes whose storage its output shares

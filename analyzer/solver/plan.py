@@ -209,7 +209,7 @@ class Plan:
                           fwd_flops else ""))
         if after is not None and before.seconds is not None and after.seconds is not None:
             lines.append(
-                f"time on {self.device} (roofline): {format_seconds(before.seconds)}, {format_seconds(after.seconds)} "
+                f"time on {self.device}, predicted: {format_seconds(before.seconds)}, {format_seconds(after.seconds)} "
                 "with the plan")
         if self.offloads:
             lines.append(

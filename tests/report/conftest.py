@@ -128,7 +128,8 @@ def mlp() -> Profile:
             arithmetic_seconds=fwd_seconds if fwd_seconds is None else fwd_seconds + bwd_seconds,
             memory_seconds=0.0,
             latency_seconds=0.0,
-            communication_seconds=0.0)
+            communication_seconds=0.0,
+            error_seconds=0.0)
 
     nothing = cost(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
