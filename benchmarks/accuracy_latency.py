@@ -117,6 +117,7 @@ def kernel_tables() -> str:
                 rows.append([family, said, percent(bar), *describe_errors(part)])
                 devices += [[family, said, device, *describe_errors([c for c in part if c.device == device])[:5]]
                             for device in dict.fromkeys(case.device for case in part)]
+        rows.append(["all", said, "", *describe_errors([case for case in cases if case.scheme == scheme])])
     return (f"{print_table(rows, ['family', 'predicted with its', 'bar', *ERRORS], 2)}\n\nBy device:\n\n"
             f"{print_table(devices, ['family', 'predicted with its', 'device', *ERRORS[:5]], 3)}")
 
