@@ -77,6 +77,9 @@ class Session:
         if self.spec is not None and self.spec == find_device("cpu"):  # its figures are those of the host at hand
             self.spec = measured_cpu()
             remarks = (*remarks, *([describe_measurement(self.spec)] if self.spec.memory_bandwidth else []))
+        if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):
+            remarks = (*remarks, f"kernels on {self.spec.name} are taken to be those of CUDA, their times to follow "
+                                 f"from its data sheet: nothing was measured on devices of {self.spec.vendor}")
         self.optimizer = _check_made(find_optimizer(optimizer))
         self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are
