@@ -100,8 +100,11 @@ class DeviceSpec:
     pcie_bandwidth: float | None = None
     launch_seconds: float | None = None
     aliases: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
-    calibration: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    calibration: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # whoever keeps something by device looks it up for each operator: figures are many
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

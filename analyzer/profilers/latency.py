@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.host_spec import host_of
 from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.record.call_table import CallKind, CallTable
 from analyzer.record.log import Log, PlacedPart
 from analyzer.record.op_call import OpCall
 
@@ -56,9 +56,6 @@ def make_latency_profiler(device: DeviceSpec) -> Callable[[Log], Annotation]:
     return profile_latency
 
 
-_END = math.inf, None  # behind the last of the calls
-
-
 class _Timer:
     """The clock of each step of a log."""
 
@@ -68,24 +65,35 @@ class _Timer:
         self.gap = self.host.host.gap_seconds
         self.is_host = device.kind == "cpu"
         self._alike: dict[tuple[object, str, bool, bool], _Timed] = {}
+        self._works: dict[CallKind, Work] = {}
         self._stretches: dict[tuple[int, int, int], Stretch] = {}
 
     def time(self, call: OpCall) -> _Timed:
         """What the host and the device do for a call. Raises _UnknownTimeError."""
-        kernel = kernel_time(call, self.device)
-        if kernel is None:
-            raise _UnknownTimeError
-        key = call.signature, call.phase, call.recomputed, not kernel.kernels
+        key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
         found = self._alike.get(key)
         if found is None:
+            kernel = kernel_time(call, self.device)
+            if kernel is None:
+                raise _UnknownTimeError
             host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
             notice = self.host.notice(call)
             device = round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
             work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
             # what rows and phases add up is whole picoseconds, too
-            kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
+            seconds = round(kernel.seconds * PICOSECONDS) / PICOSECONDS
+            kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
             found = self._alike[key] = _Timed(work, kernel)
         return found
+
+    def works(self, table: CallTable, places: Sequence[int]) -> Iterator[Work]:
+        """The work of each call at ``places``; one of each kind is made. Raises _UnknownTimeError."""
+        works = self._works
+        for kind, place in zip(table.kinds_at(places), places):
+            work = works.get(kind)
+            if work is None:
+                work = works[kind] = self.time(table[place]).work
+            yield work
 
     def run(self) -> Annotation:
         last = self.log.steps - 1
@@ -104,22 +112,20 @@ class _Timer:
         """Wall seconds of each phase of each step. A step begins on an idle device; a phase ends when the device has
         done what came before its end.
         """
-        phases = self.log.phases
+        phases, table = self.log.phases, self.log.call_slots
         sums: defaultdict[tuple[int, str], int] = defaultdict(int)
-        calls = self.log.in_order()
-        index, part = next(calls, _END)
-        clock, step = Clock(), -1
+        parts = deque(self.log.placed_parts())
+        clock, step, place = Clock(), -1, 0
         for i, record in enumerate(phases):
             if record.step != step:
                 clock, step = Clock(), record.step
             start = max(clock)
-            end = phases[i + 1].first_call if i + 1 < len(phases) else math.inf
-            while index < end and part is not None:
-                if isinstance(part, OpCall):
-                    clock = clock.after(self.time(part).work)
-                else:
-                    clock = self._stretch(part).end(clock)
-                index, part = next(calls, _END)
+            end = phases[i + 1].first_call if i + 1 < len(phases) else len(table)
+            while parts and parts[0].first_call < end:
+                part = parts.popleft()
+                clock = clock.after_all(self.works(table, table.written_places(place, part.first_call)))
+                clock, place = self._stretch(part).end(clock), part.first_call
+            clock, place = clock.after_all(self.works(table, table.written_places(place, end))), end
             sums[step, record.phase] += max(clock) - start
         return {key: picoseconds / PICOSECONDS for key, picoseconds in sums.items()}
 
@@ -127,10 +133,8 @@ class _Timer:
         key = id(part.segment), part.start, part.stop
         found = self._stretches.get(key)
         if found is None:
-            found = Stretch()
-            for call in part.segment.calls(part.start, part.stop, self.log):
-                found = found.then(self.time(call).work)
-            self._stretches[key] = found
+            places = part.segment.places(part.start, part.stop, self.log)
+            found = self._stretches[key] = Stretch().then_all(self.works(*places))
         return found
 
     def _sum_kernels(self) -> tuple[dict[tuple[int, str], Counter[str]], list[float]]:

@@ -4,6 +4,7 @@ Times are whole picoseconds, so that sums do not depend on the order in which pa
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 PICOSECONDS = 10**12  #: in a second
@@ -34,10 +35,17 @@ class Clock(NamedTuple):
         >>> Clock(host=10, device=50).after(Work(host=5, device=20, waits=True))
         Clock(host=70, device=70)
         """
-        host = self.host + work.host
-        device = (host if host > self.device else self.device) + work.device if work.device else self.device
-        if work.waits:
-            host = (host if host > device else device) + work.notice
+        return self.after_all((work,))
+
+    def after_all(self, works: Iterable[Work]) -> Clock:
+        """The clock after calls one after the other."""
+        host, device = self
+        for cost, kernels, waits, notice in works:
+            host += cost
+            if kernels:
+                device = (host if host > device else device) + kernels
+            if waits:
+                host = (host if host > device else device) + notice
         return Clock(host, device)
 
 
@@ -63,14 +71,18 @@ class Stretch(NamedTuple):
         >>> stretch.end(Clock(10, 50)), Clock(10, 50).after(Work(5, 20)).after(Work(5, 0)).after(Work(5, 1))
         (Clock(host=25, device=71), Clock(host=25, device=71))
         """
+        return self.then_all((work,))
+
+    def then_all(self, works: Iterable[Work]) -> Stretch:
+        """The stretch with more calls."""
         hh, hd, dh, dd = self
-        cost, device, waits, notice = work
-        hh += cost
-        hd += cost
-        if device:
-            dh, dd = (hh if hh > dh else dh) + device, (hd if hd > dd else dd) + device
-        if waits:
-            hh, hd = (hh if hh > dh else dh) + notice, (hd if hd > dd else dd) + notice
+        for cost, device, waits, notice in works:
+            hh += cost
+            hd += cost
+            if device:
+                dh, dd = (hh if hh > dh else dh) + device, (hd if hd > dd else dd) + device
+            if waits:
+                hh, hd = (hh if hh > dh else dh) + notice, (hd if hd > dd else dd) + notice
         return Stretch(hh, hd, dh, dd)
 
     def end(self, clock: Clock) -> Clock:

@@ -11,6 +11,10 @@ from analyzer.meta.signature import Signature
 from .numbering import Numbering
 from .op_call import OpCall
 
+CallKind = tuple[Signature | None, tuple[int, str, bool], bool]
+"""What decides the time of a call: its signature; step, phase and whether it is a recomputation; whether all that it
+gives lies in storages that it was given."""
+
 
 class CallTable(Sequence[OpCall]):
     """A list of `OpCall`, each of which is made when it is read.
@@ -113,9 +117,21 @@ class CallTable(Sequence[OpCall]):
         """The calls, passing quickly over places that were left."""
         return map(self.__getitem__, compress(range(len(self)), self.signatures))
 
-    def written_with_places(self) -> Iterator[tuple[int, OpCall]]:
-        """The same, each with its index."""
-        return zip(compress(range(len(self)), self.signatures), self.written())
+    def written_places(self, start: int, stop: int) -> list[int]:
+        """Where calls are written, of the places from ``start`` to ``stop``."""
+        return list(compress(range(start, stop), self.signatures[start:stop]))
+
+    def kinds_at(self, places: Iterable[int]) -> Iterator[CallKind]:
+        """The kind of the call at each of ``places``, for which no call is made."""
+        signatures, kinds, numbers = self.signatures, self._numbering.keys_at, self._numbers
+        for place in places:
+            start = self._starts[place]
+            middle = start + self._inputs[place]
+            stop = middle + self._outputs[place]
+            stays = stop > middle and numbers[middle] in numbers[start:middle]
+            if stays and stop > middle + 1:
+                stays = set(numbers[middle:stop]) <= set(numbers[start:middle])
+            yield signatures[place], kinds[self._kinds[place]], stays
 
     def to_list(self) -> list[OpCall]:
         """All calls, made at once: faster than one by one."""

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from .allocator_event_table import AllocatorEvent, AllocatorEventTable
@@ -313,12 +312,10 @@ class Log:
             *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
               for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())]
 
-    def in_order(self) -> Iterator[tuple[int, PlacedPart | OpCall]]:
-        """All calls in order with their index, those that were replayed as the parts that they repeat, with the index
-        of their first; no replay is written out.
-        """
-        parts = [(part.first_call, part) for pending in self.pending for part in pending.placed_parts()]
-        return heapq.merge(sorted(parts, key=itemgetter(0)), self.call_slots.written_with_places(), key=itemgetter(0))
+    def placed_parts(self) -> list[PlacedPart]:
+        """The calls that are replayed and not written out, in order: they stand between those of `call_slots`."""
+        return sorted((part for pending in self.pending for part in pending.placed_parts()),
+                      key=attrgetter("first_call"))
 
     def count_module_calls(self) -> int:
         """How many calls of modules a forward pass makes; no replay is written out."""

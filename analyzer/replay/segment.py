@@ -16,6 +16,7 @@ import torch
 
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from analyzer.memory.allocator_replay import Instruction, Opcode, Placements, hold
+from analyzer.record.call_table import CallTable
 from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, Pending, PlacedPart, kind_of
 from analyzer.record.op_call import OpCall
@@ -143,10 +144,10 @@ class Segment:
             found = self._tallies[start, stop] = [(call, count) for call, count in alike.values()]
         return [(call, log.storage_table, count) for call, count in found]
 
-    def calls(self, start: int, stop: int, into: Log) -> Iterator[OpCall]:
-        """The calls among the events from ``start`` to ``stop``, in order."""
-        slots = (into if self.log is None else self.log).call_slots
-        return (slots[what] for kind, what in self.events[start:stop] if kind == CALLED)
+    def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
+        """The table with the calls among the events from ``start`` to ``stop``, and where they are in it."""
+        table = (into if self.log is None else self.log).call_slots
+        return table, [what for kind, what in self.events[start:stop] if kind == CALLED]
 
     @property
     def births(self) -> int:
