@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware import find_device
@@ -12,6 +13,7 @@ from analyzer.units import UNKNOWN, format_seconds
 
 from .column import print_rows
 
+WIDTH = 112  #: of the lines below the table, which are indented where they stand in a report
 PERFECT = "every step takes as long as this one: no evaluation, checkpoints, failures or waiting for data"
 
 
@@ -135,7 +137,8 @@ def describe_cost(cost: RunCost) -> str:
     for name, value, ends in amounts:
         rows.append([name, _format(value), *(map(_format, ends or (None, None)) if ranged else ())])
     table = print_rows(("", "Estimate", *(("Low", "High") if ranged else ())), rows)
-    return "\n".join([table, *(f"- {line}" for line in cost.assumptions)])
+    assumptions = [textwrap.fill(f"- {line}", WIDTH, subsequent_indent="  ") for line in cost.assumptions]
+    return "\n".join([table, *assumptions])
 
 
 def _format(value: float | None) -> str:
