@@ -4,6 +4,8 @@ those in functions and under `TYPE_CHECKING` too.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +60,19 @@ def test_no_file_is_in_a_circle() -> None:
 
 def test_every_room_has_a_place_in_the_order() -> None:
     assert {room_of(name) for name in FILES} <= set(RANK)
+
+
+_READS = """
+import sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+import analyzer
+print([path for path in opened if "fitted" in path])
+late = "analyzer.profilers.kernel_time.matmul", "analyzer.profilers.fus"
+print([name for name in sys.modules if name.startswith(late)])
+"""
+
+
+def test_the_package_comes_without_rules_for_time_and_their_constants() -> None:
+    done = subprocess.run([sys.executable, "-c", _READS], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]

@@ -27,7 +27,6 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import profile_flops
-from analyzer.profilers.fused_step import make_fused_profiler
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
@@ -245,6 +244,8 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | N
         if device.kind != "cuda":
             raise InputError(f"fused={fused!r}: what torch.compile does is predicted of CUDA devices alone, and "
                              f"{device.name!r} is none")
+        from analyzer.profilers.fused_step import make_fused_profiler  # `import analyzer` needs none
+
         found["fused"] = make_fused_profiler(device, fused)
     return {**found, **named}
 
