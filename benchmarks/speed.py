@@ -26,6 +26,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch  # noqa: E402
 
+from .latency_cost import measure_latency  # noqa: E402
 from .speed_ablation import measure_ablation  # noqa: E402
 from .speed_case import CASES, find_case, import_libraries  # noqa: E402
 from .speed_process import ROOT  # noqa: E402
@@ -56,6 +57,7 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "blocks": measure_blocks,
     "updates": measure_updates,
     "ablation": measure_ablation,
+    "latency": measure_latency,
     "memory": measure_memory,
     "llama": measure_llama,
     "import": measure_imports,

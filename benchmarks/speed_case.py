@@ -31,7 +31,9 @@ class SpeedCase:
         return (), {name: torch.zeros(self.tokens, dtype=torch.int64, device=device) for name in self.names}
 
 
-def _transformer(model: str, config: str, use_cache: bool = False, **settings: Any) -> Callable[[], nn.Module]:
+def transformer(model: str, config: str, use_cache: bool = False, **settings: Any) -> Callable[[], nn.Module]:
+    """What builds a model of transformers by the names of its classes, with the config's defaults but for ``settings``.
+    """
     def build() -> nn.Module:
         import transformers
 
@@ -56,9 +58,9 @@ def _vision(name: str) -> Callable[[], nn.Module]:
 def opt(layers: int, hidden: int = 1024, **settings: Any) -> Callable[[], nn.Module]:
     """An OPT of identical layers, 16 heads. Its default attention asks a mask for its values, which bare meta tensors
     do not have; the eager one does not."""
-    return _transformer("OPTForCausalLM", "OPTConfig", hidden_size=hidden, ffn_dim=4 * hidden, num_hidden_layers=layers,
-                        num_attention_heads=16, attn_implementation="eager",
-                        **{"word_embed_proj_dim": hidden, **settings})
+    return transformer("OPTForCausalLM", "OPTConfig", hidden_size=hidden, ffn_dim=4 * hidden, num_hidden_layers=layers,
+                       num_attention_heads=16, attn_implementation="eager",
+                       **{"word_embed_proj_dim": hidden, **settings})
 
 
 IMAGES, TOKENS = (8, 3, 224, 224), (8, 512)
@@ -66,29 +68,29 @@ IMAGES, TOKENS = (8, 3, 224, 224), (8, 512)
 CASES = [
     *(SpeedCase(name, _vision(name), images=IMAGES)
       for name in ("resnet50", "resnet152", "densenet121", "vit_b_16", "swin_t", "efficientnet_v2_s")),
-    SpeedCase("bert_base", _transformer("BertForMaskedLM", "BertConfig"), tokens=TOKENS),
+    SpeedCase("bert_base", transformer("BertForMaskedLM", "BertConfig"), tokens=TOKENS),
     SpeedCase(
         "electra_base",
-        _transformer("ElectraForPreTraining", "ElectraConfig", embedding_size=768, hidden_size=768,
-                     num_attention_heads=12, intermediate_size=3072), tokens=TOKENS),
+        transformer("ElectraForPreTraining", "ElectraConfig", embedding_size=768, hidden_size=768,
+                    num_attention_heads=12, intermediate_size=3072), tokens=TOKENS),
     SpeedCase("opt_350m", opt(24, word_embed_proj_dim=512, do_layer_norm_before=False), tokens=TOKENS),
-    SpeedCase("bloom_560m", _transformer("BloomForCausalLM", "BloomConfig", hidden_size=1024, n_layer=24, n_head=16),
+    SpeedCase("bloom_560m", transformer("BloomForCausalLM", "BloomConfig", hidden_size=1024, n_layer=24, n_head=16),
               tokens=TOKENS),
 ]
 REUSE_CASES = [
     SpeedCase(
         "llama",
-        _transformer("LlamaForCausalLM", "LlamaConfig", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
-                     num_key_value_heads=8), tokens=(1, 512)),
-    SpeedCase("gpt2", _transformer("GPT2LMHeadModel", "GPT2Config"), tokens=(2, 512)),
-    SpeedCase("gpt2 with its cache", _transformer("GPT2LMHeadModel", "GPT2Config", use_cache=True), tokens=(2, 512)),
+        transformer("LlamaForCausalLM", "LlamaConfig", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+                    num_key_value_heads=8), tokens=(1, 512)),
+    SpeedCase("gpt2", transformer("GPT2LMHeadModel", "GPT2Config"), tokens=(2, 512)),
+    SpeedCase("gpt2 with its cache", transformer("GPT2LMHeadModel", "GPT2Config", use_cache=True), tokens=(2, 512)),
     SpeedCase("vit_b_16", _vision("vit_b_16"), images=IMAGES),
     SpeedCase("resnet50", _vision("resnet50"), images=IMAGES),
     SpeedCase("swin_t", _vision("swin_t"), images=IMAGES),
     SpeedCase(
         "t5_base",
-        _transformer("T5ForConditionalGeneration", "T5Config", d_model=768, d_ff=3072, num_layers=12, num_heads=12,
-                     decoder_start_token_id=0, pad_token_id=0), tokens=(2, 512)),
+        transformer("T5ForConditionalGeneration", "T5Config", d_model=768, d_ff=3072, num_layers=12, num_heads=12,
+                    decoder_start_token_id=0, pad_token_id=0), tokens=(2, 512)),
 ]
 
 

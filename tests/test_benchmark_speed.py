@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer import profile
-from benchmarks import speed, speed_process, speed_reuse, speed_table, speed_where
+from benchmarks import latency_cost, speed, speed_process, speed_reuse, speed_table, speed_where
 from benchmarks.speed_case import CASES, REUSE_CASES, SpeedCase
 from benchmarks.speed_contender import OTHERS, OURS, TELLS, Prepared, prepare
+from benchmarks.speed_report import Report
 from benchmarks.speed_table import Timing, markdown, median_known, ratio, slope, time_in_turn
 
 TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
 
 
-@pytest.mark.parametrize("module", [speed_where, speed_table])
+@pytest.mark.parametrize("module", [latency_cost, speed_where, speed_table])
 def test_examples_in_the_docstrings(module):
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -117,6 +118,16 @@ def test_a_fork_gives_its_lines_and_a_failure_is_an_error():
 
 def test_resident_memory_is_that_of_this_process():
     assert 50 * 2**20 < speed_process.resident_bytes() <= speed_process.resident_bytes("VmHWM")
+
+
+def test_what_predicting_time_costs_is_a_part_of_each_profile(monkeypatch):
+    monkeypatch.setattr(latency_cost, "RUNS", [(TINY, "train"), (TINY, "infer")])
+    report = Report([], rounds=1)
+    latency_cost.measure_latency(report)
+    [(_, largest, _, limit)] = report.targets
+    assert 0 < largest < 1
+    assert limit == 0.1
+    assert [row.split(" | ")[0] for row in report.sections[0].splitlines()[-2:]] == ["| tiny, train", "| tiny, infer"]
 
 
 def test_unknown_sections_are_refused():
