@@ -54,7 +54,7 @@ COMMANDS = {
     "compare": ["compare", "{saved}", "{saved}"]}
 BAR = re.compile(r"\r\x1b\[K\[([#.]{30})\] +(?:(\d+)%)? +\d+ s ([^\r\x1b]*)")
 # of two runs these differ: times that are measured or that work took
-TIMES = re.compile(r"[\d.]+ [mnu]?s\b|[\d.]+ [KMGT]?FLOPS|samples/second .*|\s+|-+|0x\w+|[\d.]+ *%")
+TIMES = re.compile(r"[\d.]+ [mnu]?s\b|[\d.]+ [KMGT]?FLOP(?:S|/s)|samples(?:/| a )second .*|\s+|-+|0x\w+|[\d.]+ *%")
 
 
 class Terminal(io.StringIO):

@@ -4,11 +4,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from analyzer.dryrun.script import dry_run
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 SCRIPTS = Path(__file__).with_name("scripts")
+
+
+@pytest.fixture(autouse=True)
+def precision_stays():
+    """What a script sets in torch stays set in its process: the products of float32 run as before in other tests."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def run(name, *arguments, steps=3):

@@ -46,7 +46,8 @@ def test_predicted_beside_measured(capsys):
     row = next(line.split() for line in out.splitlines() if "conv1" in line)
     assert row[:2] == ["├─conv1", "Conv2d"]
     assert row[2:6] == row[4:6] * 2 and row[6] == "1.00"  # the same FLOPs
-    assert "A: ResNet" in out and "roofline" in out and "B: ResNet" in out
+    assert "A: ResNet: one train step on h200; seconds: models of kernels and host\n" in out
+    assert "B: ResNet: one train step on cpu; seconds: measured" in out
     code, out, _ = run(capsys, *SMALL, "--steps", "1", "--mode", "infer", "--against", "predicted", "--columns",
                        "fwd_seconds")
     # the speed of this CPU is unknown
