@@ -159,10 +159,10 @@ def format_rows(result: SweepResult) -> str:
 
     >>> rows = {"batch": 1, "fits": True, "free_bytes": 1024}, {"batch": 2, "error": "ValueError: no"}
     >>> print(format_rows(SweepResult(rows)))
-    batch      Peak reserved      Free  Fits      Fwd FLOPs    Bwd FLOPs    Step  Error
-    -------  ---------------  --------  ------  -----------  -----------  ------  --------------
-    1                      -  1.00 KiB  yes               -            -       -
-    2                      -         -  -                 -            -       -  ValueError: no
+    batch      Peak reserved      Free  Fits      Fwd FLOPs    Bwd FLOPs    Step    MFU  Error
+    -------  ---------------  --------  ------  -----------  -----------  ------  -----  --------------
+    1                      -  1.00 KiB  yes               -            -       -      -
+    2                      -         -  -                 -            -       -      -  ValueError: no
     """
     rows = result.rows
     varying = [axis for axis in AXES if len({row.get(axis) for row in rows}) > 1]
