@@ -234,7 +234,7 @@ def test_batches_beside_each_other():
 
 
 def test_weights_are_read_once_for_a_batch_and_a_cache_for_each_sequence():
-    wide = small(hidden_size=4096, intermediate_size=16384, num_attention_heads=32, num_key_value_heads=32)
+    wide = small(hidden_size=8192, intermediate_size=32768, num_attention_heads=64, num_key_value_heads=64)
     one, two, four = (point.tokens_per_second for point in sweep_sequences(wide, [1, 2, 4], 2048))
     assert one < two < 2 * one and two < four < 2 * two
 

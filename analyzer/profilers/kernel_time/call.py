@@ -4,6 +4,7 @@ from __future__ import annotations
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import plan_of
 from analyzer.record.op_call import OpCall
 from analyzer.record.recorder import COLLECTIVE_NAMESPACES
@@ -27,11 +28,24 @@ def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | Non
                                                convolutions_use_tf32()))
 
 
+def takes_sparse(signature: Signature) -> bool:
+    """Whether an operator takes tensors without strides, which `Signature.inputs` leaves out: rules read it by place.
+
+    >>> import torch
+    >>> from analyzer.meta.spec import TensorSpec
+    >>> x = TensorSpec.of((4, 4), (4, 1), torch.float32, "cuda:0")
+    >>> [takes_sparse(Signature(torch.ops.aten.mm.default, (x, x), {}, inputs, (x,))) for inputs in ((x,), (x, x))]
+    [True, False]
+    """
+    return sum(isinstance(value, TensorSpec) for value in signature.args) > len(signature.inputs)
+
+
 def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, bool, bool]) -> KernelTime | None:
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] is device and memo[1] == state:
         return memo[2]  # type: ignore[no-any-return]
-    rule = communication_time if communicates(signature) else find_rule(signature.op)
+    rule = (communication_time if communicates(signature) else None if takes_sparse(signature)
+            else find_rule(signature.op))
     time = None if rule is None else rule(signature, device)
     knows_cuda_alone = rule is not None and rule is not communication_time and device.kind != "cuda"
     if rule is None or time is None and knows_cuda_alone:
