@@ -104,7 +104,7 @@ class DeviceSpec:
     calibration: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash(self.name)  # whoever keeps something by device looks it up for each operator: figures are many
+        return hash(self.name)  # that of all figures is slow, and tables by device are read for each operator
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

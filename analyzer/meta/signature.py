@@ -1,11 +1,17 @@
 """What one kind of operator call is: the operator, and the specs of what goes in and out."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from .spec import TensorSpec
+
+
+@functools.cache
+def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
 
 
 class Signature:
@@ -23,6 +29,10 @@ class Signature:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.inputs, self.outputs = inputs, outputs
         self.memo: dict[Any, Any] = {}
+
+    def named_arguments(self) -> dict[str, Any]:
+        """What the call was given, by the names of the operator's schema; defaults are left out."""
+        return {**dict(zip(_argument_names(self.op), self.args)), **self.kwargs}
 
     def __repr__(self) -> str:
         return f"{self.op}({', '.join(map(repr, self.args))}) -> {self.outputs}"

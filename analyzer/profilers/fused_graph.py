@@ -1,6 +1,6 @@
 """From the operator calls of a step to the loops that TorchInductor would generate, each over one buffer.
 
-A function of single elements has no loop of its own: whoever reads it computes it again from what it reads, until
+A function of single elements has no loop of its own: each loop that reads it computes it again from its inputs, until
 something needs it in memory (a kernel that is not generated, a result of the graph, or the thresholds below). After
 ``TensorBox.mark_reuse``, ``StorageBox.realize_hint`` and ``GraphLowering.run_node`` in ``torch/_inductor``.
 """

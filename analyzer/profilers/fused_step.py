@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.host_spec import host_of
 from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.hardware.kernel_time.estimate import KernelTime, find_range
 from analyzer.hardware.kernel_time.memory_bound import FAMILY, missed_fraction, read_machine, stream_time
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
@@ -185,8 +185,7 @@ class _FusedStep:
         for item in items:
             errors[item.family] += item.time.seconds * item.time.spread
         waiting = max(0.0, wall - kernels) * self.pace["spread"]
-        spread = math.hypot(waiting, *errors.values()) / wall if wall else 0.0
-        return wall / (1 + spread), wall * (1 + spread)
+        return find_range(wall, math.hypot(waiting, *errors.values()))
 
 
 def count_inputs(graph: FusedGraph, number: int) -> int:

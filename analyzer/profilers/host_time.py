@@ -1,7 +1,6 @@
 """Picoseconds of the host for each operator call of a step."""
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 from analyzer.hardware.host_spec import HostSpec
@@ -66,7 +65,6 @@ def forward_seconds(host: HostSpec, calls: int, again: int, module_calls: int, t
     return ForwardSeconds(base + host.checkpoint_seconds * again / max(1, calls), base + host.checkpoint_seconds)
 
 
-@functools.lru_cache(maxsize=4096)
 def count_convolutions(signature: Signature) -> int:
     """How many convolutions an operator runs: its backward one for each gradient that is asked for."""
     name = signature.op.__name__
@@ -76,14 +74,12 @@ def count_convolutions(signature: Signature) -> int:
     return sum(masks[-1][:2]) if "backward" in name and masks else 1
 
 
-@functools.lru_cache(maxsize=4096)
 def takes_lists(signature: Signature) -> bool:
     """Whether an operator works on lists of tensors, each of which costs the host something."""
     name = signature.op.__name__
     return name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
 
 
-@functools.lru_cache(maxsize=4096)
 def waits_for_device(signature: Signature) -> bool:
     """Whether the host waits until the device has computed the result."""
     schema = getattr(signature.op, "_schema", None)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.host_spec import host_of
-from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.hardware.kernel_time.estimate import BOUNDS, KernelTime, find_range
 from analyzer.record.call_table import CallKind, CallTable
 from analyzer.record.log import Log, PlacedPart
 from analyzer.record.op_call import OpCall
@@ -20,7 +20,7 @@ from .kernel_time.registry import find_rule
 from .schedule import PICOSECONDS, Clock, Stretch, Work
 
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
-BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", "arithmetic", "memory", "latency", "communication"))
+BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
 
 
 def call_seconds(call: OpCall, device: DeviceSpec) -> float | None:
@@ -157,8 +157,7 @@ class _Timer:
         """Low and high seconds of a step: errors of one family of kernels go together, those of families do not."""
         waiting = max(0.0, wall - kernels)
         error = math.sqrt(math.fsum(e * e for e in errors) + (waiting * self.host.host.spread) ** 2)
-        spread = error / wall if wall else 0.0
-        return wall / (1 + spread), wall * (1 + spread)
+        return find_range(wall, error)
 
     def _fill_rows(self, out: Annotation) -> None:
         log = self.log

@@ -13,8 +13,7 @@ def count_ranks(signature: Signature) -> int | None:
     """The size of the group of a collective: an argument that says so, the group that it names or is given; None where
     there is none any more.
     """
-    schema = signature.op._schema
-    given = {argument.name: value for argument, value in zip(schema.arguments, signature.args)} | signature.kwargs
+    given = signature.named_arguments()
     size = given.get("group_size")
     if isinstance(size, int):
         return size

@@ -155,8 +155,7 @@ def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
 def bind(signature: Signature, schema: Any) -> dict[str, Any]:
     """Argument values by name, defaults included."""
     given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    given.update((a.name, value) for a, value in zip(schema.arguments, signature.args))
-    return given | signature.kwargs
+    return given | signature.named_arguments()
 
 
 def mutated_outputs(signature: Signature, schema: Any) -> list[bool]:

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
 
 from .node_info import TensorInfo
 
-BOUNDS = ("launch", "arithmetic", "memory", "latency", "communication")  #: what time may be spent on
+BOUNDS = ("launch", *estimate.BOUNDS)  #: what time may be spent on
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,7 @@ def find_range(seconds: float | None, error: float | None) -> tuple[float, float
     >>> find_range(4.0, 1.0), find_range(4.0, None)
     ((3.2, 5.0), None)
     """
-    if seconds is None or error is None:
-        return None
-    spread = error / seconds if seconds else 0.0
-    return seconds / (1 + spread), seconds * (1 + spread)
+    return None if seconds is None or error is None else estimate.find_range(seconds, error)
 
 
 OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes", "error_seconds")

@@ -11,8 +11,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
@@ -35,15 +33,6 @@ HEADS_INSIDE = {
 _BIASES = ("attn_bias", "bias")
 
 
-@functools.cache
-def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
-    return tuple(argument.name for argument in op._schema.arguments)
-
-
-def _name_arguments(signature: Signature) -> dict[str, Any]:
-    return {**dict(zip(_argument_names(signature.op), signature.args)), **signature.kwargs}
-
-
 def _is_dropping(named: Mapping[str, Any]) -> bool:
     return bool(named.get("dropout_p"))
 
@@ -54,7 +43,7 @@ def _is_masked(named: Mapping[str, Any]) -> bool:
 
 def heads_first_time(kernel: str, backward: bool, signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """The time of an operator whose tensors have their heads before their sequence."""
-    named = _name_arguments(signature)
+    named = signature.named_arguments()
     query, key, value = named["query"], named["key"], named["value"]
     if len(query) == 3:  # cuDNN's packed sequences
         return heads_inside_time(kernel, backward, signature, device)
@@ -74,7 +63,7 @@ def _find_longest(named: Mapping[str, Any], *names: str) -> int | None:
 
 def heads_inside_time(kernel: str, backward: bool, signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """The time of an operator whose tensors have their heads after their sequence, or of packed sequences."""
-    named = _name_arguments(signature)
+    named = signature.named_arguments()
     query, key, value = named["query"], named["key"], named["value"]
     batch, q_len, kv_len = query[0], query[-3], key[-3]
     if any(named.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):

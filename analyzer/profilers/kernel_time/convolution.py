@@ -1,7 +1,6 @@
 """Time of the operators that are convolutions: which ways they compute, and what runs beside cuDNN's kernels."""
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -27,15 +26,6 @@ _FORWARD = ("aten::convolution", "aten::_convolution", "aten::convolution_overri
             "aten::cudnn_convolution_transpose", "aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu",
             "aten::_conv_depthwise2d", "aten::conv_depthwise3d", *_COLUMNS)
 _BACKWARD = ("aten::convolution_backward", "aten::convolution_backward_overrideable", "aten::_slow_conv2d_backward")
-
-
-@functools.cache
-def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
-    return tuple(argument.name for argument in op._schema.arguments)
-
-
-def _arguments(signature: Signature) -> dict[str, Any]:
-    return {**dict(zip(_argument_names(signature.op), signature.args)), **signature.kwargs}
 
 
 def _images(arguments: Mapping[str, Any]) -> TensorSpec:
@@ -86,7 +76,7 @@ def time_forward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     if is_on_host(signature, device):
         return NO_TIME
     name = signature.op._schema.name
-    arguments = _arguments(signature)
+    arguments = signature.named_arguments()
     x, w, y = _images(arguments), arguments["weight"], signature.outputs[0]
     transposed = bool(arguments.get("transposed", "transpose" in name))
     time = _convolve("forward", x, y, w, arguments, transposed, device)
@@ -103,7 +93,7 @@ def time_backward(signature: Signature, device: DeviceSpec) -> KernelTime | None
     """The gradients that are asked for: each is a convolution, that of the bias a sum."""
     if is_on_host(signature, device):
         return NO_TIME
-    arguments = _arguments(signature)
+    arguments = signature.named_arguments()
     x, w, y = _images(arguments), arguments["weight"], arguments["grad_output"]
     transposed = bool(arguments.get("transposed", False))
     wants_input, wants_weight, wants_bias = arguments["output_mask"]
