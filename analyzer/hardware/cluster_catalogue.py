@@ -166,13 +166,12 @@ def cluster_of(device: str | DeviceSpec) -> ClusterSpec:
     >>> cluster.link.kind, cluster.link.bandwidth, cluster.fabric.bandwidth
     ('nvswitch', 450000000000.0, 50000000000.0)
     """
-    return _usual(find_device(device))
+    spec = find_device(device)
+    return find_cluster(_RACKS[spec.name]) if spec.name in _RACKS else _usual(spec)
 
 
 @functools.lru_cache(maxsize=64)
 def _usual(device: DeviceSpec) -> ClusterSpec:
-    if device.name in _RACKS:
-        return find_cluster(_RACKS[device.name])
     capability = device.compute_capability or (0, 0)
     per_host = 1 if device.name in _ALONE or device.kind == "cpu" else _PER_HOST
     rate, design = next((rate, design) for least, rate, design in _FABRICS if capability >= least)

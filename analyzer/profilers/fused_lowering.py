@@ -6,7 +6,6 @@ convolutions, attention, sorting, what scatters with atomic additions) keeps its
 """
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -56,6 +55,7 @@ class Lowering(NamedTuple):
     reduction: Reduction | None = None
 
 
+MEMO_KEY = "lowering"
 EXTERN, ELEMENTS, DRAWN = Lowering("extern"), Lowering("pointwise"), Lowering("random")
 
 
@@ -71,9 +71,8 @@ def operator_name(signature: Signature) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-@functools.lru_cache(maxsize=4096)
 def lower(signature: Signature) -> Lowering:
-    """The lowering of any call of a signature that is no view.
+    """The lowering of any call of a signature that is no view, made once.
 
     >>> x, row = (TensorSpec.of(s, (64, 1), torch.float32, "cuda:0") for s in ((8, 64), (8, 1)))
     >>> lower(Signature(torch.ops.aten.relu.default, (x,), {}, (x,), (x,))).kind
@@ -81,6 +80,13 @@ def lower(signature: Signature) -> Lowering:
     >>> lower(Signature(torch.ops.aten._softmax.default, (x, -1, False), {}, (x,), (x,))).reduction
     Reduction(outputs=8, reduced=64, is_inner=True)
     """
+    found: Lowering | None = signature.memo.get(MEMO_KEY)
+    if found is None:
+        found = signature.memo[MEMO_KEY] = _lower(signature)
+    return found
+
+
+def _lower(signature: Signature) -> Lowering:
     op, name = signature.op, operator_name(signature)
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return EXTERN

@@ -111,3 +111,11 @@ def test_a_file_describes_a_cluster(tmp_path: Path) -> None:
             find_cluster(str(path))
     with pytest.raises(InputError, match="cannot be read as JSON"):
         find_cluster(str(tmp_path / "none.json"))
+
+
+def test_a_cluster_of_a_scope_ends_with_it():
+    before = cluster_of("gb200")
+    with register_cluster.scope():
+        register_cluster(dataclasses.replace(find_cluster("gb200_nvl72"), devices_per_host=2), override=True)
+        assert cluster_of("gb200").devices_per_host == 2
+    assert cluster_of("gb200") == before

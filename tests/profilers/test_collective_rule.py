@@ -32,3 +32,16 @@ def test_its_seconds_are_those_of_the_model(group, model: torch.nn.Module, kind:
     assert expected is not None
     phase = p.phases["forward"]
     assert phase.communication_seconds + phase.latency_seconds == pytest.approx(expected.seconds, rel=1e-6)
+
+
+class Waiting(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        return x + 1
+
+
+def test_a_barrier_takes_time(group) -> None:
+    x = torch.empty(8, 8)
+    waiting = profile(Waiting(), args=(x,), mode="infer", device="h100").kernel_seconds
+    alone = profile(torch.nn.Identity(), args=(x,), mode="infer", device="h100").kernel_seconds
+    assert alone == 0 and waiting > 2e-6

@@ -67,3 +67,12 @@ def join(times: Iterable[KernelTime]) -> KernelTime:
     longest = max(parts, key=lambda part: part.seconds)
     return KernelTime(seconds, error / seconds if seconds else 0.0, longest.bound,
                       sum(part.kernels for part in parts))
+
+
+def join_known(*times: KernelTime | None) -> KernelTime | None:
+    """The same; None if one of the times is not known.
+
+    >>> join_known(KernelTime(3.0, 0.5, "memory"), None) is None
+    True
+    """
+    return None if any(time is None for time in times) else join(time for time in times if time is not None)

@@ -11,7 +11,8 @@ from analyzer.record.recorder import COLLECTIVE_NAMESPACES
 
 from .collective import communication_time
 from .default import default_time
-from .precision import convolutions_use_tf32, products_use_tf32
+from .placement import is_on_host
+from .precision import convolutions_use_tf32, products_use_tf32, recurrent_layers_use_tf32
 from .registry import find_rule, register_time_impl
 
 MEMO_KEY = "kernel_time"
@@ -25,7 +26,7 @@ def communicates(signature: Signature) -> bool:
 def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """The time of any call of a signature that is no view; None where it is not known."""
     return _signature_time(signature, device, (register_time_impl.version, products_use_tf32(),
-                                               convolutions_use_tf32()))
+                                               convolutions_use_tf32(), recurrent_layers_use_tf32()))
 
 
 def takes_sparse(signature: Signature) -> bool:
@@ -40,18 +41,24 @@ def takes_sparse(signature: Signature) -> bool:
     return sum(isinstance(value, TensorSpec) for value in signature.args) > len(signature.inputs)
 
 
-def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, bool, bool]) -> KernelTime | None:
+def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, bool, bool, bool]) -> KernelTime | None:
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] is device and memo[1] == state:
         return memo[2]  # type: ignore[no-any-return]
-    rule = (communication_time if communicates(signature) else None if takes_sparse(signature)
-            else find_rule(signature.op))
-    time = None if rule is None else rule(signature, device)
-    knows_cuda_alone = rule is not None and rule is not communication_time and device.kind != "cuda"
-    if rule is None or time is None and knows_cuda_alone:
-        time = default_time(signature, device)
+    time = _make_time(signature, device)
     signature.memo[MEMO_KEY] = device, state, time
     return time
+
+
+def _make_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    if communicates(signature):
+        return communication_time(signature, device)
+    if is_on_host(signature, device):
+        return NO_TIME
+    rule = None if takes_sparse(signature) else find_rule(signature.op)
+    time = None if rule is None else rule(signature, device)
+    # most rules know the kernels of CUDA alone
+    return default_time(signature, device) if rule is None or time is None and device.kind != "cuda" else time
 
 
 def is_view(call: OpCall) -> bool:

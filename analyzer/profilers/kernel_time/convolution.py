@@ -9,14 +9,14 @@ import torch
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.convolution import convolution_time
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
+from analyzer.hardware.kernel_time.estimate import KernelTime, join_known
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 from analyzer.hardware.kernel_time.pointwise import pointwise_time
 from analyzer.hardware.kernel_time.reduction import reduction_time
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 
-from .placement import is_on_host
+from .placement import per_dimension
 from .precision import convolutions_use_tf32
 from .registry import register_time_impl
 
@@ -46,35 +46,22 @@ def _convolve(way: str, x: TensorSpec, y: TensorSpec, w: TensorSpec, arguments: 
     allow_tf32 = arguments.get("allow_tf32")
     time = convolution_time(
         way, x[0], x[1], y[1], x[2:], y[2:], w[2:], arguments.get("groups", x[1] if w[1] == 1 else 1),
-        str(x.dtype).removeprefix("torch."), device, stride=_per_dimension(arguments.get("stride"), dims),
-        dilation=_per_dimension(arguments.get("dilation"), dims),
+        str(x.dtype).removeprefix("torch."), device, stride=per_dimension(arguments.get("stride"), dims),
+        dilation=per_dimension(arguments.get("dilation"), dims),
         allow_tf32=convolutions_use_tf32() if allow_tf32 is None else allow_tf32,
         channels_last=channels_last, transposed=transposed)
     read = {"forward": (x, w), "input": (y, w), "weight": (x, y)}[way]
     copied = [spec for spec in read if len(spec) in (4, 5) and channels_last != _is_channels_last(spec)
               and _pixels(spec) > 1 and spec[1] > 1]
-    return _add(time, *(stream_time(2 * spec.nbytes, device) for spec in copied))
+    return join_known(time, *(stream_time(2 * spec.nbytes, device) for spec in copied))
 
 
 def _pixels(spec: TensorSpec) -> int:
     return spec.numel // (spec[0] * spec[1]) if spec.numel else 0
 
 
-def _per_dimension(value: Any, dims: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, (list, tuple)) else (1 if value is None else value,)
-    return values * dims if len(values) == 1 else values
-
-
-def _add(*times: KernelTime | None) -> KernelTime | None:
-    """The times one after the other; unknown if one of them is."""
-    known = [time for time in times if time is not None]
-    return join(known) if len(known) == len(times) else None
-
-
 def time_forward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """A convolution; a bias is added by a kernel of its own, except by PyTorch's depthwise kernels and fused ones."""
-    if is_on_host(signature, device):
-        return NO_TIME
     name = signature.op._schema.name
     arguments = signature.named_arguments()
     x, w, y = _images(arguments), arguments["weight"], signature.outputs[0]
@@ -82,17 +69,16 @@ def time_forward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     time = _convolve("forward", x, y, w, arguments, transposed, device)
     groups = arguments.get("groups", 1)
     if arguments.get("bias") is not None and "depthwise" not in name and "relu" not in name and groups != x[1]:
-        time = _add(time, pointwise_time(y.numel, 2 * y.nbytes, device, dimensions=3, operands=3))  # a value a channel
+        bias = pointwise_time(y.numel, 2 * y.nbytes, device, dimensions=3, operands=3)  # a value a channel
+        time = join_known(time, bias)
     if name in _COLUMNS:  # im2col before the product, or col2im after it
         columns = (x if transposed else y).numel // (x if transposed else y)[1] * w.numel // w[0]
-        time = _add(time, stream_time(2 * columns * x.dtype.itemsize, device))
+        time = join_known(time, stream_time(2 * columns * x.dtype.itemsize, device))
     return time
 
 
 def time_backward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """The gradients that are asked for: each is a convolution, that of the bias a sum."""
-    if is_on_host(signature, device):
-        return NO_TIME
     arguments = signature.named_arguments()
     x, w, y = _images(arguments), arguments["weight"], arguments["grad_output"]
     transposed = bool(arguments.get("transposed", False))
@@ -103,7 +89,7 @@ def time_backward(signature: Signature, device: DeviceSpec) -> KernelTime | None
         channels = y[1]
         times.append(reduction_time(channels, y.numel // max(1, channels), y.dtype.itemsize, device,
                                     reduces_fastest=not _is_channels_last(y)))
-    return _add(*times)
+    return join_known(*times)
 
 
 for _name in _FORWARD:

@@ -9,8 +9,6 @@ from analyzer.meta.signature import Signature
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import NOTHING, plan_of
 
-from .placement import is_on_host
-
 #: How far off the time of an operator may be of which only the traffic is known: as much as it is too low if each
 #: byte is moved twice.
 SPREAD = 1.0
@@ -30,8 +28,6 @@ def default_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     >>> default_time(Signature(torch.ops.aten.view.default, (x, [1024**2]), {}, (x,), (x,)), find_device("h200"))
     KernelTime(seconds=0.0, spread=0.0, bound='memory', kernels=0)
     """
-    if is_on_host(signature, device):
-        return NO_TIME
     total = plan_of(signature).total
     count = count_call(signature)
     flops, macs = (0, 0) if count is None else (count.flops, count.macs)

@@ -3,10 +3,9 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join_known
 from analyzer.hardware.kernel_time.gather import (
     atomic_time,
     embedding_backward_time,
@@ -22,8 +21,8 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import plan_of
 
-from .normalization import given, joined
-from .placement import is_on_host
+from .normalization import given
+from .placement import per_dimension
 from .pointwise import register_all
 
 
@@ -34,9 +33,10 @@ def traffic_of(signature: Signature) -> int:
 
 
 def embedding_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Rows of the table."""
-    table, indices = signature.inputs[:2]
-    return gather_rows_time(indices.numel, table[-1], table.dtype.itemsize, device)
+    """Rows of the table: as many as the result has, which are more than indices where an inner dimension is picked."""
+    table, out = signature.inputs[0], signature.outputs[0]
+    width = max(out[-1], 1) if out else 1
+    return gather_rows_time(out.numel // width, width, table.dtype.itemsize, device)
 
 
 def embedding_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -49,7 +49,7 @@ def embedding_backward_rule(signature: Signature, device: DeviceSpec) -> KernelT
 
 def gather_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """An address for each element, from an index that is read (``ScatterGatherKernel.cu``, ``IndexKernel.cu``)."""
-    if is_on_host(signature, device) or not signature.outputs:
+    if not signature.outputs:
         return NO_TIME
     out = signature.outputs[0]
     return pointwise_time(out.numel, traffic_of(signature), device, dimensions=2, operands=3)
@@ -57,7 +57,7 @@ def gather_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def scatter_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """As many elements as the index has; a copy of the first argument before, unless it is in place."""
-    if is_on_host(signature, device) or not signature.outputs:
+    if not signature.outputs:
         return NO_TIME
     arguments = given(signature)
     index = arguments.get("index")
@@ -69,12 +69,12 @@ def scatter_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     kernel = pointwise_time(spec.numel, spec.numel * (3 * out.dtype.itemsize + 8), device, dimensions=2, operands=3)
     if signature.op._schema.name.endswith("_"):
         return kernel
-    return joined(stream_time(2 * out.nbytes, device), kernel)
+    return join_known(stream_time(2 * out.nbytes, device), kernel)
 
 
 def index_put_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Written as it comes; where it adds up, indices are sorted first and those that are alike follow each other."""
-    if is_on_host(signature, device) or not signature.outputs:
+    if not signature.outputs:
         return NO_TIME
     arguments = given(signature)
     values: TensorSpec = arguments["values"]
@@ -88,7 +88,7 @@ def index_put_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
                   stream_time(8 * count * len(indices), device, kernels=2 * len(indices))]
     if not signature.op._schema.name.endswith("_"):
         parts.append(stream_time(2 * out.nbytes, device))
-    return joined(*parts)
+    return join_known(*parts)
 
 
 def nll_loss_rule(signature: Signature, device: DeviceSpec, backward: bool = False) -> KernelTime | None:
@@ -97,35 +97,28 @@ def nll_loss_rule(signature: Signature, device: DeviceSpec, backward: bool = Fal
     target: TensorSpec = arguments["target"]
     if not backward:
         return lone_block_time(target.numel, device)
-    return joined(stream_time(signature.outputs[0].nbytes, device), lone_block_time(target.numel, device, 0.5))
+    return join_known(stream_time(signature.outputs[0].nbytes, device), lone_block_time(target.numel, device, 0.5))
 
 
 def nll_loss2d_rule(signature: Signature, device: DeviceSpec, backward: bool = False) -> KernelTime | None:
     """One element for each position, by a block an image; backward into a result of zeros."""
     target: TensorSpec = given(signature)["target"]
     kernel = position_loss_time(target[0], target.numel // max(target[0], 1), device)
-    return joined(stream_time(signature.outputs[0].nbytes, device), kernel) if backward else kernel
-
-
-def pair(value: Any, default: int = 1) -> tuple[int, int]:
-    """Two numbers from one, two or none."""
-    if isinstance(value, int):
-        return value, value
-    return (value[0], value[-1]) if value else (default, default)
+    return join_known(stream_time(signature.outputs[0].nbytes, device), kernel) if backward else kernel
 
 
 def pool_rule(signature: Signature, device: DeviceSpec, backward: bool = False) -> KernelTime | None:
     """A window for each result; backward the windows that hold an element, after the gradient is cleared."""
     arguments = given(signature)
-    kernel = pair(arguments["kernel_size"])
-    stride = pair(arguments.get("stride"), 0)
-    stride = stride if all(stride) else kernel
+    dimensions = 3 if "3d" in signature.op._schema.name else 2
+    kernel = per_dimension(arguments["kernel_size"], dimensions)
+    stride = per_dimension(arguments.get("stride") or kernel, dimensions)
     out = signature.outputs[0]
     if not backward:
         return window_time(out.numel, math.prod(kernel), traffic_of(signature), device)
     windows = math.prod(-(-k // s) for k, s in zip(kernel, stride))
     time = window_time(out.numel, 1.5 * windows, traffic_of(signature), device)
-    return joined(stream_time(out.nbytes, device), time)
+    return join_known(stream_time(out.nbytes, device), time)
 
 
 def adaptive_pool_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -148,8 +141,8 @@ def upsample_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTi
     gradient, out = signature.inputs[0], signature.outputs[0]
     fill = stream_time(out.nbytes, device)
     if "bilinear" not in signature.op._schema.name and "bicubic" not in signature.op._schema.name:
-        return joined(fill, window_time(gradient.numel, 1, traffic_of(signature), device))
-    return joined(fill, atomic_time(4 * gradient.numel, 4 * out.numel, traffic_of(signature), device))
+        return join_known(fill, window_time(gradient.numel, 1, traffic_of(signature), device))
+    return join_known(fill, atomic_time(4 * gradient.numel, 4 * out.numel, traffic_of(signature), device))
 
 
 register_all(["embedding", "index_select"], embedding_rule)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import KernelTime, join
+from analyzer.hardware.kernel_time.estimate import KernelTime, join, join_known
 from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec as Spec
+from analyzer.profilers.traffic import bind
 
 from .precision import products_use_tf32, recurrent_layers_use_tf32
 from .registry import register_time_impl
@@ -52,11 +53,6 @@ def product_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceS
     return matmul_time(batch, m, n, k, dtype, device, allow_tf32=tf32, row_elements=rows or 16, has_weights=has_weights)
 
 
-def _times(*times: KernelTime | None) -> KernelTime | None:
-    known = [time for time in times if time is not None]
-    return join(known) if len(known) == len(times) else None
-
-
 def matrices_time(a: Spec, b: Spec, out: Spec, device: DeviceSpec) -> KernelTime | None:
     """``a @ b`` of matrices, or of batches of them, of which neither is taken to be a parameter."""
     batch = math.prod(a[:-2])
@@ -81,7 +77,7 @@ def _addmm(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     is_in_place = signature.op._schema.name.endswith("_")
     if is_in_place or signature.kwargs.get("beta", 1) == 0 or len(a) == 2 and len(added) == 1:
         return time
-    return _times(time, stream_time(out.nbytes + added.nbytes, device))
+    return join_known(time, stream_time(out.nbytes + added.nbytes, device))
 
 
 def _addbmm(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -126,7 +122,7 @@ def _linear_backward(signature: Signature, device: DeviceSpec) -> KernelTime | N
         parts.append(product_time(1, n, k, m, dtype, device, rows))
     if mask[2]:
         parts.append(stream_time(grad.nbytes, device))
-    return _times(*parts)
+    return join_known(*parts)
 
 
 def _grouped(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -169,24 +165,24 @@ def _product_4bit(signature: Signature, device: DeviceSpec) -> KernelTime | None
     n, k = signature.args[2]
     if math.prod(x[:-1]) == 1:
         return _narrow_weight(weight, x, n, device)
-    return _times(stream_time(weight.nbytes + n * k * x.dtype.itemsize, device),
+    return join_known(stream_time(weight.nbytes + n * k * x.dtype.itemsize, device),
                   product_time(1, math.prod(x[:-1]), n, k, name_of_dtype(x), device))
 
 
-def _recurrent_products(x: Spec, weights: Iterable[Spec], steps: int, batch: int, device: DeviceSpec, dtype: str
-                        ) -> KernelTime | None:
-    """Each layer's input matrix meets all rows at once, its other matrices one step's rows at a time."""
+def _recurrent_products(weights: Iterable[Spec], steps: int, batch: int, device: DeviceSpec, dtype: str,
+                        matrices: int) -> KernelTime | None:
+    """Of each layer's ``matrices`` that of its input meets all rows at once, the others one step's rows at a time."""
     times: list[KernelTime | None] = []
     use_tf32 = recurrent_layers_use_tf32()
     for index, weight in enumerate(spec for spec in weights if len(spec) == 2):
         n, k = weight
-        if index % 2 == 0:
+        if index % matrices == 0:
             times.append(product_time(1, steps * batch, n, k, dtype, device, use_tf32=use_tf32))
         else:
             one = product_time(1, batch, n, k, dtype, device, use_tf32=use_tf32)
             times.append(None if one is None else KernelTime(
                 one.seconds * steps, one.spread, "latency", one.kernels * steps))
-    return _times(*times)
+    return join_known(*times)
 
 
 def _rnn(passes: int) -> Callable[[Signature, DeviceSpec], KernelTime | None]:
@@ -198,7 +194,8 @@ def _rnn(passes: int) -> Callable[[Signature, DeviceSpec], KernelTime | None]:
             steps, batch = len(sizes), -(-sum(sizes) // len(sizes))
         else:
             steps, batch = (x[1], x[0]) if batch_first else (x[0], x[1])
-        one = _recurrent_products(x, weights, steps, batch, device, name_of_dtype(x))
+        projects = bool(bind(signature, signature.op._schema).get("proj_size"))
+        one = _recurrent_products(weights, steps, batch, device, name_of_dtype(x), 3 if projects else 2)
         return None if one is None else KernelTime(one.seconds * passes, max(one.spread, _UNMEASURED), one.bound,
                                                    one.kernels * passes)
     return time

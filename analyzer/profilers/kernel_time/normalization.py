@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import KernelTime, join
+from analyzer.hardware.kernel_time.estimate import KernelTime, join_known
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 from analyzer.hardware.kernel_time.norm import (
     channels_last_norm_time,
@@ -35,11 +35,6 @@ def given(signature: Signature) -> dict[str, Any]:
     return bind(signature, signature.op._schema)
 
 
-def joined(*times: KernelTime | None) -> KernelTime | None:
-    """Kernels one after the other; None if one is unknown."""
-    return None if any(time is None for time in times) else join(time for time in times if time is not None)
-
-
 def layer_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Rows of the normalized shape."""
     source = signature.inputs[0]
@@ -64,7 +59,7 @@ def group_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | No
     """
     source = signature.inputs[0]
     groups = source[0] * given(signature)["group"]
-    return joined(moments_time(groups, source.numel // max(groups, 1), source.dtype.itemsize, device),
+    return join_known(moments_time(groups, source.numel // max(groups, 1), source.dtype.itemsize, device),
                   stream_time(0, device),
                   pointwise_time(source.numel, 2 * source.nbytes, device, dimensions=2, operands=4))
 
@@ -73,7 +68,7 @@ def group_norm_backward_rule(signature: Signature, device: DeviceSpec) -> Kernel
     """Sums over each channel, factors of each channel, a pointwise kernel, and the gradients of weight and bias."""
     source = signature.inputs[1]
     channels = source[0] * source[1]
-    return joined(reduction_time(channels, 2 * source.numel // max(channels, 1), source.dtype.itemsize, device),
+    return join_known(reduction_time(channels, 2 * source.numel // max(channels, 1), source.dtype.itemsize, device),
                   stream_time(0, device, kernels=2),
                   pointwise_time(source.numel, 3 * source.nbytes, device, dimensions=3, operands=6),
                   stream_time(0, device))
@@ -134,7 +129,7 @@ def safe_softmax_rule(signature: Signature, device: DeviceSpec) -> KernelTime | 
     """Softmax, and zeros for rows of nothing but minus infinity (``attention.cpp``: ``_safe_softmax``)."""
     source, out = signature.inputs[0], signature.outputs[0]
     rows = source.numel // max(source[-1], 1)
-    return joined(
+    return join_known(
         softmax_rule(signature, device),
         pointwise_time(source.numel, source.nbytes + source.numel, device),  # which are minus infinity
         reduction_time(rows, source[-1], 1, device),
@@ -154,7 +149,7 @@ def softmax_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTim
                               backward=True)
     if "log" in signature.op._schema.name:
         return kernel
-    return joined(kernel, stream_time(3 * source.nbytes, device))
+    return join_known(kernel, stream_time(3 * source.nbytes, device))
 
 
 register_all(["native_layer_norm", "_fused_rms_norm"], layer_norm_rule, copies=True)

@@ -5,7 +5,7 @@ from functools import partial
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join_known
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 from analyzer.hardware.kernel_time.optimizer import count_launches, foreach_time
 from analyzer.meta.signature import Signature
@@ -13,7 +13,6 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.flop_registry import is_list
 from analyzer.profilers.traffic import plan_of
 
-from .placement import is_on_host
 from .pointwise import register_all
 from .registry import register_time_impl
 
@@ -23,8 +22,6 @@ FUSED = {"_fused_adam_": 60, "_fused_adamw_": 60, "_fused_sgd_": 10, "_fused_ada
 
 def foreach_rule(signature: Signature, device: DeviceSpec, arithmetic: float = 0.0) -> KernelTime | None:
     """As many launches as the lists need; arithmetic in instructions of one element."""
-    if is_on_host(signature, device):
-        return NO_TIME
     lists = [a for a in (*signature.args, *signature.kwargs.values())
              if is_list(a) and a and isinstance(a[0], TensorSpec)]
     sizes_of = [[x.numel for x in a] for a in lists]
@@ -50,11 +47,11 @@ def foreach_rule(signature: Signature, device: DeviceSpec, arithmetic: float = 0
 def foreach_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Partial sums of each chunk, then a block a tensor."""
     tensors = signature.inputs
-    if is_on_host(signature, device) or not tensors:
+    if not tensors:
         return NO_TIME
     partial_sums = foreach_time([t.numel for t in tensors], tensors[0].dtype.itemsize, 1, device)
     rest = stream_time(4 * len(tensors), device, kernels=1 + count_launches([1] * len(tensors), 1))
-    return None if partial_sums is None or rest is None else join([partial_sums, rest])
+    return join_known(partial_sums, rest)
 
 
 register_all(["_foreach_norm"], foreach_norm_rule, measured=False)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.signature import Signature
@@ -25,6 +26,16 @@ def is_on_host(signature: Signature, device: DeviceSpec) -> bool:
     if inputs:
         return inputs[0].device == "cpu" and all(spec.device == "cpu" for spec in (*inputs, *signature.outputs))
     return bool(signature.outputs) and all(spec.device == "cpu" for spec in signature.outputs)
+
+
+def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
+    """What an operator is given for its dimensions: one number for all of them, or one each; 1 where it is left out.
+
+    >>> per_dimension(3, 2), per_dimension([3], 3), per_dimension((3, 5), 2), per_dimension(None, 2)
+    ((3, 3), (3, 3, 3), (3, 5), (1, 1))
+    """
+    values = tuple(value) if isinstance(value, (list, tuple)) else (1 if value is None else value,)
+    return values * dims if len(values) == 1 else values
 
 
 def broadcast_strides(spec: TensorSpec, shape: TensorSpec) -> tuple[int, ...]:

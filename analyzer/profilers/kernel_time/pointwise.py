@@ -9,7 +9,7 @@ import torch
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join_known
 from analyzer.hardware.kernel_time.host_copy import host_copy_time
 from analyzer.hardware.kernel_time.memory_bound import FAMILY, stream_time
 from analyzer.hardware.kernel_time.pointwise import (
@@ -23,7 +23,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import plan_of, touched_bytes
 
-from .placement import broadcast_strides, dense_strides, is_channels_last, is_dense, is_on_host
+from .placement import broadcast_strides, dense_strides, is_channels_last, is_dense
 from .registry import TimeRule, register_time_impl
 
 NAMES = """abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
@@ -71,8 +71,6 @@ def pointwise_rule(signature: Signature, device: DeviceSpec, instructions: str |
     """Operators that make each element of one result from those at its place; ``instructions`` names a constant."""
     if not signature.outputs:
         return None
-    if is_on_host(signature, device):
-        return NO_TIME
     out = signature.outputs[0]
     operands = [s for s in signature.inputs if len(s) <= len(out) and (s or s.device != "cpu")]
     dtypes = {s.dtype for s in operands if s.dtype is not torch.bool}
@@ -96,7 +94,7 @@ def pow_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def random_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Writes random numbers, or drops elements by them."""
-    if is_on_host(signature, device) or not signature.outputs:
+    if not signature.outputs:
         return NO_TIME
     total = plan_of(signature).total
     return random_time(signature.outputs[0].numel, total.read_bytes + total.written_bytes, device)
@@ -104,7 +102,7 @@ def random_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 def fill_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Writes its result only."""
-    if is_on_host(signature, device) or not signature.outputs:
+    if not signature.outputs:
         return NO_TIME
     out = signature.outputs[0]
     return specs_time(out, (), touched_bytes(out), device)
@@ -134,7 +132,7 @@ def with_copies(rule: TimeRule) -> TimeRule:
             return time
         copies = [specs_time(TensorSpec.of(tuple(s), dense_strides(s), s.dtype, s.device), (s,),
                              s.nbytes + touched_bytes(s), device) for s in scattered]
-        return join([*(c for c in copies if c is not None), time])
+        return join_known(*copies, time)
 
     return copied
 
@@ -160,12 +158,12 @@ def masked_fill_rule(signature: Signature, device: DeviceSpec) -> KernelTime | N
     """A copy, which is then filled."""
     copy = copy_time(signature.outputs[0], signature.inputs[0], device)
     fill = pointwise_rule(signature, device)
-    return None if copy is None or fill is None else join([copy, fill])
+    return join_known(copy, fill)
 
 
 def cat_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """One kernel for up to 128 tensors (``Shape.cu``); an address is computed for each element of scattered ones."""
-    if is_on_host(signature, device) or not signature.outputs:
+    if not signature.outputs:
         return NO_TIME
     out = signature.outputs[0]
     given = [s for s in signature.inputs if s.numel]
@@ -181,7 +179,7 @@ def slice_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTime 
         return None
     out, gradient = signature.outputs[0], signature.inputs[0]
     fill, copy = stream_time(out.nbytes, device), specs_time(gradient, (gradient, ), 2 * gradient.nbytes, device)
-    return None if fill is None or copy is None else join([fill, copy])
+    return join_known(fill, copy)
 
 
 def pad_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -190,7 +188,7 @@ def pad_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
         return None
     out, given = signature.outputs[0], signature.inputs[0]
     fill, copy = stream_time(out.nbytes, device), stream_time(2 * given.nbytes, device)
-    return None if fill is None or copy is None else join([fill, copy])
+    return join_known(fill, copy)
 
 
 def unmeasured(rule: TimeRule) -> TimeRule:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join
+from analyzer.hardware.kernel_time.estimate import KernelTime, join_known
 from analyzer.hardware.kernel_time.gather import sort_time
 from analyzer.hardware.kernel_time.memory_bound import stream_time
 from analyzer.hardware.kernel_time.reduction import reduction_time
@@ -10,7 +10,6 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import bind
 
-from .placement import is_on_host
 from .pointwise import register_all
 
 NAMES = """all amax amin aminmax any argmax argmin count_nonzero linalg_vector_norm max mean median min nansum norm prod
@@ -30,8 +29,6 @@ def reduction_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
     """Sums and the like over some or all dimensions."""
     if not signature.inputs or not signature.outputs:
         return None
-    if is_on_host(signature, device):
-        return NO_TIME
     source = signature.inputs[0]
     if source.numel == 0:
         return stream_time(0, device)
@@ -52,29 +49,24 @@ def elementwise_loss_rule(signature: Signature, device: DeviceSpec) -> KernelTim
     terms = stream_time(sum(s.nbytes for s in signature.inputs) + source.nbytes, device)
     if bind(signature, signature.op._schema).get("reduction") == 0 or terms is None:
         return terms
-    total = reduction_time(1, source.numel, source.dtype.itemsize, device)
-    return None if total is None else join([terms, total])
+    return join_known(terms, reduction_time(1, source.numel, source.dtype.itemsize, device))
 
 
 def sort_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Keys with their places; sorted by radix, whatever the rows (``SortStable.cu``)."""
     source = signature.inputs[0]
-    return NO_TIME if is_on_host(signature, device) else sort_time(source.numel, source.dtype.itemsize, 8, device)
+    return sort_time(source.numel, source.dtype.itemsize, 8, device)
 
 
 def topk_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """A row is read for each 8 bits of its keys, and once more for what is picked (``TensorTopK.cu``)."""
     source = signature.inputs[0]
-    if is_on_host(signature, device):
-        return NO_TIME
     picked = sum(o.nbytes for o in signature.outputs)
     return stream_time(source.nbytes * (source.dtype.itemsize + 1) + 3 * picked, device, kernels=2)
 
 
 def scan_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Running sums: rows in one kernel, a single long one by CUB in two."""
-    if is_on_host(signature, device):
-        return NO_TIME
     source = signature.inputs[0]
     nbytes = source.nbytes + sum(o.nbytes for o in signature.outputs)
     return stream_time(nbytes, device, kernels=2 if len(source) == 1 else 1)
