@@ -1,24 +1,19 @@
 """The clusters that can be named, how to add one, and the usual one of a device."""
 from __future__ import annotations
 
-import difflib
 import functools
 import json
-import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from analyzer.errors import DuplicateRegistrationError, InputError
-from analyzer.registry import Registry
+from analyzer.errors import InputError
 
 from .catalogue import find_device
 from .cluster_spec import ClusterSpec
-from .device_file import is_device_file
+from .device_file import is_device_file, list_shipped
 from .device_spec import DeviceSpec
 from .link_spec import LinkSpec
+from .spec_catalogue import SpecCatalogue, fold_name
 
 _PER_HOST = 8
 # What the usual design gives each device of a host: bytes/s of the network in one direction, by compute capability.
@@ -30,40 +25,19 @@ _RACKS = {"gb200": "gb200_nvl72", "gb300": "gb300_nvl72"}
 _ALONE = frozenset(("gh200_96gb", "gh200_144gb"))  # hosts of one device
 
 
-class _Specs(Registry[str, Any]):  # Any: a registry's values are callables elsewhere, here they are specs
-    """Specs by name, those that come with the package read at the first use."""
-
-    def __init__(self) -> None:
-        super().__init__("register_cluster")
-        self._is_filled = False
-
-    def fill(self) -> None:
-        if not self._is_filled:
-            self._is_filled = True
-            for name in _list_shipped():
-                self.add(_key(name), _read_shipped(name))
+def _read_all() -> list[ClusterSpec]:
+    names = list_shipped("clusters")
+    folder = resources.files(__package__).joinpath("clusters")
+    return [ClusterSpec.from_dict(json.loads(folder.joinpath(f"{name}.json").read_text("utf-8"))) for name in names]
 
 
-def _list_shipped() -> list[str]:
-    files = resources.files(__package__).joinpath("clusters").iterdir()
-    return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
+def _fold(name: str) -> str:
+    return fold_name(name.replace(".", "_"))  # instances of clouds have dots in their names
 
 
-@functools.cache
-def _read_shipped(name: str) -> ClusterSpec:
-    text = resources.files(__package__).joinpath(f"clusters/{name}.json").read_text("utf-8")
-    return ClusterSpec.from_dict(json.loads(text))
-
-
-def _key(name: str) -> str:
-    return re.sub(r"[\s_.-]+", "_", name.strip().casefold())
-
-
-class ClusterCatalogue:
-    """Clusters by name and alias; case, spaces, dots, hyphens and underscores do not tell names apart.
-
-    Calling it registers a spec and returns it. A name that is taken is refused, unless ``override`` is true or the
-    call stands inside ``scope()``, which undoes its registrations at the end; an alias of another cluster always is.
+class ClusterCatalogue(SpecCatalogue[ClusterSpec]):
+    """Clusters by name and alias; case, spaces, dots, hyphens and underscores do not tell names apart. See
+    `SpecCatalogue`.
 
     >>> from analyzer.hardware import find_device
     >>> with register_cluster.scope():
@@ -73,41 +47,8 @@ class ClusterCatalogue:
     """
 
     def __init__(self) -> None:
-        self._specs = _Specs()
-        self._named: dict[str, ClusterSpec] = {}
-        self._named_version = -1
-
-    def __call__(self, spec: ClusterSpec, *, override: bool = False) -> ClusterSpec:
-        """Raises InputError if ``spec`` is not a ClusterSpec, DuplicateRegistrationError if a name of it is taken."""
-        if not isinstance(spec, ClusterSpec):
-            raise InputError(f"register_cluster({spec!r}): takes a ClusterSpec, for example ClusterSpec('lab', "
-                             "find_device('l4'), 4, host_link=LinkSpec('pcie', 32e9))")
-        key, named = _key(spec.name), self.by_key()
-        for name in (spec.name, *spec.aliases):
-            other = named.get(_key(name))
-            if other is not None and _key(other.name) != key:
-                raise DuplicateRegistrationError(f"register_cluster({spec!r}): {name!r} already stands for {other!r}; "
-                                                 "give this cluster another name or alias")
-        self._specs(key, spec, override=override)
-        return spec
-
-    def scope(self) -> AbstractContextManager[None]:
-        """Undo, at the end of the block, every registration made inside it."""
-        return self._specs.scope()
-
-    def __iter__(self) -> Iterator[ClusterSpec]:
-        for key in self._specs:
-            spec: Any = self._specs.find(key)
-            yield spec
-
-    def by_key(self) -> dict[str, ClusterSpec]:
-        """Every cluster by each of its names, as they are compared."""
-        self._specs.fill()
-        if self._named_version != self._specs.version:
-            version = self._specs.version
-            self._named = {_key(name): spec for spec in self for name in (*spec.aliases, spec.name)}
-            self._named_version = version
-        return self._named
+        super().__init__(ClusterSpec, "cluster", "ClusterSpec('lab', find_device('l4'), 4, "
+                         "host_link=LinkSpec('pcie', 32e9))", _read_all, _fold)
 
 
 register_cluster = ClusterCatalogue()
@@ -128,15 +69,11 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
         raise InputError(f"find_cluster({cluster!r}): takes a name, for example 'dgx_h100', or a ClusterSpec")
     if is_device_file(cluster):
         return _read_cluster(cluster)
-    named = register_cluster.by_key()
-    spec = named.get(_key(cluster))
+    spec = register_cluster.by_key().get(_fold(cluster))
     if spec is None:
-        close = dict.fromkeys(named[key].name for key in difflib.get_close_matches(_key(cluster), named, 4, 0.5))
-        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         raise InputError(
-            f"unknown cluster {cluster!r}: {hint}The catalogue holds {', '.join(s.name for s in register_cluster)}; "
-            "cluster_of('h100') gives the usual one of a device; describe another one with ClusterSpec and pass it, or "
-            "add it with register_cluster")
+            f"unknown cluster {cluster!r}: {register_cluster.list_near(cluster, 4)}; cluster_of('h100') gives the "
+            "usual one of a device; describe another one with ClusterSpec and pass it, or add it with register_cluster")
     return spec
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from analyzer.errors import InputError
 
 from .catalogue import find_device
-from .device_spec import DeviceSpec, Figure
-from .link_spec import LinkSpec, suggest
+from .device_spec import DeviceSpec, Figure, known_fields
+from .link_spec import LinkSpec
 
 _LINKS = ("link", "host_link", "fabric")
 
@@ -97,15 +97,10 @@ class ClusterSpec:
 
         Raises InputError for an unknown field, a missing one or a value that cannot be.
         """
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in data:
-            if name not in known:
-                raise InputError(f"ClusterSpec.from_dict: unknown field {name!r}{suggest(name, known)}; the fields are "
-                                 f"{', '.join(known)}")
+        fields = known_fields("ClusterSpec", cls, data)
         for name in ("name", "device"):
             if name not in data:
                 raise InputError(f"ClusterSpec.from_dict({dict(data)!r}): has no {name!r}")
-        fields = dict(data)
         device = fields["device"]
         fields["device"] = DeviceSpec.from_dict(device) if isinstance(device, Mapping) else find_device(device)
         for name in _LINKS:

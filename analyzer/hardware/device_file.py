@@ -20,9 +20,9 @@ from .device_spec import DeviceSpec
 UNFINISHED = "unfinished"  #: the field in which a measurement is kept that is not finished
 
 
-def list_shipped() -> list[str]:
-    """The names of the devices that come with the package, sorted."""
-    files = resources.files(__package__).joinpath("devices").iterdir()
+def list_shipped(folder: str = "devices") -> list[str]:
+    """The names of the records in a folder of the package, sorted."""
+    files = resources.files(__package__).joinpath(folder).iterdir()
     return sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json"))
 
 

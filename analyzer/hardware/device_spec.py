@@ -133,7 +133,7 @@ class DeviceSpec:
         for name in self.sources:
             if name not in _UNITS and name != "flops_per_second":
                 raise self._error("sources", name,
-                                  f"not a figure{_suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
+                                  f"not a figure{suggest(name, _UNITS)}; the figures are {', '.join(_UNITS)}")
         object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change
         object.__setattr__(self, "calibration", self._check_calibration())
 
@@ -179,12 +179,12 @@ class DeviceSpec:
 
         Raises InputError for an unknown field, a missing name or a value that cannot be.
         """
-        fields = _known_fields("DeviceSpec", cls, data)
+        fields = known_fields("DeviceSpec", cls, data)
         if "name" not in fields:
             raise InputError(f"DeviceSpec.from_dict({dict(data)!r}): has no 'name'")
         rates = fields.get("flops_per_second")
         if isinstance(rates, Mapping):
-            fields["flops_per_second"] = PeakRates(**_known_fields("PeakRates", PeakRates, rates))
+            fields["flops_per_second"] = PeakRates(**known_fields("PeakRates", PeakRates, rates))
         return cls(**fields)
 
     @classmethod
@@ -205,7 +205,7 @@ class DeviceSpec:
         rates, sources = dict(vars(known.get("flops_per_second", PeakRates()))), dict(known.get("sources", {}))
         for figure, value in figures.items():
             if figure not in _UNITS:
-                raise InputError(f"DeviceSpec.from_measurement({figure!r}): not a figure{_suggest(figure, _UNITS)}; "
+                raise InputError(f"DeviceSpec.from_measurement({figure!r}): not a figure{suggest(figure, _UNITS)}; "
                                  f"the figures are {', '.join(_UNITS)}")
             if value is None:
                 continue
@@ -215,15 +215,17 @@ class DeviceSpec:
         return cls(**{**known, "name": name, **fields, "flops_per_second": PeakRates(**rates), "sources": sources})
 
 
-def _known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """``data``, whose names are all fields of ``cls``. Raises InputError for one that is not."""
     known = [f.name for f in dataclasses.fields(cls)]
     for name in data:
         if name not in known:
             raise InputError(
-                f"{owner}.from_dict: unknown field {name!r}{_suggest(name, known)}; the fields are {', '.join(known)}")
+                f"{owner}.from_dict: unknown field {name!r}{suggest(name, known)}; the fields are {', '.join(known)}")
     return dict(data)
 
 
-def _suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """What to add to an error about ``name``: the nearest of ``known``, if one is near."""
     close = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -1,16 +1,14 @@
 """What joins devices: NVLink, PCI Express, a network."""
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.errors import InputError
 
-from .device_spec import Figure
+from .device_spec import Figure, known_fields, suggest
 
 #: ``"nvswitch"``: NVLink through switches, all to all at the full rate. ``"nvlink_mesh"``: NVLink from device to
 #: device, so two of them share some of the links. ``"nvlink_bridge"``: cards joined two by two. ``"infinity_fabric"``:
@@ -81,22 +79,12 @@ class LinkSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LinkSpec:
         """The link that ``dataclasses.asdict`` gave. Raises InputError for an unknown field or one that is missing."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in data:
-            if name not in known:
-                raise InputError(f"LinkSpec.from_dict: unknown field {name!r}{suggest(name, known)}; the fields are "
-                                 f"{', '.join(known)}")
+        fields = known_fields("LinkSpec", cls, data)
         for name in ("kind", "bandwidth"):
             if name not in data:
                 raise InputError(f"LinkSpec.from_dict({dict(data)!r}): has no {name!r}")
-        return cls(**data)
+        return cls(**fields)
 
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """What to add to an error about ``name``: the nearest of ``known``, if one is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
