@@ -18,6 +18,7 @@ from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.cpu_measurement import describe_measurement, measured_cpu
 from analyzer.hardware.current_spec import simulated_spec, simulating
+from analyzer.hardware.device_file import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import fake_arguments
@@ -73,7 +74,7 @@ class Session:
         options = options or ProfileOptions()
         check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
         self.spec = None if device is None else find_device(device)
-        if self.spec is not None and self.spec == find_device("cpu"):  # its figures are those of the host at hand
+        if self.spec is not None and self.spec == read_shipped("cpu"):  # its figures are those of the host at hand
             self.spec = measured_cpu()
             remarks = (*remarks, *([describe_measurement(self.spec)] if self.spec.memory_bandwidth else []))
         if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):

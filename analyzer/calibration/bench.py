@@ -99,7 +99,7 @@ class TorchBench:
                 (x.numel() + weight.numel()) * dtype.itemsize)
 
     def _make_copy(self, sizes: Any) -> tuple[Call, int]:
-        host = torch.ones(sizes["nbytes"] // 4)
+        host = torch.ones(sizes["nbytes"] // 4, dtype=torch.float32)
         host = host.pin_memory() if sizes["pinned"] else host
         there = torch.empty_like(host, device=self.device)
         source, target = (host, there) if sizes["way"] == "to_device" else (there, host)
@@ -144,7 +144,7 @@ class TorchBench:
         if call in DEVICE_CALLS:
             with self._current():
                 if call == "floor":
-                    x = torch.zeros(1, device=self.device)
+                    x = torch.zeros(1, device=self.device, dtype=torch.float32)
                     return self._time_graph([lambda: x.add_(1.0)])
                 return time_device_call(call, self.device, self.budget_seconds, self.clock)
         return time_host_call(call, self.budget_seconds, self.clock)

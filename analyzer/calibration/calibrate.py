@@ -94,7 +94,7 @@ def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> Devic
         calibration, host = {**AS_MEASURED}, {**host, **RUNS_INLINE}
     for family, constants in {**fit_constants(base, points), **({"host": host} if host else {})}.items():
         calibration[family] = {**calibration.get(family, {}), **constants}
-    return DeviceSpec.from_measurement(base.name, {}, command="", date="", like=base, calibration=calibration)
+    return dataclasses.replace(base, calibration=calibration)
 
 
 def _measure(points: Sequence[Point], bench: Bench, kept: Mapping[str, float | None], path: Path,

@@ -15,9 +15,9 @@ def time_host_call(call: str, budget_seconds: float, clock: Callable[[], float])
 
     Raises KeyError for another name.
     """
-    run = {"forward": _run_forward, "gradient": _run_gradient, "backward": _run_backward, "update": _run_update,
-           "module": _run_modules, "list_tensor": _run_lists}[call]
     if call != "backward":
+        run = {"forward": _run_forward, "gradient": _run_gradient, "update": _run_update, "module": _run_modules,
+               "list_tensor": _run_lists}[call]
         return fastest(run, budget_seconds, clock) / _CALLS
     best = float("inf")
     start = clock()
@@ -33,7 +33,7 @@ def time_device_call(call: str, device: torch.device, budget_seconds: float, clo
     """Seconds of the host for one ``"call"`` of an operator whose kernel is queued, or from the end of a kernel until
     the host goes on that waited for it (``"synchronize"``).
     """
-    x = torch.zeros(1, device=device)
+    x = torch.zeros(1, device=device, dtype=torch.float32)
     torch.cuda.synchronize(device)
     if call == "call":
         best = float("inf")
@@ -50,7 +50,7 @@ def time_device_call(call: str, device: torch.device, budget_seconds: float, clo
 
 def _run_forward() -> torch.Tensor:
     with torch.no_grad():
-        x = torch.zeros(1)
+        x = torch.zeros(1, dtype=torch.float32)
         for _ in range(_CALLS):
             x = torch.mul(x, 1.0)
     return x
@@ -58,22 +58,15 @@ def _run_forward() -> torch.Tensor:
 
 def _run_gradient() -> torch.Tensor:
     with torch.enable_grad():
-        x = torch.zeros(1, requires_grad=True)
+        x = torch.zeros(1, dtype=torch.float32, requires_grad=True)
         for _ in range(_CALLS):
             x = torch.mul(x, 1.0)
     return x
 
 
-def _run_backward() -> torch.Tensor:
-    with torch.enable_grad():
-        end = _run_gradient()
-        end.backward()
-    return end
-
-
 def _run_update() -> torch.Tensor:
     with torch.no_grad():
-        x = torch.zeros(1)
+        x = torch.zeros(1, dtype=torch.float32)
         for _ in range(_CALLS):
             x.add_(x, alpha=0.1)
     return x
@@ -88,13 +81,13 @@ _module = _Nothing()
 
 
 def _run_modules() -> torch.Tensor:
-    x = torch.zeros(1)
+    x = torch.zeros(1, dtype=torch.float32)
     for _ in range(_CALLS):
         x = _module(x)
     return x
 
 
 def _run_lists() -> torch.Tensor:
-    tensors = [torch.zeros(1) for _ in range(_CALLS)]
+    tensors = [torch.zeros(1, dtype=torch.float32) for _ in range(_CALLS)]
     torch._foreach_add_(tensors, 1.0)
     return tensors[0]

@@ -125,7 +125,7 @@ def _measure_aside(identity: str) -> DeviceSpec:
 
 @torch.no_grad()
 def _measure_bandwidth(budget_seconds: float, clock: Callable[[], float]) -> float:
-    source = torch.ones(_COPIED_BYTES // 4)
+    source = torch.ones(_COPIED_BYTES // 4, dtype=torch.float32)
     target = torch.empty_like(source)
     return 2 * _COPIED_BYTES / fastest(lambda: target.copy_(source), budget_seconds, clock)
 
@@ -148,7 +148,7 @@ def _measure_products(dtype: torch.dtype, budget_seconds: float, clock: Callable
 @torch.no_grad()
 def _measure_dispatch(budget_seconds: float, clock: Callable[[], float]) -> float:
     """Seconds of an operator call that does next to nothing."""
-    x = torch.zeros(1)
+    x = torch.zeros(1, dtype=torch.float32)
 
     def run() -> None:
         for _ in range(_CALLS):

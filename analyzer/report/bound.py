@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.results.info import BOUNDS, PhaseInfo
+from analyzer.results.info import BOUNDS, bound_seconds, longest_bound
 from analyzer.results.profile import Profile
 from analyzer.units import format_percent, format_seconds
 
@@ -22,27 +22,23 @@ REMEDIES = {
 def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
     """A row for each phase: the seconds of each of `BOUNDS`, and their share of the phase's; none where unknown."""
     for name, phase in profile.phases.items():
-        if phase.launch_seconds is not None and phase.seconds:
-            yield name, *(_describe(phase, bound) for bound in BOUNDS)
-
-
-def _describe(phase: PhaseInfo, bound: str) -> str:
-    seconds = getattr(phase, f"{bound}_seconds")
-    if not seconds:
-        return "-"
-    parts = sum(getattr(phase, f"{other}_seconds") or 0.0 for other in BOUNDS)
-    return f"{format_seconds(seconds)} {format_percent(seconds / parts)}"
+        parts = bound_seconds(phase)
+        if phase.launch_seconds is not None and (total := sum(parts.values())):
+            yield name, *(f"{format_seconds(part)} {format_percent(part / total)}" if part else "-"
+                          for part in parts.values())
 
 
 def find_remedy(profile: Profile) -> str | None:
     """What would help most: what is said of the longest part of the whole step; None where it is not known.
 
+    >>> from analyzer.results.info import PhaseInfo
     >>> p = Profile(name="demo", mode="infer", phases={"forward": PhaseInfo(launch_seconds=3e-3, memory_seconds=1e-3)})
     >>> find_remedy(p).partition(":")[0]
     'launch, 75.0 %'
     """
-    parts = {bound: sum(getattr(phase, f"{bound}_seconds") or 0.0 for phase in profile.phases.values())
-             for bound in BOUNDS}
-    total = sum(parts.values())
-    longest = max(BOUNDS, key=lambda bound: parts[bound])
-    return f"{longest}, {format_percent(parts[longest] / total)}: {REMEDIES[longest]}" if total else None
+    totals = dict.fromkeys(BOUNDS, 0.0)
+    for phase in profile.phases.values():
+        for bound, seconds in bound_seconds(phase).items():
+            totals[bound] += seconds
+    longest = longest_bound(totals)
+    return longest and f"{longest}, {format_percent(totals[longest] / sum(totals.values()))}: {REMEDIES[longest]}"

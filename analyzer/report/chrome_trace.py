@@ -30,8 +30,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     Memory is a counter: a point whose label is a node stands at that node's end, others evenly between.
     """
     known = any(seconds is not None for node in profile.nodes for seconds in (node.fwd_seconds, node.bwd_seconds))
-    how = "predicted" if profile.measured_steps is None else "measured"
-    events = [_name("process_name", 0, f"{profile.name} ({profile.mode}, {how})")]
+    events = [_name("process_name", 0, f"{profile.name} ({profile.mode}, {profile.how_timed})")]
     events += [_name("thread_name", track, phase) for phase, track in _TRACKS.items()]
 
     clock = 0.0

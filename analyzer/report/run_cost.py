@@ -23,14 +23,14 @@ def find_cost(profile: Profile, tokens: float | None = None, samples: float | No
     """What `Profile.cost_of` answers."""
     check_run(tokens, samples, price, gpus, power)
     devices = gpus or profile.world_size or 1
-    amount, each = (samples, profile.batch_size) if tokens is None else (tokens, profile.tokens)
+    kind, amount, each = ("samples", samples, profile.batch_size) if tokens is None else (
+        "tokens", tokens, profile.tokens)
     assert amount is not None
     if each is None:
-        raise InputError(_explain_unknown(profile, "samples" if tokens is None else "tokens", amount))
+        raise InputError(_explain_unknown(profile, kind, amount))
     copies, remarks = _count_copies(profile, devices)
     watts, source = _find_power(profile, power)
     steps = None if copies is None or not each else math.ceil(amount / (each * copies))
-    kind = "samples" if tokens is None else "tokens"
     remarks = [_describe_amount(each, copies, kind), *remarks, _describe_step(profile), PERFECT]
     if price is not None:
         remarks.append(f"dollars are device-hours at {price:g} each")
@@ -91,9 +91,8 @@ def _describe_amount(each: int, copies: int | None, kind: str) -> str:
 def _describe_step(profile: Profile) -> str:
     if profile.step_seconds is None:
         return "how long a step takes is not known"
-    how = "predicted" if profile.measured_steps is None else "measured"
     where = f" for {profile.device}" if profile.device and profile.measured_steps is None else ""
-    return f"a step takes {format_seconds(profile.step_seconds)}, {how}{where}"
+    return f"a step takes {format_seconds(profile.step_seconds)}, {profile.how_timed}{where}"
 
 
 def _find_power(profile: Profile, given: float | None) -> tuple[float | None, str]:

@@ -53,7 +53,7 @@ def check_run_options(arguments: argparse.Namespace) -> None:
         for flag, value in [*given, *([("--roofline", arguments.roofline)] if arguments.roofline else [])]:
             raise InputError(f"{flag} {value}: is of one model, and here are {1 + len(arguments.others)}; profile them "
                              "one at a time")
-    if given and not any(amounts.values()):
+    if given and all(value is None for value in amounts.values()):
         flag, value = given[0]
         raise InputError(f"{flag} {value}: of what run? add --tokens N or --samples N")
     if given and not is_text(arguments):

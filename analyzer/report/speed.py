@@ -91,10 +91,9 @@ def describe_speed(profile: Profile) -> list[str]:
     """
     if profile.step_seconds is None:
         return []
-    how = "predicted" if profile.measured_steps is None else "measured"
     time, _, ends = format_step(profile).partition(" (")
     kernels = "" if profile.kernel_seconds is None else f", {format_seconds(profile.kernel_seconds)} of kernels"
-    lines = [f"time: {time} {how}" + (f" ({ends}" if ends else "") + kernels]
+    lines = [f"time: {time} {profile.how_timed}" + (f" ({ends}" if ends else "") + kernels]
     mfu = read_rate(profile, "mfu")
     rate, what = (profile.samples_per_second, "samples") if profile.tokens is None else (profile.tokens_per_second,
                                                                                          "tokens")

@@ -46,8 +46,17 @@ def find_bound(record: object) -> str | None:
     >>> find_bound(PhaseInfo(launch_seconds=1e-3, arithmetic_seconds=3e-3, memory_seconds=2e-3))
     'arithmetic'
     """
-    parts = {bound: getattr(record, f"{bound}_seconds") or 0.0 for bound in BOUNDS}
-    longest = max(BOUNDS, key=lambda bound: parts[bound])
+    return longest_bound(bound_seconds(record))
+
+
+def bound_seconds(record: object) -> dict[str, float]:
+    """The parts of a record's seconds, by `BOUNDS`; what is not known is 0."""
+    return {bound: getattr(record, f"{bound}_seconds") or 0.0 for bound in BOUNDS}
+
+
+def longest_bound(parts: dict[str, float]) -> str | None:
+    """The longest of the parts of a time; None where there is none."""
+    longest = max(parts, key=lambda bound: parts[bound])
     return longest if parts[longest] else None
 
 

@@ -116,6 +116,15 @@ class Profile(DeferredFields):
     replay: ReplayReport | None = None
 
     @property
+    def how_timed(self) -> str:
+        """``"measured"`` or ``"predicted"``: what its seconds are.
+
+        >>> [Profile(name="Net", mode="infer", measured_steps=steps).how_timed for steps in (None, 5)]
+        ['predicted', 'measured']
+        """
+        return "predicted" if self.measured_steps is None else "measured"
+
+    @property
     def model_flops(self) -> int | None:
         """FLOPs of the forward and backward pass, nothing run twice; None where a part is unknown.
 

@@ -1,10 +1,15 @@
 """The catalogue: its figures against the clocks they come from, its names, its registry."""
 from __future__ import annotations
 
-import pytest
+import dataclasses
+import json
 
+import pytest
+import torch
+
+from analyzer import profile
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
-from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.hardware import DeviceSpec, catalogue, find_device, register_device
 
 # By vendor, newest generation, largest memory.
 NVIDIA = [
@@ -293,3 +298,17 @@ def test_a_scope_or_an_override_replaces_and_gives_back() -> None:
         assert find_device("l4") is other
     assert find_device("l4") is original
     assert [spec.name for spec in register_device] == NAMES
+
+
+def test_a_device_of_a_file_is_known_by_its_name_afterwards(tmp_path, monkeypatch):
+    """A profile keeps the name alone: its verdict, its utilization and its roofline ask for the figures again."""
+    monkeypatch.setattr(catalogue, "_from_files", {})
+    path = tmp_path / "card.json"
+    spec = dataclasses.replace(find_device("a10"), name="bench_card", aliases=())
+    path.write_text(json.dumps(spec.to_dict()))
+    with pytest.raises(UnknownDeviceError):
+        find_device("bench_card")
+    model = torch.nn.Linear(256, 256)
+    p = profile(model, args=(torch.empty(64, 256),), device=str(path), mode="infer")
+    assert find_device("bench_card") == spec and p.mfu() is not None and p.roofline().memory_bandwidth is not None
+    assert p.fits().capacity.bytes == spec.memory_bytes

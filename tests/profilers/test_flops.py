@@ -1,4 +1,7 @@
 """Counts of what other counters get wrong, each derived by hand; checkpointing; conventions; utilization."""
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -427,3 +430,21 @@ def test_of_a_step_that_memory_ran_out_in_only_what_ended_is_told():
     assert p.fwd_macs == 64 * 2048 * 2048
     assert (p.bwd_flops, p.executed_flops, p.recompute_macs, p.hardware_flops) == (None,) * 4
     assert {o.phase for o in p.operators} == {"forward"}
+
+
+def test_threads_that_ask_for_rules_at_once_find_them_all():
+    """In a process of its own: here they are imported already."""
+    code = """
+import threading, torch
+from analyzer.profilers.kernel_time.registry import find_rule
+from analyzer.profilers.flop_registry import find_formula
+found, gate = [], threading.Barrier(8)
+def ask():
+    gate.wait()
+    found.append(find_rule(torch.ops.aten.mm.default) is not None
+                 and find_formula(torch.ops.aten.mm.default) is not None)
+threads = [threading.Thread(target=ask) for _ in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+assert found == [True] * 8, found
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -40,3 +40,8 @@ def test_a_large_batch_is_bound_by_arithmetic_and_a_small_one_by_launches(batch:
     assert p.modules is not None and p.modules.bound == bound
     parts = [getattr(p.phases["forward"], f"{name}_seconds") for name in BOUNDS]
     assert sum(parts) == pytest.approx(p.fwd_seconds)
+
+
+def test_a_phase_that_only_waits_has_no_parts_to_tell() -> None:
+    p = make(forward=PhaseInfo(seconds=1e-3, launch_seconds=0.0))
+    assert list(list_bounds(p)) == [] and "None" not in p.summary()

@@ -1,15 +1,12 @@
 """What a formula returns, and the table it is registered in."""
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import torch
+from typing import TypeAlias
 
 from analyzer.profilers.flop_formula import FAMILIES
-from analyzer.registry import Registry
+from analyzer.profilers.operator_registry import OperatorRegistry
 
 
 @dataclass(frozen=True)
@@ -42,47 +39,7 @@ class FlopCount:
 Formula: TypeAlias = Callable[..., int | FlopCount | None]  # None: this call's count depends on data
 
 
-def name_key(key: Hashable) -> Hashable:
-    """One key for the ways to name an operator: ``aten::mm`` for a packet, ``aten::mm.out`` for an overload.
-
-    >>> name_key(torch.ops.aten.mm), name_key(torch.ops.aten.mm.default), name_key("aten::mm")
-    ('aten::mm', 'aten::mm.default', 'aten::mm')
-    """
-    if isinstance(key, torch._ops.OpOverload):
-        return f"{key._schema.name}.{key._overloadname}"
-    if isinstance(key, torch._ops.OpOverloadPacket):
-        return key._qualified_op_name
-    return key
-
-
-class FlopRegistry(Registry[Hashable, Formula]):
-    """`Registry` whose keys are operators, operator packets, their names, higher-order operators or Triton kernels.
-
-    The package's own formulas are imported at the first use: with the package, it would take a tenth of torch's time.
-    """
-
-    _is_filled = False
-
-    def fill(self) -> None:
-        """Import the package's own formulas, once."""
-        if not self._is_filled:
-            self._is_filled = True
-            for family in FAMILIES:
-                importlib.import_module(f"{__package__}.{family}")
-
-    def __call__(self, key: Hashable, impl: Formula | None = None, *, override: bool = False) -> Any:
-        """Register ``impl`` for ``key``, as `Registry` does."""
-        return super().__call__(name_key(key), impl, override=override)
-
-    def find(self, key: Hashable) -> Formula | None:
-        """The formula of ``key``, or None."""
-        return super().find(name_key(key))
-
-    def __contains__(self, key: Hashable) -> bool:
-        return super().__contains__(name_key(key))
-
-
-register_flop_impl = FlopRegistry("register_flop_impl")
+register_flop_impl: OperatorRegistry[Formula] = OperatorRegistry("register_flop_impl", __package__, FAMILIES)
 
 
 def register_each(names: str, formula: Formula) -> None:
