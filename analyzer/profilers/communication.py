@@ -6,7 +6,7 @@ import functools
 from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
-from analyzer.record.recorder import COLLECTIVE_NAMESPACES
+from analyzer.record.recorder import communicates
 
 from .annotation import WAYS, Annotation
 
@@ -23,10 +23,9 @@ def collective_of(call: OpCall) -> str | None:
 
 def kind_of_collective(signature: Signature) -> str | None:
     """The kind of collective that calls of a signature are, or None."""
-    op = signature.op
-    if getattr(op, "namespace", None) not in COLLECTIVE_NAMESPACES:
+    if not communicates(signature):
         return None
-    name = op._schema.name.partition("::")[2]
+    name = signature.op._schema.name.partition("::")[2]
     for kind in _COLLECTIVES:
         if kind in f"{name.lstrip('_')}_":
             return kind.rstrip("_")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from analyzer.hardware import DeviceSpec
@@ -15,7 +15,7 @@ from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, sum_seconds
-from .fused_graph import COMPILED, FusedGraph, build_graph
+from .fused_graph import COMPILED, Loop, build_graph
 from .fused_lowering import operator_name
 from .fusion import Kernel, fuse
 from .host_time import HostTime, waits_for_device
@@ -80,6 +80,9 @@ class _FusedStep:
         by_graph: defaultdict[int, list[Kernel]] = defaultdict(list)
         for kernel in kernels:
             by_graph[kernel.graph].append(kernel)
+        loops: defaultdict[int, list[Loop]] = defaultdict(list)
+        for loop in graph.loops:
+            loops[loop.graph].append(loop)
         phases: dict[str, float] = {}
         items: list[_Item] = []
         clock = Clock()
@@ -91,7 +94,7 @@ class _FusedStep:
                 for number, place in enumerate(graph.phases):
                     if place == i:
                         part = [self.launch(kernel) for kernel in by_graph[number]]
-                        clock = self.run_graph(clock, part, count_inputs(graph, number))
+                        clock = self.run_graph(clock, part, count_inputs(loops[number]))
                         items += part
             else:
                 part = [self.call(call) for call in self.log.calls[record.first_call:record.last_call]]
@@ -188,8 +191,7 @@ class _FusedStep:
         return find_range(wall, math.hypot(waiting, *errors.values()))
 
 
-def count_inputs(graph: FusedGraph, number: int) -> int:
-    """How many tensors a graph is given: those that it reads and does not make."""
-    loops = [loop for loop in graph.loops if loop.graph == number]
+def count_inputs(loops: Sequence[Loop]) -> int:
+    """How many tensors a graph is given: those that its loops read and do not make."""
     made = {buffer for loop in loops for buffer in loop.writes}
     return len({buffer for loop in loops for buffer in loop.reads} - made)

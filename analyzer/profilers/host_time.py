@@ -38,11 +38,9 @@ class HostTime:
     def picoseconds(self, call: OpCall, kernels: int) -> int:
         """The host's time for a call that launches ``kernels``."""
         host = self.host
-        seconds = self._of.get("recompute" if call.recomputed else call.phase, host.update_seconds)
-        seconds += kernels * host.launch_seconds + count_convolutions(call.signature) * host.library_seconds
-        if takes_lists(call.signature):
-            seconds += len(call.signature.inputs) * host.list_tensor_seconds
-        return round(seconds * PICOSECONDS)
+        pace = self._of.get("recompute" if call.recomputed else call.phase, host.update_seconds)
+        return round(add_launches(host, pace, kernels, count_convolutions(call.signature),
+                                  count_listed(call.signature)) * PICOSECONDS)
 
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""
@@ -54,6 +52,14 @@ class ForwardSeconds(NamedTuple):
 
     forward: float
     again: float
+
+
+def add_launches(host: HostSpec, seconds: float, kernels: int, convolutions: int, listed: int) -> float:
+    """The host's time for an operator that takes ``seconds`` itself, with what it launches and the tensors of its
+    lists.
+    """
+    seconds += kernels * host.launch_seconds + convolutions * host.library_seconds
+    return seconds + listed * host.list_tensor_seconds
 
 
 def forward_seconds(host: HostSpec, calls: int, again: int, module_calls: int, trains: bool) -> ForwardSeconds:
@@ -74,10 +80,10 @@ def count_convolutions(signature: Signature) -> int:
     return sum(masks[-1][:2]) if "backward" in name and masks else 1
 
 
-def takes_lists(signature: Signature) -> bool:
-    """Whether an operator works on lists of tensors, each of which costs the host something."""
-    name = signature.op.__name__
-    return name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+def count_listed(signature: Signature) -> int:
+    """How many tensors an operator works on in lists, each of which costs the host something."""
+    takes_lists = signature.op.__name__.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+    return len(signature.inputs) if takes_lists else 0
 
 
 def waits_for_device(signature: Signature) -> bool:

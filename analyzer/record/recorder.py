@@ -95,7 +95,7 @@ class Recorder(ModuleRecorder):
         if phase == "backward":
             recomputed = self._recomputes()
             if not recomputed:
-                forward, module, node = self._forward_of_gradient(module, _communicates(signature))
+                forward, module, node = self._forward_of_gradient(module, communicates(signature))
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
             # which has no gradient: a saved-tensor hook calls it
@@ -104,7 +104,7 @@ class Recorder(ModuleRecorder):
                 self._call_of_sequence.add(self._last_sequence, sequence - 1, index)
                 self._last_sequence = sequence
                 made_grad = True
-            if _communicates(signature):
+            if communicates(signature):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
             if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
                 node = self._add_operator(signature, inputs, outputs, module)
@@ -260,7 +260,8 @@ def _keep(is_plain: bool) -> None:
     """Nothing was replayed that a backward pass could reach."""
 
 
-def _communicates(signature: Signature) -> bool:
+def communicates(signature: Signature) -> bool:
+    """Whether an operator is one of torch.distributed."""
     found: bool | None = signature.memo.get("communicates")
     if found is None:
         found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES

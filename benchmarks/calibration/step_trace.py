@@ -7,8 +7,15 @@ from typing import NamedTuple
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.host_spec import HostSpec
 from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.host_time import count_convolutions, forward_seconds, takes_lists, waits_for_device
+from analyzer.profilers.host_time import (
+    add_launches,
+    count_convolutions,
+    count_listed,
+    forward_seconds,
+    waits_for_device,
+)
 from analyzer.profilers.kernel_time.call import kernel_time
+from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
 from analyzer.record.log import Log
 from benchmarks.measured_step import MeasuredStep
 
@@ -38,18 +45,16 @@ class StepTrace:
         again = sum(call.pace == "recompute" for calls in self.phases.values() for call in calls)
         model = forward_seconds(host, len(self.phases["forward"]), again, self.module_calls, self.trains)
         paces = {"forward": model.forward, "recompute": model.again, "backward": host.backward_seconds}
-        clock = device = 0.0
+        clock = Clock()
         found = {}
         for phase, calls in self.phases.items():
-            start = max(clock, device)
-            for pace, kernels, convolutions, tensors, seconds, waits in calls:
-                clock += paces.get(pace, host.update_seconds) + kernels * host.launch_seconds
-                clock += convolutions * host.library_seconds + tensors * host.list_tensor_seconds
-                if kernels:
-                    device = max(clock, device) + seconds + kernels * host.gap_seconds
-                if waits:
-                    clock = max(clock, device) + host.synchronize_seconds
-            found[phase] = max(clock, device) - start
+            start = max(clock)
+            clock = clock.after_all(
+                Work(round(add_launches(host, paces.get(call.pace, host.update_seconds), call.kernels,
+                                        call.convolutions, call.tensors) * PICOSECONDS),
+                     round((call.seconds + call.kernels * host.gap_seconds) * PICOSECONDS), call.waits,
+                     round(host.synchronize_seconds * PICOSECONDS)) for call in calls)
+            found[phase] = (max(clock) - start) / PICOSECONDS
         return found
 
 
@@ -66,9 +71,8 @@ def trace(step: MeasuredStep, device: DeviceSpec | None = None) -> StepTrace:
             kernel = kernel_time(call, device)
             assert kernel is not None
             pace = "recompute" if call.recomputed else call.phase
-            tensors = len(call.signature.inputs) if takes_lists(call.signature) else 0
             phases.setdefault(call.phase, []).append(
-                TracedCall(pace, kernel.kernels, count_convolutions(call.signature), tensors,
+                TracedCall(pace, kernel.kernels, count_convolutions(call.signature), count_listed(call.signature),
                            kernel.seconds, waits_for_device(call.signature)))
         traces.append(StepTrace(step, phases, log.count_module_calls(), "backward" in phases))
         return Annotation()

@@ -72,7 +72,7 @@ def find_generation(device: DeviceSpec) -> str:
 
 #: Part of the tensor cores' peak that instructions of one warp reach where there are newer ones: 62 % on an H100 (Luo
 #: et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, on tensor cores);
-#: on a B200, whose multiprocessors have twice the peak, taken to be as many FLOPs a clock.
+#: on a B200, whose multiprocessors have twice the peak, assumed to be as many FLOPs a clock.
 ONE_WARP_SHARE = {MMA: 1.0, WGMMA: 0.62, TCGEN05: 0.31}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from analyzer.hardware.device_spec import DeviceSpec
 
 from .convolution_shape import ConvolutionShape
+from .memory_bound import CLOCK_HERTZ
 
 # A multiprocessor's units for loads and stores, and its lanes for integers: figures "SM" of NVIDIA's architecture
 # whitepapers (GP104 and GV100 32, TU102 16, GA100 32, GA102 and AD102 16, GH100 32; 64 lanes from Volta on).
@@ -34,4 +35,4 @@ def depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: D
     else:
         clocks = (images if shape.way == "input" else results) * (index + shape.taps * loads)
     memory = shape.item_bytes * (images + results + weights) / (device.memory_bandwidth * c["memory_efficiency"])
-    return clocks / (device.multiprocessors * (device.clock_hertz or 1.5e9)), memory
+    return clocks / (device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ)), memory

@@ -8,8 +8,9 @@ from analyzer.hardware.device_spec import DeviceSpec
 
 from .convolution_shape import ConvolutionShape
 from .convolution_tile import TENSOR_CORE_TILES, product_seconds, split_product_seconds
+from .memory_bound import CLOCK_HERTZ
 
-_SWEPT_ROWS = 128   # pixels of the tile that a multiprocessor works on
+_SWEPT_ROWS = 128   # pixels of the tile that a multiprocessor works on: the middle of TENSOR_CORE_TILES
 _NVJET = (9, 0)     # from Hopper on cuBLAS has nvjet kernels for 16 bit, whose tiles have any multiple of 8 rows,
 _EIGHTH = 8         # as their names tell (nvjet_hsh_192x168)
 _GATHERED_COLUMNS = 64
@@ -23,7 +24,7 @@ def copy_seconds(elements: int, item_bytes: int, c: Mapping[str, float], device:
     """
     assert device.memory_bandwidth is not None and device.multiprocessors is not None
     by_byte = 2 * elements * item_bytes / (device.memory_bandwidth * c["copy_efficiency"])
-    clock = device.clock_hertz or 1.5e9
+    clock = device.clock_hertz or CLOCK_HERTZ
     by_element = elements / (device.multiprocessors * clock * c["copy_elements"])
     return max(by_byte, by_element) + c["kernel_seconds"]
 
@@ -64,7 +65,7 @@ def gather_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: Devi
     else:
         channels = shape.in_channels if shape.way == "forward" else shape.out_channels
         vectors = rows * depth // channels * -(-columns // _GATHERED_COLUMNS)
-    return vectors / (device.multiprocessors * (device.clock_hertz or 1.5e9) * c["gathered_vectors"])
+    return vectors / (device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ) * c["gathered_vectors"])
 
 
 def tensor_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec,

@@ -8,7 +8,7 @@ from analyzer.hardware.device_spec import DeviceSpec
 # Rows and columns of output tiles, from the names of cuDNN's kernels (scudnn_128x64, sgemm_128x128, fprop_256x128).
 CUDA_CORE_TILES = ((128, 128), (128, 64), (64, 64), (128, 32))
 TENSOR_CORE_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64), (64, 32))
-_LEAST_DEPTH = 256  # below it a share of a split product is not worth a block
+_LEAST_DEPTH = 256  # assumed: below it a share of a split product is not worth a block
 SUM_BYTES = 4       # partial sums are float32
 
 

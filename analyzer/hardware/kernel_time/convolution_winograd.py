@@ -8,6 +8,7 @@ from analyzer.hardware.device_spec import DeviceSpec
 
 from .convolution_shape import ConvolutionShape
 from .convolution_tile import CUDA_CORE_TILES, SUM_BYTES, product_seconds
+from .memory_bound import CLOCK_HERTZ
 
 # cuDNN's fused kernel, winograd_128x128_ldg1_ldg4_tile148t and _tile442t: a block makes 32 channels of 32 squares of
 # 2x2 results, in 1 image as 4 by 8 squares or in 4 images as 4 by 2; volta_scudnn_winograd has the first only.
@@ -35,7 +36,7 @@ def fused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], 
     squares = _FUSED_SQUARES[:1] if device.architecture in _ONE_SQUARE else _FUSED_SQUARES
     blocks = min(-(-shape.batch // images) * -(-size[0] // rows) * -(-size[1] // columns)
                  for images, rows, columns in squares) * -(-outs // _FUSED_CHANNELS)
-    lanes = peak / (2 * device.multiprocessors * (device.clock_hertz or 1.5e9))
+    lanes = peak / (2 * device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ))
     busiest = max(-(-blocks // device.multiprocessors), c["winograd_resident"] * lanes / _LANES)
     work = 2 * _FUSED_PRODUCTS * _FUSED_CHANNELS * 32 * (ins + c["winograd_prologue"]) * busiest
     arithmetic = work * device.multiprocessors / (peak * c["winograd_efficiency"])

@@ -24,7 +24,7 @@ KINDS = {"bfloat16": ("half", 2), "float16": ("half", 2), "float8_e4m3fn": ("byt
 
 #: Of the tensor cores' peak rate since Hopper, what the instructions of older ones reach, which kernels for unaligned
 #: rows are made of: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking"
-#: (arXiv 2402.13499), 62.9 % on average.
+#: (arXiv 2402.13499), 62.9 % on average. Assumed for Blackwell too, of which no such row was measured.
 MMA_SHARE = 0.629
 
 

@@ -27,7 +27,7 @@ SIMT_TILES: tuple[Tile, ...] = (
 #: By generation of compute capability, those for batched float32 products, of which cuBLAS has few.
 BATCHED_SIMT_TILES: dict[int, tuple[Tile, ...]] = {
     6: ((64, 128),), 7: ((64, 64), (128, 32), (32, 128), (64, 128)), 8: ((128, 128),)}
-LEAST_K = 128  #: what a split of k leaves to each block at least
+LEAST_K = 128  #: assumed: what a split of k leaves to each block at least, some steps of a tile
 
 
 class Pipe(NamedTuple):
@@ -91,7 +91,8 @@ def cut_into_blocks(batch: int, m: int, n: int, k: int, itemsize: float, multipr
             best = Blocks(seconds, rows, cols, 1)
         most = min(multiprocessors // tiles, k // LEAST_K)
         if most < 2:
-            if tiles < 0.9 * turns * multiprocessors:  # those that would wait in the last turn take parts of k
+            # assumed from 0.9 on: those that would wait in the last turn take parts of k
+            if tiles < 0.9 * turns * multiprocessors:
                 seconds = (k * max(tiles / multiprocessors * step, k_seconds) + tile_seconds * ends + split_seconds
                            + multiprocessors * rows * cols * 8 / add_rate)
                 if seconds < best[0]:

@@ -123,5 +123,6 @@ def missed_fraction(resident_bytes: float, machine: Machine) -> float:
     >>> [round(missed_fraction(part * machine.l2_bytes, machine), 2) for part in (0.5, 1, 2)]
     [0.03, 0.5, 0.97]
     """
+    # assumed: how steep it is; a cache is shared by more than one tensor and is not replaced in order of use
     ratio: float = (resident_bytes / machine.l2_bytes)**5
     return ratio / (1 + ratio)

@@ -19,7 +19,8 @@ COLUMNS = 32           #: that a block of the gradients of weight and bias sums
 ROWS_AT_A_TIME = 256   #: for more than 256 rows: ``rows_per_block_y``
 BLOCK_THREADS = 512    #: ``MAX_BLOCK_SIZE`` of batch norm, and what cuDNN's kernels take
 THREAD_BYTES = 16      #: of one load of a thread in cuDNN's kernels
-#: Bytes of a channel that cuDNN's forward kernel keeps on the multiprocessor, so that it reads them once.
+#: Bytes of a channel that cuDNN's forward kernel keeps on the multiprocessor, so that it reads them once: assumed, of
+#: the 227 KiB of shared memory that a block may have since Hopper (CUDA C++ Programming Guide, Compute Capabilities).
 KEPT_BYTES = 200 * 1024
 #: Of the latency of memory, that of the last cache (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via
 #: Microbenchmarking", table 3.1: 193 cycles beside 450 or more).

@@ -14,6 +14,7 @@ from .estimate import NO_TIME, KernelTime
 from .memory_bound import kernel_time, read_machine
 
 SECTOR_BYTES = 32  #: what memory gives at least, whatever is asked for
+#: Assumed: part of a conversion's instructions that addresses computed element by element leave to be waited for.
 CONVERT_BESIDE_ADDRESS = 1 / 3
 
 

@@ -10,7 +10,7 @@ from .estimate import KernelTime
 from .memory_bound import kernel_time, read_machine
 
 BLOCK_THREADS = 1024  #: of the resampling kernel
-SINGLE_POSITION = 3   #: times less that threads wait where all their loads are one
+SINGLE_POSITION = 3   #: times less that threads wait where all their loads are one: assumed
 
 
 def window_time(elements: int, taps: float, nbytes: float, device: DeviceSpec) -> KernelTime | None:

@@ -7,7 +7,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import plan_of
 from analyzer.record.op_call import OpCall
-from analyzer.record.recorder import COLLECTIVE_NAMESPACES
+from analyzer.record.recorder import communicates
 
 from .collective import communication_time
 from .default import default_time
@@ -16,11 +16,6 @@ from .precision import convolutions_use_tf32, products_use_tf32, recurrent_layer
 from .registry import find_rule, register_time_impl
 
 MEMO_KEY = "kernel_time"
-
-
-def communicates(signature: Signature) -> bool:
-    """Whether an operator is one of torch.distributed."""
-    return getattr(signature.op, "namespace", None) in COLLECTIVE_NAMESPACES
 
 
 def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:

@@ -21,7 +21,7 @@ from analyzer.profilers.traffic import bind
 from .precision import products_use_tf32, recurrent_layers_use_tf32
 from .registry import register_time_impl
 
-_UNMEASURED = 0.5  # the least spread of what no measured row tells of
+_UNMEASURED = 0.5  # assumed: the least spread of what no measured row tells of
 _REAL = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
 
 
