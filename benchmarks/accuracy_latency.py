@@ -1,9 +1,10 @@
 """How right predicted times are, cross-validated: `python -m benchmarks.accuracy_latency` writes the section of
-docs/accuracy.md on time; with `kernels`, `steps` or `compiled` it prints these parts alone.
+docs/accuracy.md on time; with `kernels` or `steps` it prints that part alone. Steps under
+`torch.compile` are in `benchmarks.accuracy_fused`.
 
 No case is predicted with constants that it helped to fit: kernels by folds of shapes and with their device left out
 (`benchmarks/calibration`), the steps on the H200 with their model left out of every fit, the host's included. The steps
-of NeuSight's authors, and the compiled ones, are in no fit.
+of NeuSight's authors are in no fit.
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import tabulate
 import torch
 
-from analyzer import Profile, ProfileOptions
+from analyzer import Profile
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_registry import count_call
@@ -244,25 +245,8 @@ Every step, in ms:
 {print_table(every, columns)}"""
 
 
-def compiled_table() -> str:
-    """Steps under ``torch.compile``: the second estimate beside what was measured."""
-    eager = {step.id: step for step in neusight_steps()}
-    rows = []
-    for step in neusight_steps("fusion"):
-        p = step.profile(options=ProfileOptions(fused="default"))
-        assert p.fused is not None and p.fused.step_seconds and p.step_seconds is not None
-        beside = eager[step.id.replace("-fusion", "")]
-        rows.append([step.id, milliseconds(step.seconds), milliseconds(p.fused.step_seconds),
-                     f"{100 * (p.fused.step_seconds / step.seconds - 1):+.1f} %",
-                     f"{beside.seconds / step.seconds:.2f}", f"{p.step_seconds / p.fused.step_seconds:.2f}",
-                     milliseconds(step.others.get("neusight"))])
-    return print_table(rows, ["step", "measured", "predicted", "error", "faster than eager, measured", "predicted",
-                              "NeuSight"])
-
-
 PARTS: Mapping[str, tuple[str, object]] = {
-    "kernels": ("### Kernels", kernel_tables), "steps": ("### Whole steps", step_tables),
-    "compiled": ("### Compiled steps", compiled_table)}
+    "kernels": ("### Kernels", kernel_tables), "steps": ("### Whole steps", step_tables)}
 
 
 def section(seconds: float, parts: Mapping[str, str]) -> str:

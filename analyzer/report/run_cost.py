@@ -76,7 +76,7 @@ def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]
     if devices % size:
         raise InputError(f"cost_of(gpus={devices}): a copy of the model takes {size} devices, and {devices} is no "
                          "multiple of that")
-    said = "" if devices == 1 else (f"{devices:,} devices step as fast as {profiled:,}: what they say to each other "
+    said = "" if devices == 1 else (f"{devices:,} devices step as fast as {profiled:,}: what they send each other "
                                     "takes no more time")
     return devices // size, [said] if said else []
 
