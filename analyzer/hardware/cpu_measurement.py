@@ -6,6 +6,7 @@ variable ``ANALYZER_MEASURE_HOST`` is 0 nothing is measured, and the host's figu
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -137,7 +138,7 @@ def _measure_products(dtype: torch.dtype, budget_seconds: float, clock: Callable
     while True:
         a = torch.ones(size, size, dtype=dtype)
         out = torch.empty_like(a)
-        seconds = fastest(lambda a=a, out=out: torch.mm(a, a, out=out), budget_seconds / 10, clock)  # type: ignore[misc]
+        seconds = fastest(functools.partial(torch.mm, a, a, out=out), budget_seconds / 10, clock)
         best = max(best, 2 * size**3 / seconds)
         # six calls of eight times the work
         if size >= _LARGEST or size >= _SURE and clock() - start + 48 * seconds > budget_seconds:
@@ -157,6 +158,7 @@ def _measure_dispatch(budget_seconds: float, clock: Callable[[], float]) -> floa
     return fastest(run, budget_seconds, clock) / _CALLS
 
 
+@functools.cache
 def _find_model() -> str:
     """The processor's name."""
     try:

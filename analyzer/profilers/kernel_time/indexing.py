@@ -128,7 +128,9 @@ def adaptive_pool_rule(signature: Signature, device: DeviceSpec) -> KernelTime |
 
 
 def upsample_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Four neighbours for each result: bilinear by a thread a position, nearest by one an element."""
+    """Neighbours of each result: bilinear by a thread a position, nearest (and bicubic, taken to be like it) by a
+    thread an element.
+    """
     out = signature.outputs[0]
     if "bilinear" in signature.op._schema.name:
         return plane_time(out[0] * out[1], math.prod(out[2:]), traffic_of(signature), device,
@@ -137,7 +139,7 @@ def upsample_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None
 
 
 def upsample_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Each gradient is added at four places, into a result of zeros."""
+    """Into a result of zeros: bilinear (and bicubic, taken to be like it) adds each gradient at four places."""
     gradient, out = signature.inputs[0], signature.outputs[0]
     fill = stream_time(out.nbytes, device)
     if "bilinear" not in signature.op._schema.name and "bicubic" not in signature.op._schema.name:
