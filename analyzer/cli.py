@@ -15,6 +15,7 @@ from analyzer.api.models_command import add_models_command, run_models
 from analyzer.calibration.command import add_calibrate_command, run_calibrate
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
+from analyzer.hardware.catalogue import knowing
 from analyzer.recipe.option import read_recipe
 from analyzer.record.model_failure import own_traceback
 from analyzer.record.progress import progress_of, watch_progress
@@ -139,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = make_parser().parse_args(words[:own])
             if arguments.command == "dryrun":
                 arguments.arguments += words[own + 1:]
-            with _showing_progress(arguments.command):
+            # `calibrate` writes the file that is its device; what others ask of a profile has the device's name alone
+            device = None if arguments.command == "calibrate" else getattr(arguments, "device", None)
+            with _showing_progress(arguments.command), knowing(device):
                 return commands[arguments.command](arguments)
     except AnalyzerError as error:
         print(f"analyzer: {error}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """The command line as its users run it."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 import analyzer
 from analyzer import Profile
 from analyzer.cli import main, make_parser
+from analyzer.hardware import find_device
 from analyzer.report.progress_bar import ProgressBar
 
 ROOT = Path(__file__).parent.parent
@@ -283,3 +285,12 @@ def test_what_is_saved_is_saved_where_the_reader_of_the_output_has_gone(tmp_path
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
         running.stdout.close()  # as `head` does
     assert running.returncode == 0 and json.loads(path.read_text())
+
+
+def test_a_device_of_a_file_has_verdict_utilization_and_roofline(capsys, tmp_path):
+    path, out = tmp_path / "card.json", tmp_path / "roof.json"
+    spec = dataclasses.replace(find_device("a10"), name="bench_card", aliases=())
+    path.write_text(json.dumps(spec.to_dict()))
+    code, printed, _ = run(capsys, *RESNET, "--device", str(path), "--show", "brief", "--roofline", str(out))
+    assert code == 0 and "MFU" in printed and "fits on bench_card" in printed
+    assert json.loads(out.read_text())["memory_bandwidth"] == spec.memory_bandwidth

@@ -1,6 +1,9 @@
 """The devices that can be named, and how to add one."""
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from analyzer.errors import InputError, UnknownDeviceError
@@ -45,16 +48,27 @@ class DeviceCatalogue(SpecCatalogue[DeviceSpec]):
 register_device = DeviceCatalogue()
 
 
-_from_files: dict[str, DeviceSpec] = {}  #: those that were read from a file, by name
+@contextmanager
+def knowing(device: object) -> Iterator[None]:
+    """For the length of a block, know the device that a file describes by its name, which is all that a profile keeps
+    of it, unless the catalogue has that name. Nothing for what is no file.
+    """
+    if not isinstance(device, str) or not is_device_file(device):
+        yield
+        return
+    with register_device.scope():
+        spec = find_device(device)
+        if register_device.find(spec.name) is None:
+            register_device(dataclasses.replace(spec, aliases=()))  # those may be the catalogue's
+        yield
 
 
 def find_device(device: str | DeviceSpec) -> DeviceSpec:
     """The spec that ``device`` names, or ``device`` itself if it is one.
 
     Takes names of the catalogue, their aliases and what ``torch.cuda.get_device_name()`` returns for them, and the path
-    of a JSON file as `read_device` reads it; the name in such a file is known from then on, unless the catalogue has
-    it. Raises UnknownDeviceError with the nearest names, InputError for something that is not a name and for a file
-    that describes no device.
+    of a JSON file as `read_device` reads it. Raises UnknownDeviceError with the nearest names, InputError for something
+    that is not a name and for a file that describes no device.
 
     >>> find_device("H100"), find_device("NVIDIA A100-SXM4-80GB").name
     (DeviceSpec('h100_sxm', cuda, 79.19 GiB), 'a100_80gb')
@@ -63,11 +77,9 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
         return device
     if not isinstance(device, str):
         raise InputError(f"find_device({device!r}): takes a name, for example 'h200', or a DeviceSpec")
-    spec = register_device.find(device) or _from_files.get(fold_name(device))
+    spec = register_device.find(device)
     if spec is None and is_device_file(device):
-        spec = read_device(device)
-        _from_files[fold_name(spec.name)] = spec  # what is asked of a profile later has its name alone
-        return spec
+        return read_device(device)
     if spec is None:
         raise UnknownDeviceError(f"unknown device {device!r}: {register_device.list_near(device, 6)}; describe another "
                                  "one with DeviceSpec and pass it, or add it with register_device")

@@ -9,7 +9,8 @@ import torch
 
 from analyzer import profile
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
-from analyzer.hardware import DeviceSpec, catalogue, find_device, register_device
+from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.hardware.catalogue import knowing
 
 # By vendor, newest generation, largest memory.
 NVIDIA = [
@@ -300,15 +301,17 @@ def test_a_scope_or_an_override_replaces_and_gives_back() -> None:
     assert [spec.name for spec in register_device] == NAMES
 
 
-def test_a_device_of_a_file_is_known_by_its_name_afterwards(tmp_path, monkeypatch):
+def test_a_device_of_a_file_is_known_by_its_name_for_a_block(tmp_path):
     """A profile keeps the name alone: its verdict, its utilization and its roofline ask for the figures again."""
-    monkeypatch.setattr(catalogue, "_from_files", {})
     path = tmp_path / "card.json"
-    spec = dataclasses.replace(find_device("a10"), name="bench_card", aliases=())
+    spec = dataclasses.replace(find_device("a10"), name="bench_card")
     path.write_text(json.dumps(spec.to_dict()))
+    model = torch.nn.Linear(256, 256)
+    with knowing(str(path)):
+        p = profile(model, args=(torch.empty(64, 256),), device=str(path), mode="infer")
+        assert p.mfu() is not None and p.roofline().memory_bandwidth == spec.memory_bandwidth
+        assert p.fits().capacity.bytes == spec.memory_bytes
     with pytest.raises(UnknownDeviceError):
         find_device("bench_card")
-    model = torch.nn.Linear(256, 256)
-    p = profile(model, args=(torch.empty(64, 256),), device=str(path), mode="infer")
-    assert find_device("bench_card") == spec and p.mfu() is not None and p.roofline().memory_bandwidth is not None
-    assert p.fits().capacity.bytes == spec.memory_bytes
+    with knowing("h200"), knowing(None):
+        assert [device.name for device in register_device] == NAMES
