@@ -28,7 +28,9 @@ from .stream import (
     SimulatedGenerator,
     SimulatedStream,
     device_index,
+    set_stream,
     simulated_class,
+    synchronize,
 )
 
 _RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
@@ -151,7 +153,7 @@ def _default_stream(device: Any = None) -> SimulatedStream:
 def _set_stream(stream: Any) -> None:
     if stream is not None:
         _local.streams[stream.device.index] = stream
-        active_state().space.stream = stream.stream_id
+        set_stream(stream.stream_id)
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -186,14 +188,14 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     "get_device_properties": _properties,
     "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
-    **dict.fromkeys(("init", "_lazy_init", "synchronize", "ipc_collect", "set_sync_debug_mode"), _nothing),
+    "synchronize": synchronize, **dict.fromkeys(("init", "_lazy_init", "ipc_collect", "set_sync_debug_mode"), _nothing),
 }
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "device_count": _device_count,
     "current_accelerator": lambda check_available=False: torch.device("cuda") if _is_there() else None,
     "current_device_index": lambda: active.device_index, "current_device_idx": lambda: active.device_index,
     "set_device_index": _set_device, "set_device_idx": _set_device, "get_memory_info": _mem_get_info,
-    "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": _nothing,
+    "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": synchronize,
     **{name: _MEMORY[name]
        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
                     "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")}}
@@ -248,6 +250,7 @@ def replacements() -> Iterator[Undo]:
                 yield answer(owner, name, simulated)
     yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, _is_simulated))
     yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, _is_simulated))
+    yield replace(torch, "Stream", lambda f: simulated_class(f, SimulatedStream, _times_cuda))
     yield replace(torch, "Event", lambda f: simulated_class(f, SimulatedDeviceEvent, _times_cuda))
     yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)

@@ -1,4 +1,6 @@
-"""Streams, events and generators of the simulated accelerator: they order nothing, since nothing runs."""
+"""Streams, events and generators of the simulated accelerator. Nothing runs on them: the order that they ask for is
+told to the recorder (`analyzer.meta.stream_mark`).
+"""
 from __future__ import annotations
 
 import functools
@@ -8,8 +10,12 @@ from typing import Any
 import torch
 
 from analyzer.meta.state import current
+from analyzer.meta.stream_mark import EVERY_STREAM, NO_EVENT, StreamAction
 
-_next_id = itertools.count(1).__next__
+_next_event = itertools.count(NO_EVENT + 1).__next__
+# c10/cuda/CUDAStream.cpp: kStreamsPerPool, max_compile_time_stream_priorities
+_STREAMS_PER_POOL = 32
+_PRIORITIES = 4
 ELAPSED_MILLISECONDS = 1.0
 """What `SimulatedEvent.elapsed_time` answers where no time is predicted: a placeholder."""
 RESOLUTION_MILLISECONDS = 5e-4
@@ -26,25 +32,47 @@ def device_index(device: Any = None) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
-class _Done:
-    """What is never left to run: to wait for it takes no time."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self, other: Any = None) -> None:
-        pass
-
-    wait = wait_event = wait_stream = synchronize
+def mark_stream(action: StreamAction, stream: int, event: int = NO_EVENT) -> None:
+    """Tell the recorder what the program asks of a stream."""
+    state = current()
+    if state is not None and state.recorder is not None:
+        state.recorder.ordered(action, stream, event)
 
 
-class SimulatedStream(_Done):
-    """Answers as ``torch.cuda.Stream``. Its number decides from which pool of the simulated allocator memory comes."""
+def synchronize(device: Any = None) -> None:
+    """``torch.cuda.synchronize``: the host waits for all streams."""
+    mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM)
+
+
+def set_stream(stream: int) -> None:
+    """What is launched and allocated from now on is on the stream of this number."""
+    state = current()
+    if state is not None and state.space.stream != stream:
+        state.space.stream = stream
+        mark_stream(StreamAction.SWITCH, stream)
+
+
+def _take_stream(priority: int) -> int:
+    """The number of a new stream: PyTorch hands out 32 of each priority in turn (getStreamFromPool); 0 is the default
+    stream.
+    """
+    state = current()
+    level = min(max(-priority, 0), _PRIORITIES - 1)
+    taken = 0 if state is None else state.space.streams_taken[level]
+    if state is not None:
+        state.space.streams_taken[level] += 1
+    return 1 + level * _STREAMS_PER_POOL + taken % _STREAMS_PER_POOL
+
+
+class SimulatedStream:
+    """Answers as ``torch.cuda.Stream``. Its number decides from which pool of the simulated allocator memory comes, and
+    which kernels run one after the other.
+    """
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device = torch.device("cuda", device_index(device))
         self.priority = priority
-        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else _next_id()
+        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else _take_stream(priority)
         self.cuda_stream = self.native_handle = self.stream_id
         self.device_index = self.device.index
         self.device_type = 1  # c10::DeviceType::CUDA
@@ -52,6 +80,22 @@ class SimulatedStream(_Done):
     def is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured."""
         return bool(torch.cuda.is_current_stream_capturing())
+
+    def query(self) -> bool:
+        """Whether all is done: the host never sees it otherwise."""
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits for what was launched here."""
+        mark_stream(StreamAction.SYNCHRONIZE, self.stream_id)
+
+    def wait_event(self, event: Any) -> None:
+        """What is launched here from now on waits for what ``event`` was recorded after."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        """What is launched here from now on waits for what was launched on ``stream``."""
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
         """Record ``event``, or a new one, on this stream."""
@@ -77,7 +121,7 @@ class SimulatedStream(_Done):
         return f"<simulated torch.cuda.Stream device={self.device} stream_id={self.stream_id}>"
 
 
-class SimulatedEvent(_Done):
+class SimulatedEvent:
     """Answers as ``torch.cuda.Event``; the time between two is predicted where the state has a timer."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
@@ -85,10 +129,27 @@ class SimulatedEvent(_Done):
         self.enable_timing = enable_timing
         self.device: torch.device | None = None
         self.mark: Any = None  #: of the timer, where it was recorded
+        self.number = NO_EVENT  #: of its last recording
+
+    def query(self) -> bool:
+        """Whether it has happened: the host never sees it otherwise."""
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits until it has happened; one that was never recorded has."""
+        if self.number != NO_EVENT:
+            mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM, self.number)
+
+    def wait(self, stream: Any = None) -> None:
+        """What is launched on ``stream`` from now on waits until it has happened."""
+        if self.number != NO_EVENT:
+            mark_stream(StreamAction.WAIT, _number_of(stream), self.number)
 
     def record(self, stream: Any = None) -> None:
-        """Note the device of ``stream``, and the time."""
+        """It happens when what was launched on ``stream`` until now is done."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
+        self.number = _next_event()
+        mark_stream(StreamAction.RECORD, _number_of(stream), self.number)
         state = current()
         self.mark = None if state is None or state.timer is None else state.timer.mark()
 
@@ -106,6 +167,14 @@ class SimulatedEvent(_Done):
             return ELAPSED_MILLISECONDS
         state.assume(f"torch.cuda.Event.elapsed_time answers {state.timer.describe()}")
         return max(1e3 * seconds, RESOLUTION_MILLISECONDS)
+
+
+def _number_of(stream: Any) -> int:
+    """The number of ``stream``, None being the current one."""
+    if stream is not None:
+        return int(stream.stream_id)
+    state = current()
+    return 0 if state is None else state.space.stream
 
 
 class SimulatedDeviceEvent(SimulatedEvent):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ class AddressSpace:
         self.capacity_bytes = capacity_bytes
         self.allocators: dict[int, CachingAllocator] = {}
         self.listener: StorageListener | None = None
-        self.stream = 0
+        self.stream = 0  #: the number of the current stream
+        self.streams_taken: Counter[int] = Counter()  #: how many streams of each priority were made
         #: while a CUDA graph is captured: what stands for each stream, so that its memory is in a pool of its own
         self.capture: dict[int, int] | None = None
         self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph

@@ -18,6 +18,7 @@ from .options import MetaOptions
 from .signature import Signature
 from .source_line import user_line
 from .storage import MetaStorage
+from .stream_mark import StreamAction
 from .value.known_value import Known
 
 CPU = torch.device("cpu")
@@ -52,6 +53,9 @@ class CallListener(Protocol):
 
     def where(self) -> str:
         """The module that runs."""
+
+    def ordered(self, action: StreamAction, stream: int, event: int) -> None:
+        """The program asked something of a stream."""
 
 
 class FunctionListener(Protocol):

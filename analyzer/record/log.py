@@ -15,6 +15,7 @@ from .call_table import CallTable
 from .collector import rare_collections
 from .op_call import OpCall
 from .storage_lifetime import LifetimeTable, StorageLifetime
+from .stream_order import StreamOrder
 
 
 @dataclass(slots=True)
@@ -189,6 +190,7 @@ class Log:
     """
 
     call_slots: CallTable = field(default_factory=CallTable)
+    streams: StreamOrder = field(default_factory=StreamOrder)
     storage_table: dict[int, StorageLifetime] = field(default_factory=dict)
     lifetime_table: LifetimeTable = field(default_factory=LifetimeTable)
     modules: list[LogModule] = field(default_factory=list)

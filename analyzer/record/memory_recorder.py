@@ -11,6 +11,7 @@ from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.meta.stream_mark import StreamAction
 from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
 from .event import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event
@@ -162,6 +163,12 @@ class MemoryRecorder:
                                                                ROOT)
         lifetime.category, lifetime.label = "workspace", label
         self.watch_peak(0)
+
+    # ---- streams (CallListener)
+
+    def ordered(self, action: StreamAction, stream: int, event: int) -> None:
+        """The program asked something of a stream."""
+        self.log.streams.write(len(self.log.call_slots), action, stream, event)
 
     # ---- what storages are for
 

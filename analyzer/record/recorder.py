@@ -14,6 +14,7 @@ from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.signature import Signature
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
+from analyzer.meta.stream_mark import NO_EVENT, StreamAction
 
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import CALLED, OUTSIDE
@@ -67,6 +68,8 @@ class Recorder(ModuleRecorder):
         """Listen to the mode, which must be active, for the length of a block."""
         state = self.mode.state
         state.recorder, self.space.listener = self, self
+        if self.space.stream:
+            self.ordered(StreamAction.SWITCH, self.space.stream, NO_EVENT)
         if getattr(self.mode.options, "keep_events", False):
             self.observe_memory()
         self._last_sequence = next_sequence_number()
@@ -129,8 +132,12 @@ class Recorder(ModuleRecorder):
         return len(self.log.call_slots)
 
     def repeat_calls(self, begin: int, end: int) -> None:
-        """Log the calls from ``begin`` to ``end`` again, of no node, on the storages that they had."""
+        """Log the calls from ``begin`` to ``end`` again, of no node, on the storages that they had; what was on the
+        stream of the first is on the current one.
+        """
         slots = self.log.call_slots
+        if self.log.streams:
+            self.log.streams.repeat(begin, end, len(slots))
         for index in range(begin, end):
             call = slots[index]
             if call.phase != self.phase or not self.log.phases or self.log.phases[-1].last_call >= 0:

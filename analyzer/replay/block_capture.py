@@ -36,7 +36,7 @@ from .captured_block import (
     number_of,
     writes_in_place,
 )
-from .match import Mismatch
+from .match import USES_STREAMS, Mismatch
 from .reachable_code import Reachable
 from .segment import Segment
 from .state_fingerprint import StateFingerprint
@@ -92,7 +92,10 @@ class BlockCapture:
                         recorder.own_parameters(self.block)
                     self._watch_contents([s for _, s, _ in borrowed.buffers])
                     with indexed(self.block, self.arguments.indices) as self.indices:
-                        return self._run(mode.state)
+                        captured = self._run(mode.state)
+                    if recorder.log.streams:
+                        raise Mismatch(USES_STREAMS)
+                    return captured
 
     def _watch_contents(self, buffers: list[torch.Tensor]) -> None:
         """Find out whether the block reads contents of its buffers, in which blocks of one structure can differ."""

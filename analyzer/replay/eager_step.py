@@ -15,6 +15,7 @@ from analyzer.record.event import Event
 from analyzer.record.module_walk import walk_modules
 
 from .lazy_block import LazyBlock, one_by_one
+from .match import USES_STREAMS
 from .optimizer.eligibility import why_run
 from .state_fingerprint import StateFingerprint
 from .step_replay import StepReplay
@@ -92,7 +93,7 @@ class ReplayedStep(EagerStep):
     def _run_watched(self) -> StepReplay | None:
         """Run the model once; the result replays it, None where a later step could differ from this one."""
         recorder = self.recorder
-        before = self._list_fingerprints()
+        before, marks = self._list_fingerprints(), len(recorder.log.streams)
         events: list[Event] = []
         recorder.events = events
         recorder.unmaterialized_gradients = self.unmaterialized if self.replays_updates or self._drops_gradients(
@@ -109,7 +110,7 @@ class ReplayedStep(EagerStep):
         finally:
             recorder.events = recorder.unmaterialized_gradients = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
-        self.step_reason = self._why_run_again(before)
+        self.step_reason = USES_STREAMS if len(recorder.log.streams) > marks else self._why_run_again(before)
         if self.replays_updates and self.optimizer is not None:
             self.unmaterialized.check(self.parameters)
             if self.step_reason is None and self._leave_unmaterialized(replay) and replay.is_whole():

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+USES_STREAMS = "it uses streams or events, or waits for the device"
+
 
 class Match(NamedTuple):
     """It may: ``captured`` for ``target``, which was given ``arguments``."""

@@ -14,7 +14,7 @@ from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, Event
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 
-from ..match import Mismatch
+from ..match import USES_STREAMS, Mismatch
 from .expansion import Birth
 from .parameter import ParameterInfo, ParameterKind, contiguous_stride
 
@@ -45,6 +45,7 @@ class Capture:
         self.steps: list[list[Event]] = []
         self.number_of: dict[int, int] = {}       # from the numbers of the log of this run
         self.owner_of_state: dict[int, int] = {}  # by number in that log
+
     def run(self, steps: int) -> CapturedSteps:
         """Run so many steps. Raises Mismatch where they do more than update parameters."""
         with self.mode:
@@ -59,6 +60,8 @@ class Capture:
                     self._run_step(recorder)
             if self.mode.state.assumptions:
                 raise Mismatch("its step takes something for granted")
+        if recorder.log.streams:
+            raise Mismatch(USES_STREAMS)
         if any(lifetime.died is None and lifetime.category not in ("parameter", "optimizer state")
                for lifetime in recorder.log.storage_table.values()):
             raise Mismatch("a tensor outlives the step that is no state")
