@@ -1,0 +1,9 @@
+"""Training on many devices: pipelines of stages joined into one timeline."""
+from .pipeline_action import PipelineAction
+from .pipeline_schedule import list_actions, read_schedule
+from .pipeline_timeline import PipelineTimeline, join_timeline
+from .stage_action import RankTime, StageAction
+from .stage_cost import StageCost
+
+__all__ = ["PipelineAction", "PipelineTimeline", "RankTime", "StageAction", "StageCost", "join_timeline",
+           "list_actions", "read_schedule"]

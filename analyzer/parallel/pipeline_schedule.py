@@ -1,0 +1,226 @@
+"""Lists of actions of the schedules that people run: those of torch.distributed.pipelining and of Megatron-LM."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from analyzer.errors import InputError
+
+from .pipeline_action import BACKWARD_KINDS, ActionLists, PipelineAction, place_stages
+
+#: What `list_actions` knows by name; the rest are the classes of torch.distributed.pipelining.
+MEGATRON_SCHEDULES = ("megatron_1f1b", "megatron_interleaved")
+_KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "UNSHARD": "unshard",
+          "REDUCE_GRAD": "reduce_grad", "SEND_F": "send_forward", "RECV_F": "recv_forward", "SEND_B": "send_backward",
+          "RECV_B": "recv_backward"}
+_ONE_STAGE = ("GPipe", "1F1B")
+
+
+def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> ActionLists:
+    """What each rank does in one step of a schedule, sends and receives included.
+
+    ``schedule`` is a name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes ("GPipe", "1F1B",
+    "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"), or "megatron_1f1b" or
+    "megatron_interleaved". Those of one or two stages a rank take no other number of ``stages_per_rank``.
+
+    Raises InputError for an unknown schedule, or numbers that it cannot run.
+
+    >>> list_actions("1F1B", ranks=2, micro_batches=2)[1]
+    [1RECV_F0, 1F0, 1B0, 1SEND_B0, 1RECV_F1, 1F1, 1B1, 1SEND_B1]
+    """
+    said = (f"list_actions({schedule!r}, ranks={ranks}, micro_batches={micro_batches}, "
+            f"stages_per_rank={stages_per_rank})")
+    if min(ranks, micro_batches, stages_per_rank) < 1:
+        raise InputError(f"{said}: each must be 1 or more")
+    if schedule == "megatron_1f1b":
+        return _one_forward_one_backward(ranks, micro_batches, waits_for_sends=True)
+    if schedule == "megatron_interleaved":
+        if micro_batches % ranks:
+            raise InputError(f"{said}: Megatron's interleaved schedule runs a multiple of ranks of micro-batches")
+        return _wait_for_transfers(_interleave(ranks, micro_batches, stages_per_rank))
+    made = _make_torch_schedule(schedule, ranks, micro_batches, stages_per_rank, said)
+    return read_schedule(made, ranks)
+
+
+def read_schedule(schedule: Any, ranks: int) -> ActionLists:
+    """The lists of a schedule of torch.distributed.pipelining, as it would run them; ``ranks`` of its pipeline group.
+
+    Raises InputError for a schedule whose order torch does not tell.
+    """
+    lowered = getattr(schedule, "pipeline_order_with_comms", None)
+    if lowered is not None:  # of a _PipelineScheduleRuntime: sends and receives are on the list
+        return [list(_read(lowered[rank])) for rank in range(ranks)]
+    order, name = getattr(schedule, "pipeline_order", None), type(schedule).__name__
+    if not order:
+        raise InputError(f"{name}: has no pipeline_order, which would tell what other ranks do")
+    computed = [list(_read(order[rank])) for rank in range(ranks)]
+    if name == "ScheduleGPipe":
+        return _send_when_done(computed)
+    if name == "Schedule1F1B":
+        return _one_forward_one_backward(ranks, schedule._n_microbatches, waits_for_sends=False)
+    return _wait_for_transfers(computed)  # PipelineScheduleMulti._step_microbatches waits for every step's transfers
+
+
+def _read(actions: Iterable[Any]) -> Iterator[PipelineAction]:
+    for action in actions:
+        if action is None:  # an idle step, which waiting for data gives by itself
+            continue
+        if action.sub_actions is not None:  # OVERLAP_F_B runs them one after the other
+            yield from _read(action.sub_actions)
+        elif action.computation_type.value in _KINDS:  # not RESHARD, which takes no time
+            yield PipelineAction(_KINDS[action.computation_type.value], action.stage_index, action.microbatch_index)
+
+
+def _make_torch_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int, said: str) -> Any:
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    try:
+        cls: Any = get_schedule_class(name)
+    except ValueError as error:
+        raise InputError(f"{said}: {error}; or one of {', '.join(MEGATRON_SCHEDULES)}") from error
+    # What the constructors read of their stages; the lists need no module and no process group
+    stages = [SimpleNamespace(stage_index=ranks * i, num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0,
+                              group=None, is_first=i == 0, is_last=False, has_backward=True, submod=None,
+                              stage_index_to_group_rank={}) for i in range(stages_per_rank)]
+    takes_one = cls.__name__ in ("ScheduleGPipe", "Schedule1F1B")
+    if takes_one and stages_per_rank > 1:
+        raise InputError(f"{said}: has one stage a rank")
+    try:
+        return cls(stages[0] if takes_one else stages, micro_batches, loss_fn=_no_loss)
+    except ValueError as error:
+        raise InputError(f"{said}: {error}") from error
+
+
+def _no_loss(*values: object) -> object:
+    raise AssertionError("schedules that only list their actions compute no loss")
+
+
+# ---- transfers of schedules whose lists are of computations alone
+
+
+def _one_forward_one_backward(ranks: int, micro_batches: int, waits_for_sends: bool) -> ActionLists:
+    """1F1B with the transfers of ``Schedule1F1B._step_microbatches``, or of ``forward_backward_pipelining_without_\
+interleaving`` in Megatron-LM's megatron/core/pipeline_parallel/schedules.py, which waits for its sends too.
+    """
+    return [_one_rank(rank, ranks, micro_batches, waits_for_sends) for rank in range(ranks)]
+
+
+def _one_rank(rank: int, ranks: int, micro_batches: int, waits_for_sends: bool) -> list[PipelineAction]:
+    out = _Transfers(rank, ranks)
+    warmup = min(ranks - rank - 1, micro_batches)
+    for i in range(warmup):
+        out.transfer(out.recv("forward", i))
+        out.compute("forward", i)
+        out.transfer(out.send("forward", i), waits=waits_for_sends)
+    if warmup < micro_batches:
+        out.transfer(out.recv("forward", warmup))
+    for i in range(micro_batches - warmup):
+        out.compute("forward", i + warmup)
+        out.transfer(out.send("forward", i + warmup), out.recv("backward", i))
+        out.compute("backward", i)
+        is_last = i + warmup + 1 == micro_batches
+        out.transfer(out.send("backward", i), None if is_last else out.recv("forward", i + warmup + 1),
+                     waits=waits_for_sends or not is_last)
+    for i in range(micro_batches - warmup, micro_batches):
+        out.transfer(out.recv("backward", i))
+        out.compute("backward", i)
+        out.transfer(out.send("backward", i), waits=waits_for_sends)
+    return out.actions
+
+
+class _Transfers:
+    """The list of a rank of one stage, as it grows, without the transfers that the first and last stage do not have."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.actions: list[PipelineAction] = []
+        self._batches = 0
+
+    def compute(self, kind: str, micro_batch: int) -> None:
+        self.actions.append(PipelineAction(kind, self.rank, micro_batch))
+
+    def send(self, way: str, micro_batch: int) -> PipelineAction | None:
+        edge = self.ranks - 1 if way == "forward" else 0
+        return None if self.rank == edge else PipelineAction(f"send_{way}", self.rank, micro_batch)
+
+    def recv(self, way: str, micro_batch: int) -> PipelineAction | None:
+        edge = 0 if way == "forward" else self.ranks - 1
+        return None if self.rank == edge else PipelineAction(f"recv_{way}", self.rank, micro_batch)
+
+    def transfer(self, *actions: PipelineAction | None, waits: bool = True) -> None:
+        self._batches += 1
+        self.actions += [a._replace(batch=self._batches, waits=waits) for a in actions if a is not None]
+
+
+def _interleave(ranks: int, micro_batches: int, stages_per_rank: int) -> ActionLists:
+    """The computations of Megatron-LM's ``forward_backward_pipelining_with_interleaving``, in groups of as many
+    micro-batches as there are ranks.
+    """
+    total, lists = micro_batches * stages_per_rank, []
+    for rank in range(ranks):
+        def place(k: int, is_forward: bool, rank: int = rank) -> tuple[int, int]:
+            chunk, within = k % (ranks * stages_per_rank) // ranks, k % ranks
+            chunk = chunk if is_forward else stages_per_rank - 1 - chunk
+            return rank + chunk * ranks, k // (ranks * stages_per_rank) * ranks + within
+
+        forwards = [PipelineAction("forward", *place(k, True)) for k in range(total)]
+        backwards = [PipelineAction("backward", *place(k, False)) for k in range(total)]
+        warmup = min(total, 2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks)
+        steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
+        lists.append([*forwards[:warmup], *steady, *backwards[total - warmup:]])
+    return lists
+
+
+def _send_when_done(lists: ActionLists) -> ActionLists:
+    """Receives are waited for by what needs them, sends by nobody: ``ScheduleGPipe._step_microbatches``."""
+    ranks = place_stages(lists)
+    return [[step for action in actions for step in (*_needs(action, ranks), action, *_gives(action, ranks))]
+            for actions in lists]
+
+
+def _wait_for_transfers(lists: ActionLists) -> ActionLists:
+    """After each forward, backward or pair of them, a batch of what it gives and what the next one needs is waited for:
+    Megatron-LM's interleaved schedule without ``overlap_p2p_comm``.
+    """
+    ranks, out = place_stages(lists), []
+    for actions in lists:
+        groups = list(_pair(actions))
+        found: list[PipelineAction] = []
+        given: list[PipelineAction] = []
+        for number, group in enumerate([*groups, []]):
+            batch = [*given, *(need for action in group for need in _needs(action, ranks))]
+            found += [a._replace(batch=number, waits=True) for a in batch]
+            found += group
+            given = [gift for action in group for gift in _gives(action, ranks)]
+        out.append(found)
+    return out
+
+
+def _pair(actions: Sequence[PipelineAction]) -> Iterator[list[PipelineAction]]:
+    """Groups that one batch of transfers follows: pairs of a forward and a backward between warm-up and cool-down."""
+    warmup = next((i for i, action in enumerate(actions) if action.kind in BACKWARD_KINDS), len(actions)) - 1
+    last = max((i for i, action in enumerate(actions) if action.kind == "forward"), default=-1)
+    i = 0
+    while i < len(actions):
+        size = 2 if warmup <= i <= last else 1
+        yield list(actions[i:i + size])
+        i += size
+
+
+def _needs(action: PipelineAction, ranks: dict[int, int]) -> Iterator[PipelineAction]:
+    """The receive that comes before a computation, where its data is another rank's."""
+    yield from _edges(action, ranks, "recv", {"forward": -1, "backward": 1, "backward_input": 1})
+
+
+def _gives(action: PipelineAction, ranks: dict[int, int]) -> Iterator[PipelineAction]:
+    """The send that follows a computation, where another rank needs what it gives."""
+    yield from _edges(action, ranks, "send", {"forward": 1, "backward": -1, "backward_input": -1})
+
+
+def _edges(action: PipelineAction, ranks: dict[int, int], verb: str, steps: dict[str, int]) -> Iterator[PipelineAction]:
+    step: Callable[[str], int | None] = steps.get
+    other = ranks.get(action.stage + (step(action.kind) or 0))
+    if action.kind in steps and other is not None and other != ranks[action.stage]:
+        way = "forward" if action.kind == "forward" else "backward"
+        yield PipelineAction(f"{verb}_{way}", action.stage, action.micro_batch)

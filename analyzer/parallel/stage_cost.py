@@ -1,0 +1,53 @@
+"""What one micro-batch takes on a stage of a pipeline."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from analyzer.errors import InputError
+
+_PARTS = ("backward_input", "backward_weight")
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one stage: of a micro-batch, except for the last three, which are of a step.
+
+    - ``forward``, ``backward``: of a micro-batch. ``backward_input``, ``backward_weight``: the two parts of a backward
+      pass that zero-bubble schedules run apart; None where not known.
+    - ``send_forward``, ``send_backward``: from this stage to the next one, and to the one before.
+    - ``reduce_grad``: what of the exchange of gradients is left when the last backward pass ends. ``unshard``:
+      gathering the stage's parameters. ``optimizer``: the update.
+
+    Raises InputError for seconds that are negative or not finite.
+
+    >>> StageCost(1.0, 2.0).seconds_of("backward")
+    2.0
+    """
+
+    forward: float
+    backward: float
+    backward_input: float | None = None
+    backward_weight: float | None = None
+    send_forward: float = 0.0
+    send_backward: float = 0.0
+    reduce_grad: float = 0.0
+    unshard: float = 0.0
+    optimizer: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if seconds is None and name in _PARTS:
+                continue
+            if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
+                raise InputError(f"StageCost({name}={seconds!r}): must be seconds, 0 or more")
+
+    def seconds_of(self, kind: str) -> float:
+        """Seconds of an action of that kind; half of the backward pass for a part of it that is not known."""
+        seconds = getattr(self, kind)
+        return self.backward / 2 if seconds is None else float(seconds)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the two parts of the backward pass are known."""
+        return self.backward_input is not None and self.backward_weight is not None
