@@ -59,8 +59,12 @@ NAMES = {
     "fx/passes/shape_prop.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
     "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
-    "profilers/process_group.py": ["torch._C._distributed_c10d._resolve_process_group",
-                                   "torch.distributed.ProcessGroup.unbox"],
+    "record/process_group.py": [
+        "torch._C._distributed_c10d._resolve_process_group", "torch.distributed.ProcessGroup.unbox",
+        "torch.distributed.distributed_c10d._world.pg_names",
+        "torch.distributed.distributed_c10d._world.pg_group_ranks",
+        "torch.distributed.device_mesh.DeviceMesh._get_root_mesh"
+    ],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
     "dropins/distributed_tools.py": [
         f"torch.distributed._tools.{name}" for name in (

@@ -44,6 +44,7 @@ from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.parallel_size import find_parallel_sizes
 from analyzer.results.profile import Profile
+from analyzer.results.world import describe_world
 from analyzer.results.wrapper import ModulePaths
 
 from .argument import check_arguments
@@ -214,11 +215,12 @@ class Run:
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
             shape = ModuleShape.of(self.root, isomorphs)
-        builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks)
+            world = describe_world(self.recorder.log, self.root.parameters())
+        builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, world.names)
         with torch._C.DisableTorchFunction():
             return builder.build(is_final=is_final, **{
-                "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), **self.session.facts,
-                **facts})
+                "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world.info,
+                **self.session.facts, **facts})
 
 
 def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -14,21 +14,25 @@ def _rows() -> defaultdict[Any, dict[str, Any]]:
 
 
 class Annotation:
-    """Named quantities by index in ``log.nodes``, index in ``log.modules``, (step, phase), and operator as given below.
+    """Named quantities by index in ``log.nodes``, index in ``log.modules``, (step, phase), operator, and index in
+    ``log.calls``, as given below.
 
-    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo` or `Profile` fill those fields;
-    others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one of
-    `nodes`, `modules` and `operators` is read first, and fills them: what is never read need not be worked out.
+    Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo`, `CommInfo` or `Profile` fill those
+    fields; others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one
+    of `nodes`, `modules`, `operators` and `communication` is read first, and fills them: what is never read need not
+    be worked out.
     """
 
     def __init__(self, fill: Callable[[Annotation], None] | None = None) -> None:
         self.phases: defaultdict[tuple[int, str], dict[str, Any]] = _rows()
         self.totals: dict[str, Any] = {}
         self.module_calls: defaultdict[int, dict[str, Any]] = _rows()  #: by index in ``log.module_calls``
+        self.assumptions: list[str] = []  #: what these figures take for granted
         self._fill = fill
         self._nodes: defaultdict[int, dict[str, Any]] = _rows()
         self._modules: defaultdict[int, dict[str, Any]] = _rows()
         self._operators: defaultdict[tuple[int, str, str], dict[str, Any]] = _rows()
+        self._communication: defaultdict[int, dict[str, Any]] = _rows()
 
     def _complete(self) -> None:
         fill, self._fill = self._fill, None
@@ -52,6 +56,12 @@ class Annotation:
         """By index of the module, part of the step and operator: what its calls in the last step do."""
         self._complete()
         return self._operators
+
+    @property
+    def communication(self) -> defaultdict[int, dict[str, Any]]:
+        """By index in ``log.calls``: what the calls of the last step that communicate do."""
+        self._complete()
+        return self._communication
 
     def start_rows(self, log: Log, row: Mapping[str, Any]) -> None:
         """Give each node of the last step, and each module, these quantities to begin with."""

@@ -1,64 +1,54 @@
-"""Bytes that collectives move, per node, module and phase."""
+"""What collectives and messages between ranks move, per call, node, module and phase."""
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
-from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
-from analyzer.record.recorder import communicates
 
 from .annotation import WAYS, Annotation
-
-# Collectives by name, of all namespaces (c10d, _c10d_functional, _c10d_functional_autograd); what their largest tensor
-# holds is the message.
-_COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "alltoall", "all_to_all",
-                "broadcast", "reduce_", "gather_", "scatter_", "send", "recv")
+from .collective.omission import NOT_UNDERSTOOD
+from .collective.rule import Message, message_of
 
 
-def collective_of(call: OpCall) -> str | None:
-    """The kind of collective that a call is, or None."""
-    return kind_of_collective(call.signature)
-
-
-def kind_of_collective(signature: Signature) -> str | None:
-    """The kind of collective that calls of a signature are, or None."""
-    if not communicates(signature):
-        return None
-    name = signature.op._schema.name.partition("::")[2]
-    for kind in _COLLECTIVES:
-        if kind in f"{name.lstrip('_')}_":
-            return kind.rstrip("_")
-    return None
-
-
-def message_bytes(call: OpCall) -> int:
-    """The whole message: an all-gather's gathered output, a reduce-scatter's whole input, else the tensors given."""
-    return message_bytes_of(call.signature)
-
-
-def message_bytes_of(signature: Signature) -> int:
-    """The whole message of any call of a signature."""
-    if signature.op._schema.name.startswith("c10d::"):  # inputs and outputs are both arguments: a sum would count both
-        return max(map(_nbytes, signature.args), default=0)
-    return max(sum(s.nbytes for s in signature.inputs), sum(s.nbytes for s in signature.outputs))
-
-
-def _nbytes(argument: object) -> int:
-    if isinstance(argument, list):
-        return sum(_nbytes(a) for a in argument)
-    return int(getattr(argument, "nbytes", 0))
+def find_message(log: Log, call: OpCall) -> Message | None:
+    """What a call communicates; None where it is no communication."""
+    return message_of(call.signature, log.group_of(call.signature))
 
 
 def profile_communication(log: Log) -> Annotation:
-    """Bytes of every collective of the last step, at the node and module that ran it; totals by phase of every step."""
+    """Whole bytes of every call that communicates, at the node and module that ran it, and what it sends in rows of
+    its own, both of the last step; totals by phase of every step. What is not known is None, and said.
+    """
     out = Annotation(functools.partial(_fill_rows, log))
     for record in log.phases:
         out.phases[record.step, record.phase].setdefault("comm_bytes", 0)
+    unknown: Counter[str] = Counter()
     for step, call, _, number in log.tallies():
-        if collective_of(call) is not None:
-            out.add(out.phases, (step, call.phase), "comm_bytes", number * message_bytes(call))
+        message = find_message(log, call)
+        if message is None:
+            continue
+        row = out.phases[step, call.phase]
+        if message.bytes is None:
+            row["comm_bytes"] = None
+        elif row["comm_bytes"] is not None:
+            row["comm_bytes"] += number * message.bytes
+        if message.wire_bytes is None and step == log.steps - 1:
+            unknown[_explain(call, message)] += number
+    out.assumptions = [text.format(number) for text, number in unknown.items()]
     return out
+
+
+def _explain(call: OpCall, message: Message) -> str:
+    """Why it is not known what a call sends, with a place for how many calls there are."""
+    name: str = call.signature.op._schema.name
+    shown = f"communication of {name.replace('::', '.')} ({{}} calls in a step): "
+    if message.kind is not None:
+        return shown + ("how many bytes a sparse tensor has is unknown" if message.bytes is None else
+                        "the bytes on the wire are unknown, for its process group is")
+    return shown + "its bytes are unknown: " + NOT_UNDERSTOOD.get(
+        name, "it takes a process group, and is no operator of torch.distributed")
 
 
 def leave_communication_unknown(log: Log) -> Annotation:
@@ -71,6 +61,19 @@ def leave_communication_unknown(log: Log) -> Annotation:
 
 def _fill_rows(log: Log, out: Annotation) -> None:
     out.start_rows(log, {"fwd_comm_bytes": 0, "bwd_comm_bytes": 0})
-    for call in log.calls:
-        if call.step == log.steps - 1 and call.phase in WAYS and collective_of(call) is not None:
-            out.add_where(call, f"{WAYS[call.phase]}_comm_bytes", message_bytes(call))
+    unknown: list[tuple[OpCall, str]] = []
+    for index, call in enumerate(log.calls):
+        if call.step != log.steps - 1 or (message := find_message(log, call)) is None:
+            continue
+        out.communication[index].update(message._asdict())
+        if call.phase not in WAYS:
+            continue
+        name = f"{WAYS[call.phase]}_comm_bytes"
+        if message.bytes is None:
+            unknown.append((call, name))
+        else:
+            out.add_where(call, name, message.bytes)
+    for call, name in unknown:
+        out.modules[call.module][name] = None
+        if call.node >= 0:
+            out.nodes[call.node][name] = None

@@ -12,6 +12,7 @@ from analyzer.hardware.kernel_time.estimate import BOUNDS, KernelTime, find_rang
 from analyzer.record.call_table import CallKind, CallTable
 from analyzer.record.log import Log, PlacedPart
 from analyzer.record.op_call import OpCall
+from analyzer.record.process_group import communicates
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .host_time import HostTime
@@ -73,7 +74,7 @@ class _Timer:
         key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
         found = self._alike.get(key)
         if found is None:
-            kernel = kernel_time(call, self.device)
+            kernel = kernel_time(call, self.device, self.log)
             if kernel is None:
                 raise _UnknownTimeError
             host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
@@ -166,10 +167,12 @@ class _Timer:
             out.modules[i].update(dict.fromkeys(BOUND_FIELDS, 0.0))
         spent: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of nodes, in picoseconds
         clock = Clock()
-        for call in log.calls:
+        for index, call in enumerate(log.calls):
             if call.step != log.steps - 1:
                 continue
             work, kernel = self.time(call)
+            if communicates(call.signature):
+                out.communication[index]["seconds"] = kernel.seconds
             before, clock = clock.device, clock.after(work)
             waited = clock.device - before - work.device
             error = kernel.seconds * kernel.spread

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from analyzer.meta.signature import Signature
+
 from .allocator_event_table import AllocatorEvent, AllocatorEventTable
 from .call_table import CallTable
 from .collector import rare_collections
 from .op_call import OpCall
+from .process_group import ProcessGroupSpec, WorldFacts, find_group
 from .storage_lifetime import LifetimeTable, StorageLifetime
 from .stream_order import StreamOrder
 
@@ -210,6 +213,9 @@ class Log:
     allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
     keeps_allocator_events: bool = False
     shortage: Shortage | None = None         #: where the run ended for want of memory
+    world: WorldFacts | None = None          #: the job that the process was one of
+    #: of the calls of a signature, as it was when one of them was recorded
+    groups: dict[Signature, ProcessGroupSpec | None] = field(default_factory=dict)
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     #: storages of parameters and buffers, but for those of `unlabelled`
     number_of_label: dict[str, int] = field(default_factory=dict)
@@ -244,6 +250,10 @@ class Log:
             self.number_of_label.update(zip(many.labels(self), many.numbers))
         self.unlabelled.clear()
         return self.number_of_label[label]
+
+    def group_of(self, signature: Signature) -> ProcessGroupSpec | None:
+        """The process group of the calls of a signature; None where they have none, or it is unknown."""
+        return self.groups[signature] if signature in self.groups else find_group(signature)
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category, of those that are written out."""

@@ -21,9 +21,9 @@ from .event import CALLED, OUTSIDE
 from .hooks import listen
 from .log import Shortage
 from .module_recorder import ModuleRecorder
+from .process_group import communicates, find_group, read_world, takes_group
 from .sequence_index import SequenceIndex
 
-COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _DETACH = torch.ops.aten.detach.default
 
 
@@ -82,6 +82,7 @@ class Recorder(ModuleRecorder):
             # a recorder that outlives the run keeps no model
             self.replay_block, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
             self.log.assumptions = list(state.assumptions)
+            self.log.world = read_world() or self.log.world
 
     # ---- calls (CallListener)
 
@@ -113,6 +114,9 @@ class Recorder(ModuleRecorder):
                 node = self._add_operator(signature, inputs, outputs, module)
             elif recomputed and node == OUTSIDE:
                 node = self._node_run_again(index)
+        if takes_group(signature) and signature not in log.groups:  # while the group is there
+            log.groups[signature] = find_group(signature)
+            log.world = log.world or read_world()
         in_numbers = tuple([s.number for s in inputs])
         if phase == "forward" and not self.watched.isdisjoint(in_numbers) and torch.is_grad_enabled():
             for number in self.watched.intersection(in_numbers):
@@ -265,11 +269,3 @@ def _nothing(number: int, signature: Signature) -> None:
 
 def _keep(is_plain: bool) -> None:
     """Nothing was replayed that a backward pass could reach."""
-
-
-def communicates(signature: Signature) -> bool:
-    """Whether an operator is one of torch.distributed."""
-    found: bool | None = signature.memo.get("communicates")
-    if found is None:
-        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
-    return found

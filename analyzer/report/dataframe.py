@@ -1,11 +1,13 @@
-"""Nodes or modules as a pandas table with nullable columns, so that integers stay exact beside unknowns."""
+"""Nodes, modules or calls that communicate as a pandas table with nullable columns, so that integers stay exact."""
 from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.results.communication import CommInfo
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -21,19 +23,20 @@ _NOT_COLUMNS = ("own", "children")
 
 @register_exporter.shipped("dataframe")
 def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
-    """One row a node, or one row a module (parents first) with its ``own_`` quantities beside its totals. Raises
-    InputError for another ``what``, MissingExtraError without pandas.
+    """One row a node, one row a module (parents first) with its ``own_`` quantities beside its totals, or one row a
+    call that communicates (``"comm"``). Raises InputError for another ``what``, MissingExtraError without pandas.
     """
-    if what not in ("nodes", "modules"):
-        raise InputError(f"to_dataframe({what!r}): choose 'nodes' or 'modules'")
+    if what not in ("nodes", "modules", "comm"):
+        raise InputError(f"to_dataframe({what!r}): choose 'nodes', 'modules' or 'comm'")
     try:
         import pandas
     except ImportError as error:
         raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
                                 "pip install 'torch-analyzer[report]'") from error
-    if what == "nodes":
-        columns = _list_columns(NodeInfo)
-        rows = [[getattr(node, name) for name in columns] for node in profile.nodes]
+    if what != "modules":
+        columns = _list_columns(NodeInfo if what == "nodes" else CommInfo)
+        records: Sequence[NodeInfo | CommInfo] = profile.nodes if what == "nodes" else profile.comm or ()
+        rows = [[getattr(record, name) for name in columns] for record in records]
     else:
         of_module, of_own = _list_columns(ModuleInfo), _list_columns(CostInfo)
         columns = {**of_module, **{f"own_{name}": kind for name, kind in of_own.items()}}
@@ -43,7 +46,7 @@ def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
                              for i, (name, kind) in enumerate(columns.items())})
 
 
-def _list_columns(record: type[NodeInfo | CostInfo]) -> dict[str, Any]:
+def _list_columns(record: type[NodeInfo | CommInfo | CostInfo]) -> dict[str, Any]:
     hints = typing.get_type_hints(record)
     names = [field.name for field in dataclasses.fields(record) if field.name not in _NOT_COLUMNS]
     if record is ModuleInfo:

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from analyzer.results.communication import sum_communication
 from analyzer.results.info import BOUNDS, OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -12,6 +13,7 @@ from analyzer.units import UNKNOWN
 
 from .bound import find_remedy, list_bounds
 from .column import Column, escape_controls, format_quantity, print_rows
+from .communication import print_totals
 from .fits import find_least_need
 from .fused import list_fused_times, title_fused
 from .holder_group import group_holders, print_groups
@@ -81,6 +83,9 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "Speed", print_rows(("", "Rate"), rates)
     if p.fused is not None:
         yield title_fused(p.fused), print_rows(("", "Time"), list(list_fused_times(p.fused)))
+    if p.comm:
+        yield ("Communication (whole bytes of each kind and group in a step)",
+               print_totals(sum_communication(p.comm, by_phase=False)))
     notation = lay_out(("", "Figure"), list(list_notations(p)))
     if notation:
         yield "In DeepSpeed's notation", notation

@@ -15,8 +15,11 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
+from analyzer.record.op_call import OpCall
+from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.record.token_count import count_tokens
 
+from .communication import CommInfo
 from .deferred import Groups
 from .fused import FusedInfo
 from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
@@ -32,18 +35,20 @@ from .wrapper import ModulePaths
 
 _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
 _PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
+_COMM_FIELDS = {f.name for f in fields(CommInfo)}
 _PROFILE_FIELDS = {f.name for f in fields(Profile)}
 
 
 class ProfileBuilder:
     """Builds the profile of one recorded run; where profilers give the same quantity, the last one counts. ``paths``
     says where modules stand in the user's model. ``blanks`` are records, by index in the log's nodes, that are filled
-    and put into the table of nodes.
+    and put into the table of nodes. ``groups`` are the names of process groups.
     """
 
     def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation],
-                 paths: ModulePaths | None = None, blanks: Mapping[int, NodeInfo] = MappingProxyType({})) -> None:
-        self.log, self.shape, self.annotations, self.blanks = log, shape, annotations, blanks
+                 paths: ModulePaths | None = None, blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
+                 groups: Mapping[ProcessGroupSpec, str] = MappingProxyType({})) -> None:
+        self.log, self.shape, self.annotations, self.blanks, self.groups = log, shape, annotations, blanks, groups
         self.paths = paths or ModulePaths()
         self.is_unfinished = find_unfinished(log)
         self.phase_rows = self._merge(a.phases for a in annotations)
@@ -55,7 +60,8 @@ class ProfileBuilder:
         first.
         """
         sums = {**self._find_sums(), **facts}
-        groups: Groups = {self._find_nodes: ("nodes",), self._find_modules: ("modules", "module_calls", "operators"),
+        groups: Groups = {self._find_nodes: ("nodes",), self._find_communication: ("comm",),
+                  self._find_modules: ("modules", "module_calls", "operators"),
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category")}
         if is_final:
             return Profile.deferred(sums, groups)
@@ -73,7 +79,8 @@ class ProfileBuilder:
                 "batch_size": count_samples(log, next((t.shape[0] for t in inputs.values() if t.shape), None)),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
-                "out_of_memory": describe_shortage(log, self.paths), "assumptions": tuple(log.assumptions)}
+                "out_of_memory": describe_shortage(log, self.paths), "assumptions": tuple(
+                    [*log.assumptions, *(text for a in self.annotations for text in a.assumptions)])}
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
         phases = list_finished_phases(self.log)
@@ -101,6 +108,26 @@ class ProfileBuilder:
             tree = ModuleTree(self.log, self.shape, self.paths, rows, operators, self.totals.get("optimizer_seconds"))
             calls = list_module_calls(self.log, self.paths, self._merge(a.module_calls for a in self.annotations))
             return {"modules": tree.build(), "module_calls": calls, "operators": _sum_operators(operators)}
+
+    def _find_communication(self) -> dict[str, Any]:
+        """A record for each call of the last step that communicates, of phases that ended; None where nobody looked."""
+        log, finished = self.log, list_finished_phases(self.log)
+        rows = self._merge(a.communication for a in self.annotations)
+        known = [self.phase_rows.get((log.steps - 1, phase), {}).get("comm_bytes") for phase in finished]
+        if not finished or not rows and set(known) == {None}:
+            return {"comm": None}
+        with log.reading():
+            calls = log.calls
+            return {"comm": tuple([self._describe_communication(calls[i], row) for i, row in sorted(rows.items())
+                                   if "kind" in row and calls[i].phase in finished])}
+
+    def _describe_communication(self, call: OpCall, row: Mapping[str, Any]) -> CommInfo:
+        log, group = self.log, self.log.group_of(call.signature)
+        return CommInfo(module_path=self.paths.find(log.modules[call.module].path), phase=call.phase,
+                        node=log.nodes[call.node].name if call.node >= 0 else None, operator=str(call.signature.op),
+                        group=None if group is None else self.groups.get(group, group.label),
+                        ranks=None if group is None else group.size,
+                        **{name: value for name, value in row.items() if name in _COMM_FIELDS})
 
     def _find_memory(self) -> dict[str, Any]:
         with self.log.reading():

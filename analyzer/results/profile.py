@@ -11,6 +11,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.units import add_quantities
 
 from .advice import Advice
+from .communication import CommInfo
 from .deferred import DeferredFields
 from .fit import FitInfo
 from .fused import FusedInfo
@@ -31,6 +32,7 @@ from .roofline import Roofline
 from .run_cost import RunCost
 from .verdict import Verdict
 from .view import register_exporter, register_report, register_view
+from .world import WorldInfo
 
 if TYPE_CHECKING:
     import networkx
@@ -45,7 +47,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 4  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 5  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -61,6 +63,7 @@ class Profile(DeferredFields):
     world_size: int | None = None            #: processes; each figure of the profile is that of one of them
     data_parallel_size: int | None = None
     model_parallel_size: int | None = None   #: devices that hold one copy of the model together
+    world: WorldInfo | None = None           #: the job, where torch.distributed was initialised
     #: which training step was measured, the first one where `measured_steps` were
     profile_step: int | None = None
     #: how many runs a measured time is the mean of; None for what was predicted
@@ -111,6 +114,8 @@ class Profile(DeferredFields):
     modules: ModuleInfo | None = None        #: the root of the module tree
     #: runs of modules in one forward pass, in order, callers before what they call
     module_calls: tuple[ModuleCall, ...] = ()
+    #: calls that communicate, in order; None where they are unknown
+    comm: tuple[CommInfo, ...] | None = None
     assumptions: tuple[str, ...] = ()
     #: blocks, steps and optimizer of a predicted step: replayed or run, and why; see docs/internals/replay.md
     replay: ReplayReport | None = None
@@ -227,8 +232,7 @@ class Profile(DeferredFields):
         sizes = [phase.comm_bytes for phase in (*self.first_step.values(), *self.phases.values())]
         if any(sizes):
             return True
-        is_unseen = bool(sizes) and all(size is None for size in sizes) and (self.world_size or 1) > 1
-        return None if is_unseen else False
+        return None if None in sizes and (self.world_size or 1) > 1 else False
 
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
               fmt: str = "simple") -> str:
@@ -250,10 +254,15 @@ class Profile(DeferredFields):
         return self.report("tree", depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
                            only=only, as_string=as_string)
 
+    def comm_table(self, by_phase: bool = True, fmt: str = "simple") -> str:
+        """What ranks communicate in a step, by kind, process group and phase; see `comm` for each call."""
+        return self.report("communication", by_phase=by_phase, fmt=fmt)
+
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
         """The report registered under that name, with its options: ``"deepspeed"``, ``"flops-profiler"``,
-        ``"largest"``, ``"torchinfo"`` or ``"tids"``, in the layout of that tool, ``"tree"``, ``"summary"``, or one of
-        `register_report`. Raises InputError for another name, and for an option that the report does not know.
+        ``"largest"``, ``"torchinfo"`` or ``"tids"``, in the layout of that tool, ``"tree"``, ``"summary"``,
+        ``"communication"``, or one of `register_report`. Raises InputError for another name, and for an option that the
+        report does not know.
         """
         render = register_report.look_up(kind, "report")
         for name in options:
@@ -285,7 +294,9 @@ class Profile(DeferredFields):
         return register_view.look_up("from_json", "from_json")(source)
 
     def to_dataframe(self, what: str = "nodes") -> pandas.DataFrame:
-        """A table of ``"nodes"`` or ``"modules"`` with nullable columns. Raises MissingExtraError without pandas."""
+        """A table of ``"nodes"``, ``"modules"`` or ``"comm"`` with nullable columns. Raises MissingExtraError without
+        pandas.
+        """
         return self.export("dataframe", what)
 
     def to_networkx(self) -> networkx.DiGraph[str]:

@@ -43,7 +43,7 @@ def test_empty(bare):
 
 
 def test_unknown_table(mlp):
-    with pytest.raises(InputError, match=r"to_dataframe\('layers'\): choose 'nodes' or 'modules'"):
+    with pytest.raises(InputError, match=r"to_dataframe\('layers'\): choose 'nodes', 'modules' or 'comm'"):
         mlp.to_dataframe("layers")
 
 

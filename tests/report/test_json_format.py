@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.results.communication import CommInfo
 from analyzer.results.fused import FusedInfo
 from analyzer.results.info import (
     CostInfo,
@@ -28,6 +29,7 @@ from analyzer.results.info import (
 )
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
 from analyzer.results.profile import Profile
+from analyzer.results.world import GroupInfo, RankRun, WorldInfo
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
 integers = st.integers(-(2**70), 2**70)
@@ -41,7 +43,9 @@ NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", 
           PhaseInfo(1), CostInfo(params=4), ModuleInfo(path="a", type="Linear"), OutOfMemoryInfo("mm", "forward", 5, 6),
           ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True),
           SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True),
-          FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False))
+          FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False),
+          CommInfo("send", None, 2, 8, 8, "backward", "a", None, "c10d.send.default", 1, 0.1, None),
+          GroupInfo("tp", 8, (RankRun(0, 7),)), WorldInfo(8, 1, 8, "dgx_h100", {"tp": 8}))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "float": finite, "float | None": seconds, "tuple[float, float] | None": st.none() | st.tuples(finite, finite),
@@ -50,6 +54,7 @@ SIMPLE = {
         TimelinePoint, texts | integers, integers,
         st.none() | texts, counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
             ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
+    "RankRun": st.builds(RankRun, integers, integers, integers),
     **{type(record).__name__: st.just(record) for record in NESTED}
 }
 
@@ -83,7 +88,9 @@ HOSTS = [(Profile, lambda record: record)] + [
                                 (NESTED[7], "modules", lambda r: ModuleInfo(path="", type="N", children=(r, ))),
                                 (NESTED[8], "out_of_memory", lambda r: r), (NESTED[9], "replay", lambda r: r),
                                 (NESTED[11], "nodes", lambda r: (NodeInfo("output", "o", saved_tensors=(r, )), )),
-                                (NESTED[12], "fused", lambda r: r))
+                                (NESTED[12], "fused", lambda r: r), (NESTED[13], "comm", lambda r: (r, )),
+                                (NESTED[14], "world", lambda r: WorldInfo(8, 1, groups=(r, ))),
+                                (NESTED[15], "world", lambda r: r))
 ]
 
 
@@ -123,7 +130,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 4) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 5) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -167,13 +174,13 @@ def test_damaged_text(mlp, damage, words):
     assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 5, "4", None, True])
+@pytest.mark.parametrize("version", [0, 1, 4, 6, "5", None, True])
 def test_other_version(mlp, version):
     data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
     with pytest.raises(ProfileFormatError) as caught:
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
-    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 4" in message
+    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 5" in message
     assert "profile the model again" in message
 
 

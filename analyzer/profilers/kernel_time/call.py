@@ -6,8 +6,9 @@ from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.traffic import plan_of
+from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
-from analyzer.record.recorder import communicates
+from analyzer.record.process_group import communicates
 
 from .collective import communication_time
 from .default import default_time
@@ -20,6 +21,8 @@ MEMO_KEY = "kernel_time"
 
 def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """The time of any call of a signature that is no view; None where it is not known."""
+    if communicates(signature):
+        return communication_time(signature, device)  # which the group decides that has a name now: nothing is kept
     return _signature_time(signature, device, (register_time_impl.version, products_use_tf32(),
                                                convolutions_use_tf32(), recurrent_layers_use_tf32()))
 
@@ -46,8 +49,6 @@ def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, 
 
 
 def _make_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    if communicates(signature):
-        return communication_time(signature, device)
     if is_on_host(signature, device):
         return NO_TIME
     rule = None if takes_sparse(signature) else find_rule(signature.op)
@@ -61,7 +62,11 @@ def is_view(call: OpCall) -> bool:
     return bool(call.outputs) and plan_of(call.signature).may_be_view and set(call.outputs) <= set(call.inputs)
 
 
-def kernel_time(call: OpCall, device: DeviceSpec) -> KernelTime | None:
-    """The time of a call's kernels on ``device``; of none for a view, None where it is not known."""
+def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> KernelTime | None:
+    """The time of a call's kernels on ``device``; of none for a view, None where it is not known. ``log`` is where the
+    call is from, which knows its process group; without it that is looked for among those there are.
+    """
     signature = call.signature
-    return NO_TIME if is_view(call) and not communicates(signature) else signature_time(signature, device)
+    if communicates(signature):
+        return communication_time(signature, device, None if log is None else log.group_of(signature))
+    return NO_TIME if is_view(call) else signature_time(signature, device)

@@ -5,28 +5,26 @@ from analyzer.hardware import DeviceSpec, cluster_of
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.signature import Signature
-from analyzer.profilers.communication import kind_of_collective, message_bytes_of
-from analyzer.profilers.process_group import count_ranks
-
-# The names of `analyzer.profilers.communication`, which are those of operators, as the models have them.
-_KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all", "recv": "send"}
-# Operators of these namespaces that send nothing.
-_LOCAL = frozenset({"wait_tensor", "_wrap_tensor_autograd", "check_for_nan"})
+from analyzer.profilers.collective.omission import SILENT
+from analyzer.profilers.collective.rule import message_of
+from analyzer.record.process_group import ProcessGroupSpec, find_group
 
 
-def communication_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Time of a collective among the ranks of its group; of nothing for what only waits for one or wraps its result.
-    None where the group, or a link that it needs, is unknown, or the operator is.
+def communication_time(signature: Signature, device: DeviceSpec,
+                       group: ProcessGroupSpec | None = None) -> KernelTime | None:
+    """Time of a collective among the ranks of ``group``, by default the one that it names now; of nothing for what only
+    waits for one or wraps its result. None where the group, or a link that it needs, is unknown, or the operator is.
     """
-    name = signature.op._schema.name.partition("::")[2]
-    if name in _LOCAL:
+    name = signature.op._schema.name
+    if name in SILENT:
         return NO_TIME
-    kind = "barrier" if name == "barrier" else kind_of_collective(signature)
-    if kind is None:
+    group = group or find_group(signature)
+    message = message_of(signature, group)
+    if message is None or message.kind is None or message.bytes is None or group is None or device.kind == "cpu":
         return None
-    ranks = count_ranks(signature)
-    if ranks is None or device.kind == "cpu":
+    if name.startswith("symm_mem::fused"):  # products too
         return None
     dtype = next((str(spec.dtype).removeprefix("torch.") for spec in signature.inputs), "float16")
-    nbytes = 0 if kind == "barrier" else message_bytes_of(signature)
-    return collective_time(_KINDS.get(kind, kind), nbytes, ranks, cluster_of(device), dtype=dtype)
+    # a receive takes the time of the send that it waits for, a batch of both goes both ways at once
+    kind = "send" if message.kind in ("recv", "send_recv") else message.kind
+    return collective_time(kind, message.bytes, 2 if kind == "send" else group.size, cluster_of(device), dtype=dtype)

@@ -1,0 +1,1 @@
+"""What one call of torch.distributed communicates, by operator."""

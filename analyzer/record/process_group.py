@@ -1,0 +1,177 @@
+"""The process group of a collective as plain data, read while the group is there. The only file that unpacks torch's
+process groups and meshes.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from analyzer.meta.signature import Signature
+
+#: of torch.distributed's operators
+_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+#: what torch/distributed/device_mesh.py, `_init_one_process_group`, begins the description of a dimension's group with
+_MESH_PREFIX = "mesh_"
+# descriptions that say nothing: of the default group and of one that stands for it, of a group without one
+# (torch/distributed/distributed_c10d.py, `init_process_group` and `_new_process_group_helper`)
+_DEFAULT, _UNDESCRIBED = ("default_pg", "mesh_default"), ("", "undefined")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroupSpec:
+    """A group of ranks that communicate: torch's own name of it, what its maker called it, its global ranks in the
+    group's order (None where torch does not list them), and which of them, counted in the group, this process is (None
+    where it is none).
+    """
+
+    name: str
+    description: str
+    size: int
+    ranks: tuple[int, ...] | None = None
+    rank: int | None = None
+    is_world: bool = False
+
+    @property
+    def mesh_dimension(self) -> str | None:
+        """The dimension of the DeviceMesh that made the group: its name, else ``"dim_"`` and its number.
+
+        >>> ProcessGroupSpec("9", "mesh_tp", 8).mesh_dimension
+        'tp'
+        """
+        if self.is_world or self.description in _DEFAULT or not self.description.startswith(_MESH_PREFIX):
+            return None
+        return self.description.removeprefix(_MESH_PREFIX)
+
+    @property
+    def label(self) -> str:
+        """What a group is called that no mesh is known of: its dimension, ``"world"``, its description, else its ranks.
+
+        >>> ProcessGroupSpec("3", "undefined", 4, (0, 2, 4, 6)).label
+        'ranks 0-6 by 2'
+        """
+        if self.is_world:
+            return "world"
+        if self.mesh_dimension is not None:
+            return self.mesh_dimension
+        if self.description not in _UNDESCRIBED:
+            return self.description
+        return f"group {self.name}" if self.ranks is None else f"ranks {format_ranks(self.ranks)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorldFacts:
+    """What torch says of the job that this process is one of: how many ranks, which this is, and the groups that it is
+    in, in the order in which they were made.
+    """
+
+    size: int
+    rank: int
+    groups: tuple[ProcessGroupSpec, ...] = ()
+
+
+def find_group(signature: Signature) -> ProcessGroupSpec | None:
+    """The group of a call that communicates; None where it names none, or there is none of that name any more."""
+    if not dist.is_available():
+        return None
+    try:
+        group = _unpack_group(signature.named_arguments())
+    except RuntimeError:  # torch's answer where a group of that name was destroyed
+        return None
+    return None if group is None else describe_group(group)
+
+
+def communicates(signature: Signature) -> bool:
+    """Whether an operator is one of torch.distributed."""
+    found: bool | None = signature.memo.get("communicates")
+    if found is None:
+        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in _NAMESPACES
+    return found
+
+
+def takes_group(signature: Signature) -> bool:
+    """Whether an operator, torch's own or another, is told which ranks it is for: by their group, or by its name."""
+    found: bool | None = signature.memo.get("takes_group")
+    if found is None:
+        found = signature.memo["takes_group"] = any(
+            "ProcessGroup" in str(a.type) or a.name == "group_name" for a in signature.op._schema.arguments)
+    return found
+
+
+def read_world() -> WorldFacts | None:
+    """The job that this process is one of; None where torch.distributed was not initialised."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    groups = [describe_group(group) for group in dist.distributed_c10d._world.pg_names]
+    return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]))
+
+
+def describe_group(group: Any) -> ProcessGroupSpec:
+    """A process group of torch as plain data."""
+    known = dist.distributed_c10d._world.pg_group_ranks.get(group)
+    return ProcessGroupSpec(str(group.group_name), str(group.group_desc), int(group.size()),
+                            None if known is None else tuple(sorted(known, key=known.__getitem__)),
+                            None if (rank := group.rank()) < 0 else int(rank), group is dist.group.WORLD)
+
+
+def list_mesh_dimensions(tensors: Iterable[Any]) -> Iterator[tuple[str, int, str]]:
+    """Of the meshes that distributed tensors lie on, and the meshes that these are parts of: the name of each named
+    dimension, its size, and torch's name of its group.
+    """
+    seen: dict[int, Any] = {}
+    for tensor in tensors:
+        mesh = getattr(tensor, "device_mesh", None)
+        if mesh is not None and id(mesh) not in seen:
+            seen[id(mesh)] = mesh
+            root = mesh._get_root_mesh()
+            for one in (root, mesh) if id(root) not in seen else (mesh, ):
+                seen[id(one)] = one
+                yield from zip(one.mesh_dim_names or (), one.shape, getattr(one, "_dim_group_names", ()))
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as text: runs of equal steps.
+
+    >>> format_ranks(range(8)), format_ranks((0, 8, 16)), format_ranks((0, 1, 8, 9)), format_ranks((5,))
+    ('0-7', '0-16 by 8', '0-1,8-9', '5')
+    """
+    return ",".join([f"{start}-{last}" + (f" by {step}" if step > 1 else "") if last > start else str(start)
+                     for start, last, step in list_runs(ranks)])
+
+
+def list_runs(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Sorted ranks as runs of equal steps: first, last and step of each.
+
+    >>> list_runs([0, 1, 8, 9, 16, 17]), list_runs([3, 7, 11])
+    ([(0, 1, 1), (8, 9, 1), (16, 17, 1)], [(3, 11, 4)])
+    """
+    ordered = sorted(ranks)
+    runs: list[tuple[int, int, int]] = []
+    i = 0
+    while i < len(ordered):
+        j = i + 1
+        step = ordered[j] - ordered[i] if j < len(ordered) else 1
+        while j + 1 < len(ordered) and ordered[j + 1] - ordered[j] == step:
+            j += 1
+        if j == i + 1 and step > 1 or j >= len(ordered):  # two ranks apart are no run
+            j = i
+            step = 1
+        runs.append((ordered[i], ordered[j], step))
+        i = j + 1
+    return runs
+
+
+def _unpack_group(given: dict[str, Any]) -> Any:
+    name = given.get("group_name")
+    if isinstance(name, str):
+        resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
+        return resolve(name)
+    for value in given.values():
+        if isinstance(value, dist.ProcessGroup):  # `Any group_name` of the functional collectives takes both
+            return value
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value)
+    return None

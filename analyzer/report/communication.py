@@ -1,0 +1,41 @@
+"""What ranks communicate, as text: totals by kind, group and phase."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzer.results.communication import CommTotal, sum_communication
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
+
+from .column import Column, check_layout, print_rows
+
+_TEXT = (Column("kind", "Kind", "text"), Column("group", "Group", "text"), Column("phase", "Phase", "text"))
+_FIGURES = (Column("calls", "Calls", "count"), Column("bytes", "Bytes", "bytes"),
+            Column("wire_bytes", "On the wire", "bytes"), Column("seconds", "Time", "seconds"),
+            Column("exposed_seconds", "Exposed", "seconds"))
+
+
+@register_report.shipped("communication")
+def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "simple") -> str:
+    """One row for each kind of communication in each group (and phase): how many calls a step makes, their whole bytes,
+    what this rank sends of them, how long they take, and how long nothing is computed meanwhile; the last row is all
+    together. ``fmt`` is a format of `tabulate`. A line says so where nothing is communicated or nothing is known.
+    """
+    check_layout(None, 1, fmt, "communication")
+    if profile.comm is None:
+        return "what ranks communicate is unknown"
+    if not profile.comm:
+        return "no communication"
+    return print_totals(sum_communication(profile.comm, by_phase=by_phase), fmt)
+
+
+def print_totals(totals: Sequence[CommTotal], fmt: str = "simple") -> str:
+    """The totals as a table, with a row of their sums; times that are unknown throughout have no column."""
+    text = [c for c in _TEXT if c.field != "phase" or any(t.phase for t in totals)]
+    figures = [c for c in _FIGURES if c.unit != "seconds" or any(getattr(t, c.field) is not None for t in totals)]
+    ranks = Column("ranks", "Ranks", "count")
+    cells = [[*(c.format(getattr(t, c.field)) for c in (*text[:2], ranks, *text[2:], *figures))] for t in totals]
+    last = ["total", *[""] * len(text), *(c.format_total(getattr(t, c.field) for t in totals) for c in figures)]
+    headers = [c.header for c in (*text[:2], ranks, *text[2:], *figures)]
+    left = [i for i, header in enumerate(headers) if header in ("Kind", "Group", "Phase")]
+    return print_rows(headers, cells, left=left, fmt=fmt, total=last)
