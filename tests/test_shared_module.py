@@ -42,7 +42,8 @@ def tensor_parallel():
     return parallelize_module(Net(), mesh(), {"a": ColwiseParallel(), "b.0": RowwiseParallel()})
 
 
-ADVICE = "and profiles of several ranks are not supported: profile the module as it is before it is wrapped"
+ADVICE = ("so it runs with other ranks alone: build it in the function that `profile` is given, inside "
+          "`with analyzer.parallel.world(ranks)`, or profile the module as it is before it is wrapped")
 CASES = [(fully_sharded, f"the model (FSDPNet) is sharded over ranks by fully_shard, {ADVICE}"),
          (partly_sharded, f"b (FSDPSequential) is sharded over ranks by fully_shard, {ADVICE}"),
          (fsdp, "the model (FullyShardedDataParallel) is sharded over ranks by FullyShardedDataParallel, " + ADVICE),
@@ -75,8 +76,8 @@ def test_they_may_be_wrapped_where_the_model_is_built(make, sentence):
     with pytest.raises(InputError) as caught:
         profile(make, args=(X,))
     assert str(caught.value) == (sentence if make is fsdp else (
-        "aten.detach.default of a DTensor: ranks that share a tensor (fully_shard, parallelize_module) are not "
-        "supported; profile the module as it is before it is wrapped"))
+        "aten.detach.default of a DTensor outside a world of ranks: run this inside "
+        "`with analyzer.parallel.world(...)`, or profile the module as it is before it is wrapped"))
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: nn.Sequential(m), lambda m: torch.compile(m, backend="eager")])

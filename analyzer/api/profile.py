@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from analyzer.distributed.world import World, current_entered
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.trace.leaf_module import is_leaf
@@ -32,6 +33,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags, without_data
+from .rank import profile_rank
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
@@ -55,6 +57,7 @@ def profile(
     reuse: bool = True,
     profilers: Profilers = None,
     eval: bool = False,
+    world: World | None = None,
 ) -> Profile:
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
@@ -90,12 +93,19 @@ def profile(
     >>> p.phases["forward"].peak_allocated_bytes == tensors + 8_519_680 + 2**20
     True
     """
+    if world is not None:
+        with world:
+            return profile(model, args, kwargs, mode, loss_fn, optimizer, autocast, step, device, options, reuse,
+                           profilers, eval)
     if not isinstance(eval, bool):
         raise InputError(f"eval={eval!r}: must be True or False")
     settings: dict[str, Any] = {"autocast": autocast, "loss_fn": loss_fn, "step": step, "profilers": profilers,
                                 "evaluates": eval}
     session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)
+    if (inside := current_entered()) is not None:
+        with noting_failures():
+            return profile_rank(session, model, args, kwargs, inside)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,

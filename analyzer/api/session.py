@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
 from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.module_borrow import borrow_module, uncompiled
@@ -21,6 +22,7 @@ from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.device_file import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -85,7 +87,9 @@ class Session:
         self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are
         if self.spec is not None:
-            self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, 0)
+            world = current_world()
+            index = 0 if world is None else world.local_rank
+            self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, index)
         self.options, remark = limit_memory(options, self.spec)
         self.evaluates, self.remarks = evaluates, (*remarks, *([] if remark is None else [remark]))
         self.profilers = choose_profilers(profilers, self.spec, options.fused)
@@ -110,9 +114,13 @@ class Session:
         return limited
 
     @contextmanager
-    def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True) -> Iterator[MetaTensorMode]:
-        """The simulated device for the length of a block; tensors that are nowhere are on it where it ``adopts``."""
-        mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"))
+    def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True,
+                 space: AddressSpace | None = None) -> Iterator[MetaTensorMode]:
+        """The simulated device for the length of a block, with the memory ``space`` or a new one; tensors that are
+        nowhere are on it where it ``adopts``.
+        """
+        mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
+                              space=space)
         with mode, simulating(self.spec or simulated_spec()):
             for remark in self.remarks:
                 mode.state.assume(remark)
@@ -175,10 +183,16 @@ class Run:
     def take_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
                     names: Iterable[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments without data in place of those given; they and the module's tensors are there before a step."""
-        taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
-            self.recorder.mode.state, (args, dict(kwargs)), self.session.device)
+        taken = self.fake_inputs(args, kwargs, self.session.device)
         with torch._C.DisableTorchFunction():
             self.register_inputs(*taken, names)
+        return taken
+
+    def fake_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+                    device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments without data on ``device`` in place of those given."""
+        taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
+            self.recorder.mode.state, (args, dict(kwargs)), device)
         return taken
 
     def register_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -257,6 +257,7 @@ def replacements() -> Iterator[Undo]:
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)
     # which libraries with kernels of their own ask for when they are imported
+    yield answer(torch._C, "_get_accelerator", lambda: torch.device("cuda" if _is_there() else "cpu"))
     yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)
     yield answer(torch.nn.parallel.comm, "scatter", _scatter, passes_original=True)
     # which copies the inputs

@@ -15,7 +15,7 @@ from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, is_simula
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.shape_registry import device_shapes, host_shapes
 from analyzer.meta.state import CPU, active, active_state
-from analyzer.meta.tensor import META, device_of
+from analyzer.meta.tensor import META, device_of, is_around_tensors
 from analyzer.registry import Registry
 
 Impl = Callable[..., Any]
@@ -81,10 +81,14 @@ def host_shape(*names: str) -> Callable[[Impl], Impl]:
 
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
+    mode = active.dispatch_mode
+    if any(isinstance(a, torch.Tensor) and is_around_tensors(a) for a in args):
+        with mode.staying_whole(op):  # its class calls it on its parts
+            return op(*args)
     guard = torch._C._DisableTorchDispatch()
     try:
         with torch._C.DisableTorchFunction():
-            return active.dispatch_mode.handle(op, args, None, whole=True)
+            return mode.handle(op, args, None, whole=True)
     finally:
         del guard
 

@@ -25,8 +25,9 @@ def refuse_sharded(root: nn.Module) -> None:
         found = _find_wrapper(module, fsdp, tensor)
         if found is not None:
             raise InputError(
-                f"{path or 'the model'} ({type(module).__name__}) is sharded over ranks by {found}, and profiles of "
-                "several ranks are not supported: profile the module as it is before it is wrapped")
+                f"{path or 'the model'} ({type(module).__name__}) is sharded over ranks by {found}, so it runs with "
+                "other ranks alone: build it in the function that `profile` is given, inside `with "
+                "analyzer.parallel.world(ranks)`, or profile the module as it is before it is wrapped")
 
 
 def _find_wrapper(module: nn.Module, fsdp: Any, tensor: Any) -> str | None:

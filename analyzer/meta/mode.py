@@ -34,9 +34,10 @@ class MetaTensorMode:
     (device(type='cuda', index=0), torch.Size([8, 4096]), False)
     """
 
-    def __init__(self, options: MetaOptions | None = None, *, adopted_device: torch.device = CPU) -> None:
+    def __init__(self, options: MetaOptions | None = None, *, adopted_device: torch.device = CPU,
+                 space: AddressSpace | None = None) -> None:
         self.options = options or MetaOptions()
-        self.space = AddressSpace(self.options.allocator, self.options.capacity_bytes)
+        self.space = space or AddressSpace(self.options.allocator, self.options.capacity_bytes)
         self.adopted_device = adopted_device
         self._entered: list[ExitStack] = []
 

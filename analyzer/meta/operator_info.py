@@ -8,6 +8,7 @@ import torch
 from .composition import compositions
 from .value.expectation import ESTIMATED, TESTS
 
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
             "scalar_tensor"}
 _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}
@@ -29,7 +30,7 @@ class OperatorInfo:
     __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
                  "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
-                 "is_foreach", "is_estimated", "composition")
+                 "is_foreach", "is_estimated", "composition", "communicates")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -39,6 +40,7 @@ class OperatorInfo:
         #: of tensors, alone
         self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(
             torch._C.ListType.ofTensors())
+        self.communicates = op.namespace in COLLECTIVE_NAMESPACES
         self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device
         self.arguments = tuple(a.name for a in schema.arguments)
         self.mutated = tuple(
@@ -49,7 +51,7 @@ class OperatorInfo:
         self.data_dependent = tagged or self.name in ("equal", "allclose", "nms")
         out_variant = any(a.is_out for a in schema.arguments)
         self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags
-                          and not out_variant and not self.data_dependent)
+                          and not out_variant and not self.data_dependent and op.namespace != "c10d")
         self.filler = self.name in _FILLERS
         self.tests_finiteness = self.name in TESTS and not self.mutated
         self.is_foreach = self.name.startswith("_foreach")

@@ -89,6 +89,8 @@ class MetaState:
     space: AddressSpace
     adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are taken to be on
     pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
+    #: where the tensor is whose options C++ code makes a new one with: it sees that it really is on meta
+    device_of_options: torch.device | None = None
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
     timer: Timer | None = None

@@ -1,4 +1,6 @@
-"""Training on many devices: pipelines of stages joined into one timeline."""
+"""Training on many devices: a world of ranks that moves no data, and pipelines of stages joined into one timeline."""
+from analyzer.distributed.world import world
+
 from .pipeline_action import PipelineAction
 from .pipeline_schedule import list_actions, read_schedule
 from .pipeline_timeline import PipelineTimeline, join_timeline
@@ -6,4 +8,4 @@ from .stage_action import RankTime, StageAction
 from .stage_cost import StageCost
 
 __all__ = ["PipelineAction", "PipelineTimeline", "RankTime", "StageAction", "StageCost", "join_timeline",
-           "list_actions", "read_schedule"]
+           "list_actions", "read_schedule", "world"]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import UnsupportedOperatorError
+from analyzer.meta import collective
 from analyzer.meta.argument import adopt
 from analyzer.meta.memory_need import Stage, has_rule, kernel_memory, stages_of
 from analyzer.meta.operator_info import OperatorInfo
@@ -173,6 +174,8 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
                   or (device_shapes if device.type == "cuda" else host_shapes).find(func))
+    if info.communicates and collective.impl is not None:
+        shape_impl = collective.impl.shape(func) or shape_impl
     _check_dtypes(func, args)
     with kernel, torch._C.DisableTorchFunction():
         if shape_impl is not None:

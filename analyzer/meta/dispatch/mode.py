@@ -1,12 +1,15 @@
 """The dispatch half of the mode: the way of one operator call, from its arguments to the log."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta import collective
 from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
@@ -18,7 +21,7 @@ from .account import account, account_for_answer
 from .accumulation import ADD_IN_PLACE, is_engines_sum
 from .execute import execute
 from .propagate import propagate
-from .resolve import resolve
+from .resolve import OperatorCall, resolve
 
 
 class MetaDispatchMode(DirectDispatchMode):
@@ -27,6 +30,16 @@ class MetaDispatchMode(DirectDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.state: MetaState | None = None
+        self._whole: list[Any] = []  # operators that are not taken apart, on the parts of tensors either
+
+    @contextmanager
+    def staying_whole(self, op: Any) -> Iterator[None]:
+        """A block in which ``op`` is not taken apart."""
+        self._whole.append(op)
+        try:
+            yield
+        finally:
+            self._whole.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -36,9 +49,7 @@ class MetaDispatchMode(DirectDispatchMode):
             # a tensor around tensors (nested, quantised): what it does with them comes here
             if getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl:
                 if kind.__name__ == "DTensor":  # which calls the same operator again
-                    raise InputError(
-                        f"{func} of a DTensor: ranks that share a tensor (fully_shard, parallelize_module) are not "
-                        "supported; profile the module as it is before it is wrapped")
+                    return self._call_sharded(kind, func, args, kwargs or {})
                 with self, reopened(), mode_in_force():
                     return kind.__torch_dispatch__(func, types, args, kwargs or {})
         if is_engines_sum(func, args):
@@ -49,6 +60,14 @@ class MetaDispatchMode(DirectDispatchMode):
         if self.state.tape is not None:
             self.state.tape.dispatched(func, args, kwargs or {}, result)
         return result
+
+    def _call_sharded(self, kind: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator of sharded tensors: NotImplemented hands it to their class, which calls it on their parts."""
+        answer = collective.redispatching.get(kind)
+        if answer is None:
+            raise InputError(f"{func} of a DTensor outside a world of ranks: run this inside `with "
+                             "analyzer.parallel.world(...)`, or profile the module as it is before it is wrapped")
+        return answer(func, args, kwargs, self.handle)
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
@@ -65,6 +84,7 @@ class MetaDispatchMode(DirectDispatchMode):
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
         state = self.state
         assert state is not None
+        whole = whole or func in self._whole
         info = describe_operator(func)
         if info.silent:
             return func(*args, **kwargs)
@@ -84,7 +104,20 @@ class MetaDispatchMode(DirectDispatchMode):
             if answer is not NotImplemented:
                 account_for_answer(state, call, answer)
                 return answer
+        if info.communicates and collective.impl is not None:
+            return _communicate(state, call, collective.impl)
         execute(state, call)
         propagate(state, call)
         account(state, call)
         return call.result
+
+
+def _communicate(state: MetaState, call: OperatorCall, impl: collective.CollectiveImpl) -> Any:
+    """The result of an operator that other ranks take part in."""
+    op = call.info.op
+    with impl.launching(op, call.args, call.kwargs):
+        execute(state, call)
+        with torch._C.DisableTorchFunction():
+            impl.propagate(op, call.args, call.kwargs, call.result)
+        account(state, call)
+    return call.result

@@ -116,7 +116,9 @@ def _flatten_named(kwargs: dict[str, Any], tensors: list[Tensor], storages: list
 
 
 def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.device | None = None) -> torch.device:
-    """The device of new outputs: the one asked for, else the accelerator of any argument, else the host."""
+    """The device of new outputs: the one asked for, else the accelerator of any argument, else what C++ code means
+    that asks for the device where a tensor really is, else the host.
+    """
     if state.pending_device is not None:
         return state.pending_device
     if asked is not None and asked.type != "meta":
@@ -124,4 +126,6 @@ def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.de
     for s in storages:
         if s.device.type != "cpu":
             return s.device
+    if asked is not None and not storages and state.device_of_options is not None:
+        return state.device_of_options
     return CPU

@@ -14,7 +14,7 @@ import torch
 
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import kernel
+from analyzer.meta.tensor import device_of, is_around_tensors, kernel
 
 from .replacement import Undo
 
@@ -71,6 +71,8 @@ def device_type_of(state: MetaState, tensor: Tensor) -> str:
         storage = tensor.untyped_storage()
         if type(storage) is MetaStorage:
             return storage.device.type
+        if is_around_tensors(tensor):
+            return device_of(tensor).type
     elif (device := tensor.__dict__.get("_device")) is not None:
         return str(device.type)
     real: torch.device = torch._C.TensorBase.device.__get__(tensor)

@@ -1,0 +1,108 @@
+"""A step of one rank of a world: the model is built and run under one mode, so wrappers hold the tensors that run."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from analyzer.distributed.live_storage import LiveStorages
+from analyzer.distributed.world import World
+from analyzer.errors import InputError
+from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
+from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.intercept.interrupt import InterruptsDeferred
+from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.tensor import device_of
+from analyzer.record.collector import rare_collections
+from analyzer.record.eager import EagerStep
+from analyzer.record.module_walk import walk_modules
+from analyzer.record.recorder import Recorder
+from analyzer.results.info import ReplayInfo, ReplayReport
+from analyzer.results.profile import Profile
+
+from .argument import argument_names
+from .session import Run, Session, mark_inputs
+
+BUILT = "held by the model"  #: category of what a wrapper made that is neither parameter nor buffer
+NOT_REPLAYED = "ranks of a world are run"
+
+
+def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
+                 kwargs: Mapping[str, Any], world: World) -> Profile:
+    """The profile of the rank that ``world`` runs. ``model`` builds it, or was built in the world: then it is run as it
+    is, in the memory where it was built, and what its wrappers make in a first step stays.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(InterruptsDeferred())
+        stack.enter_context(rare_collections())
+        is_module = isinstance(model, torch.nn.Module)
+        simulated = stack.enter_context(session.simulate(space=world.space if is_module else None))
+        live = world.live if is_module else LiveStorages()
+        simulated.space.listener = live
+        try:
+            module = model if isinstance(model, torch.nn.Module) else build_in(model, session.device)
+        except DeviceOutOfMemoryError as error:
+            raise InputError(f"the model does not fit while it is built: {error}") from error
+        try:
+            return _run(session, simulated, module, live, args, kwargs)
+        finally:
+            simulated.space.listener = live
+            for parameter in module.parameters():
+                parameter.grad = None
+
+
+def build_in(build: Callable[[], Any], device: torch.device) -> torch.nn.Module:
+    """What ``build()`` gives; it is called again, with ``device`` as the default one, where nothing is on it."""
+    module = _checked(build, build())
+    if device.type == "cpu" or any(device_of(t).type == device.type for t in _held(module)):
+        return module
+    del module
+    with device:
+        return _checked(build, build())
+
+
+def _held(module: torch.nn.Module) -> list[torch.Tensor]:
+    with torch._C.DisableTorchFunction():
+        return [t for t in (*module.parameters(), *module.buffers()) if t.layout is torch.strided]
+
+
+def _checked(build: Any, module: Any) -> torch.nn.Module:
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"model: {build!r} returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,
+         args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Profile:
+    torch.cuda.empty_cache()  # what building needed for a while is in no step
+    with torch._C.DisableTorchFunction():
+        device = next((found for t in _held(module) if (found := device_of(t)).type == session.device.type),
+                      session.device)
+    recorder = Recorder(mode, module, device, is_leaf, find_leaf_impl)
+    run = Run(session, recorder, module)
+    names = argument_names(module, args, dict(kwargs))
+    with run.recording():
+        run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
+        with torch._C.DisableTorchFunction():
+            _list_storages(recorder, live)
+            recorder.own_parameters_of([inner for _, inner in walk_modules(module)])
+            mark_inputs(recorder, run_args, run_kwargs, names)
+            for lifetime in recorder.log.storages.values():
+                if not lifetime.category:
+                    lifetime.category = BUILT
+        step = EagerStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
+                         optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
+                         step=session.step, device_type=session.device.type, options=session.options)
+        step.run()
+    replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))
+    return run.build(is_final=True, replay=replay)
+
+
+
+def _list_storages(recorder: Recorder, live: LiveStorages) -> None:
+    """Write down what is there before the first step. A function of its own: a loop keeps the last one alive."""
+    for storage in live:
+        if storage.number not in recorder.log.storage_table:
+            recorder.born(storage)

@@ -1,0 +1,132 @@
+"""Collectives that move no data: what each returns, on which stream it runs, and how the program waits for it."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage
+
+from .known_content import ContentRule
+
+_POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
+
+
+class Collectives:
+    """What communicating operators do in a world; ``contents`` says what other ranks hold (see `world`)."""
+
+    def __init__(self, contents: Callable[..., Any] | None = None) -> None:
+        self._contents = ContentRule(contents)
+        self.reducer_groups: set[str] = set()  #: whose collectives a backward pass waits for at its end
+        self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
+        self._ends: dict[int, SimulatedEvent] = {}  # of the last collective that has a storage, by its number
+
+    def shape(self, op: Any) -> Callable[..., Any] | None:
+        """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""
+        return None if op.namespace != "c10d" else _RETURNS.get(len(op._schema.returns), {}).get(
+            "Work" in str(op._schema.returns[-1].type) if op._schema.returns else False)
+
+    def launching(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
+        """A block around a call: one that is asynchronous runs on the stream of its group, after what the current one
+        was given (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``collective``); else it runs on the current one.
+        """
+        if op.namespace != "c10d":
+            return nullcontext()
+        given: dict[str, Any] = dict(zip([a.name for a in op._schema.arguments], args))
+        given.update(kwargs)
+        if not given.get("async_op", True):
+            return nullcontext()
+        group: Any = dist.ProcessGroup.unbox(given["process_group"])
+        name = op._schema.name.rpartition("::")[2]
+        # pairs of ranks have streams of their own: ProcessGroupNCCL.cpp, ``pointToPoint``
+        peer = int(given.get("dst", given.get("src", -1))) if name in _POINT_TO_POINT else -1
+        return self._on_stream(str(group.group_name), peer, tensors_of(args))
+
+    @contextmanager
+    def _on_stream(self, group: str, peer: int, tensors: list[torch.Tensor]) -> Iterator[None]:
+        if not any(t.is_cuda for t in tensors):
+            yield
+            return
+        stream = self._streams.get((group, peer))
+        if stream is None:
+            stream = self._streams[group, peer] = SimulatedStream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with stream:
+            yield
+        end = stream.record_event()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if isinstance(storage, MetaStorage):
+                self._ends[storage.number] = end
+
+    def wait(self, work: Any) -> None:
+        """The current stream waits for what a `Work` stands for; for all that was launched, where that is not known."""
+        value = work.get_future().value()
+        numbers = [s.number for t in tensors_of((value,)) if isinstance(s := t.untyped_storage(), MetaStorage)]
+        ends = [self._ends[number] for number in numbers if number in self._ends]
+        self.wait_for(ends if ends else [stream.record_event() for stream in self._streams.values()])
+
+    def wait_for_group(self, group: str) -> None:
+        """The current stream waits for all that was launched on a group."""
+        self.wait_for([stream.record_event() for (name, _), stream in self._streams.items() if name == group])
+
+    def wait_for(self, events: list[Any]) -> None:
+        """The current stream waits for events."""
+        for event in {id(event): event for event in events}.values():
+            torch.cuda.current_stream().wait_event(event)
+
+    def propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Tell what was written, and the result, their contents."""
+        self._contents.propagate(op, args, kwargs, result)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The strided tensors in nested lists."""
+    if isinstance(tree, torch.Tensor):
+        return [tree] if tree.layout is torch.strided else []
+    return [t for x in tree for t in tensors_of(x)] if isinstance(tree, (list, tuple)) else []
+
+
+def finished_work(tensors: list[torch.Tensor]) -> Any:
+    """A `Work` that is done, whose future holds ``tensors``: DDP's reducer and its hooks read them."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(tensors)
+    make: Any = torch._C._distributed_c10d
+    return make._create_work_from_future(future)
+
+
+def _work(*args: Any, **kwargs: Any) -> Any:
+    return finished_work(tensors_of(args[0])).boxed()
+
+
+def _written_and_work(*args: Any, **kwargs: Any) -> Any:
+    return args[0], _work(*args)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+# By the number of results, and whether the last is a Work: torch/csrc/distributed/c10d/Ops.cpp.
+_RETURNS: dict[int, dict[bool, Callable[..., Any]]] = {0: {False: _nothing}, 1: {True: _work},
+                                                       2: {True: _written_and_work}}
+
+
+def replacements(find: Callable[[], Collectives | None]) -> Iterator[Undo]:
+    """Let `Work.wait` say that the current stream waits; each result undoes one replacement."""
+    def waiting(original: Any) -> Any:
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            collectives = find()
+            if current() is not None and collectives is not None:
+                collectives.wait(self)
+            return original(self, *args, **kwargs)
+        return wait
+    for name in ("wait", "block_current_stream", "synchronize"):
+        if hasattr(dist.Work, name):
+            yield replace(dist.Work, name, waiting)

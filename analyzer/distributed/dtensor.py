@@ -1,0 +1,126 @@
+"""`DTensor` without data: shapes of whole tensors are asked of plain ones on meta; each is where its part is."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._pytree import tree_map_only
+
+from analyzer.meta import collective as collective_hook
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.state import current
+from analyzer.meta.tensor import device_of
+
+_META = torch.device("meta")
+
+
+def _propagate(original: Any) -> Any:
+    """The specs of a whole result. Torch asks tensors that claim CUDA, which a build without it cannot make."""
+    def propagate(self: Any, op_schema: Any) -> Any:
+        if current() is None or op_schema.op is torch.ops.aten.equal.default:
+            return original(self, op_schema)
+        with without_modes():
+            args, kwargs = (tree_map_only(DTensorSpec, _whole, given, is_leaf=lambda x: isinstance(x, DTensorSpec))
+                            for given in (op_schema.args_schema, op_schema.kwargs_schema))
+            if "device" in kwargs:
+                kwargs["device"] = _META
+            out = op_schema.op(*args, **kwargs)
+        if isinstance(out, (tuple, list)):
+            return type(out)(_meta_of(o) for o in out)
+        return _meta_of(out)
+    return propagate
+
+
+def _whole(spec: Any) -> torch.Tensor:
+    meta = spec.tensor_meta
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=_META)
+
+
+def _meta_of(out: Any) -> TensorMeta | None:
+    return TensorMeta(shape=out.shape, stride=out.stride(), dtype=out.dtype) if isinstance(out, torch.Tensor) else None
+
+
+# -- lists of DTensors ------------------------------------------------------------------------------------------------
+
+
+def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handle: Any) -> Any:
+    """An elementwise foreach operator on DTensors that are laid out alike is the operator on their parts: torch's way
+    there takes time in the square of the list's length. NotImplemented for any other call.
+    """
+    name = func._schema.name
+    if kwargs or not name.startswith("aten::_foreach_") or "norm" in name or "max" in name:
+        return NotImplemented
+    lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
+    with torch._C.DisableTorchFunction():
+        specs = _common_layout(lists)
+        if specs is None:
+            return NotImplemented
+        parts = [[t._local_tensor for t in a] if any(a is listed for listed in lists) else a for a in args]
+        out = handle(func, tuple(parts), None)
+        if out is None:
+            return None
+        return [DTensor(part, spec, requires_grad=False) for part, spec in zip(out, specs)]
+
+
+def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:
+    """The specs of the tensors of the first list, where those of all others at its places are laid out the same."""
+    first = lists[0]
+    if not all(type(t) is DTensor for listed in lists for t in listed) or any(len(x) != len(first) for x in lists):
+        return None
+    specs = [t._spec for t in first]
+    if any(isinstance(p, Partial) for s in specs for p in s.placements):
+        return None
+    for listed in lists[1:]:
+        for t, spec in zip(listed, specs):
+            if t._spec.placements != spec.placements or t._spec.mesh is not spec.mesh:
+                return None
+    return specs
+
+
+# -- where a DTensor is -----------------------------------------------------------------------------------------------
+
+
+def _device(self: Any) -> torch.device:
+    if current() is None:
+        return torch._C.TensorBase.device.__get__(self)
+    return device_of(self._local_tensor)
+
+
+def _is_on(kind: str) -> property:
+    return property(lambda self: self.device.type == kind)
+
+
+_PROPERTIES = {"device": property(_device), "is_cuda": _is_on("cuda"), "is_cpu": _is_on("cpu"),
+               "is_meta": _is_on("meta")}
+
+
+def _set(owner: type, name: str, value: Any) -> Undo:
+    setattr(owner, name, value)
+    return lambda: delattr(owner, name)
+
+
+def _without_modes(original: Any) -> Any:
+    """Offsets of shards are read from indices, which are made for it."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            return original(*args, **kwargs)
+        with without_modes():
+            return original(*args, **kwargs)
+    return staticmethod(call)
+
+
+def replacements() -> Iterator[Undo]:
+    """What DTensors ask of whole tensors and of devices; each result undoes one replacement."""
+    collective_hook.redispatching[DTensor] = call_on_parts
+    yield collective_hook.redispatching.clear
+    yield replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _propagate)
+    yield replace(_StridedShard, "local_shard_size_and_offset", _without_modes)
+    for name, value in _PROPERTIES.items():
+        if name not in vars(DTensor):
+            yield _set(DTensor, name, value)

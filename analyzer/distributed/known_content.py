@@ -1,0 +1,220 @@
+"""Known contents through collectives: they follow from what each rank of the group is taken to hold."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from analyzer.errors import InputError
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.value.contents import covers_storage, read_known, worth_following
+from analyzer.meta.value.known_value import Deferred
+
+Tensor = torch.Tensor
+Held = list[Tensor]  # what each rank of a group holds
+
+_REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+
+
+class ContentRule:
+    """What follows from a collective of known contents. Each rank is taken to hold what this one holds, or rank ``i``
+    of the group ``contents(kind, ranks, value)[i]``.
+    """
+
+    def __init__(self, contents: Callable[[str, list[int], Tensor], Sequence[Any]] | None) -> None:
+        self._contents = contents
+
+    def propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Give the tensors that a collective wrote or made their contents; unknown where they do not follow."""
+        given = dict(zip([a.name for a in op._schema.arguments], args))
+        given.update(kwargs)
+        name = op._schema.name.rpartition("::")[2].strip("_")
+        if op.namespace == "c10d":
+            rule_in_place: Callable[..., None] = _IN_PLACE.get(name, _forget)
+            rule_in_place(self, name, given, args[0])
+            return
+        rule = _FUNCTIONAL.get(name)
+        outputs = result if isinstance(result, (list, tuple)) else [result]
+        inputs = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+        for x, out in zip(inputs, outputs):
+            value = read_known(x)
+            if isinstance(out, Tensor):
+                known: Tensor | None = None if value is None or rule is None else rule(self, name, given, value)
+                _tell(out, known)
+
+    def held(self, kind: str, group: Any, value: Tensor) -> Held:
+        """What each rank of a group holds where this one holds ``value``."""
+        size = group.size()
+        if self._contents is None:
+            return [value] * size
+        find_ranks: Any = dist.get_process_group_ranks
+        ranks: list[int] = find_ranks(group)
+        with without_modes():
+            told = [torch.as_tensor(v, dtype=value.dtype) for v in self._contents(kind, ranks, value.clone())]
+        if len(told) != size:
+            raise InputError(f"contents({kind!r}, {ranks}, ...) gave {len(told)} tensors: one for each of {size} ranks "
+                             f"is needed")
+        return told
+
+
+def _tell(out: Tensor, value: Tensor | None) -> None:
+    storage = out.untyped_storage()
+    if not isinstance(storage, MetaStorage):
+        return
+    storage.known = None
+    if value is not None and worth_following(value.numel()) and covers_storage(out, storage):
+        with without_modes():
+            storage.known = Deferred(value.to(out.dtype).reshape(out.shape).contiguous().clone())
+
+
+def _group(given: dict[str, Any]) -> Any:
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
+    name = given.get("group_name")
+    return resolve(name) if isinstance(name, str) else dist.ProcessGroup.unbox(
+        given["process_group"])
+
+
+def reduction_name(given: dict[str, Any]) -> str:
+    """The reduction of a call, in lower case."""
+    op = given["reduce_op"]
+    return str(op).lower() if isinstance(op, str) else str(op.op()).rpartition(".")[2].lower()
+
+
+def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:
+    name = reduction_name(given)
+    if name not in _REDUCTIONS:
+        return None
+    total = reduce(_REDUCTIONS[name], held)
+    return total / len(held) if name == "avg" else total
+
+
+# -- the same for both families: the value of one rank's tensor in, of one rank's result out ---------------------------
+
+
+def _all_reduced(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor | None:
+    with without_modes():
+        return _reduce(rule.held("all_reduce", _group(given), value), given)
+
+
+def _all_gathered(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor:
+    with without_modes():
+        return torch.cat([v.reshape(1) if v.dim() == 0 else v for v in rule.held("all_gather", _group(given), value)])
+
+
+def _reduce_scattered(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor | None:
+    group = _group(given)
+    with without_modes():
+        total = _reduce(rule.held("reduce_scatter", group, value), given)
+        return None if total is None else total.chunk(group.size())[group.rank()]
+
+
+def _exchanged(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor | None:
+    """Every rank's piece for this one. Pieces are as this rank's, or even where their sizes are not known."""
+    group = _group(given)
+    splits = given.get("input_split_sizes") or [len(value) // group.size()] * group.size()
+    if not all(isinstance(s, int) for s in splits):
+        return None
+    with without_modes():
+        return torch.cat([v.split(list(splits))[group.rank()] for v in rule.held("all_to_all", group, value)])
+
+
+def _same(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor:
+    return value
+
+
+_FUNCTIONAL: dict[str, Callable[..., Tensor | None]] = {
+    **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced"), _all_reduced),
+    **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
+                    _all_gathered),
+    **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), _reduce_scattered),
+    "all_to_all_single": _exchanged, "broadcast": _same, "wait_tensor": _same, "wrap_tensor_autograd": _same}
+
+
+# -- operators of c10d, which write to their arguments (their schemas declare no writes) -------------------------------
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _forget(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    """What came from another rank is not known."""
+    for item in _listed(written):
+        for tensor in _listed(item):
+            if isinstance(tensor, Tensor):
+                _tell(tensor, None)
+
+
+def _keep(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    """Nothing is written, or what this rank holds already."""
+
+
+def _reduce_in_place(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    for tensor in _listed(written):
+        value = read_known(tensor)
+        _tell(tensor, None if value is None else _all_reduced(rule, name, given, value))
+
+
+def _gather_whole(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    sources = given.get("input_tensor", given.get("inputs"))
+    for out, x in zip(_listed(written), _listed(sources)):
+        value = read_known(x)
+        _tell(out, None if value is None else _all_gathered(rule, name, given, value))
+
+
+def _gather_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    sources = given.get("input_tensors", given.get("input_list"))
+    for outs, x in zip(written, _listed(sources)):
+        value = read_known(x)
+        held = [None] * len(outs) if value is None else rule.held("all_gather", _group(given), value)
+        for out, part in zip(outs, held):
+            _tell(out, part)
+
+
+def _scatter_whole(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    for out, x in zip(_listed(written), _listed(given.get("input_tensor", given.get("inputs")))):
+        value = read_known(x)
+        _tell(out, None if value is None else _reduce_scattered(rule, name, given, value))
+
+
+def _scatter_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    group = _group(given)
+    for out, parts in zip(written, given["input_tensors"]):
+        mine = read_known(parts[group.rank()]) if parts else None
+        if mine is None or name == "scatter" and group.rank() != given["root_rank"]:
+            _tell(out, None)
+        elif name == "scatter":
+            _tell(out, mine)
+        else:
+            with without_modes():
+                total = _reduce(rule.held("reduce_scatter", group, mine), given)
+            _tell(out, total)
+
+
+def _exchange(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    value = read_known(given["input"])
+    _tell(written, None if value is None else _exchanged(rule, name, given, value))
+
+
+def _exchange_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    group = _group(given)
+    mine = read_known(given["input_tensors"][group.rank()])
+    held = [None] * len(written) if mine is None else rule.held("all_to_all", group, mine)
+    for out, part in zip(written, held):
+        _tell(out, part)
+
+
+_IN_PLACE: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("allreduce", "allreduce_coalesced", "reduce"), _reduce_in_place),
+    **dict.fromkeys(("broadcast", "send", "barrier", "monitored_barrier", "check_for_nan"), _keep),
+    **dict.fromkeys(("allgather_base", "allgather_into_tensor_coalesced"), _gather_whole),
+    **dict.fromkeys(("allgather", "allgather_coalesced", "gather"), _gather_listed),
+    **dict.fromkeys(("reduce_scatter_base", "reduce_scatter_tensor_coalesced"), _scatter_whole),
+    **dict.fromkeys(("reduce_scatter", "scatter"), _scatter_listed),
+    "alltoall_base": _exchange, "alltoall": _exchange_listed}

@@ -1,0 +1,90 @@
+"""`DistributedDataParallel`: its reducer is C++ and real; what it asks of other processes and of host memory is not."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.parallel.distributed as ddp
+from torch._C import _distributed_c10d as c10d_c
+
+from analyzer.meta import collective as collective_hook
+from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
+from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.state import active_state, current
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.tensor import device_of
+
+from .collective import Collectives
+
+_EMPTY, _COPY = torch.ops.aten.empty.memory_format, torch.ops.aten.copy_.default
+
+
+class _RealOnHost(DirectDispatchMode):
+    """``Reducer::sync_bucket_indices`` (torch/csrc/distributed/c10d/reducer.cpp) writes the indices of buckets by an
+    accessor to a tensor of int32 on the host, broadcasts a copy of it on the device and reads it back: rank 0's are
+    taken to be this rank's, and the host's tensor is a real one.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        named = kwargs or {}
+        if func is _EMPTY and named.get("dtype") is torch.int32 and (
+                named.get("device") or torch.device("cpu")).type == "cpu":
+            with without_modes():
+                return func(*args, **named)
+        if func is _COPY and not all(isinstance(t.untyped_storage(), MetaStorage) for t in args[:2]):
+            return args[0]
+        with torch._C.DisableTorchFunction():
+            return func(*args, **named)
+
+
+@contextmanager
+def _buckets_on(device: torch.device) -> Iterator[None]:
+    """``at::empty`` with the options of a parameter, which is really on meta, is on the device of the parameters."""
+    state = active_state()
+    before, state.device_of_options = state.device_of_options, device
+    try:
+        yield
+    finally:
+        state.device_of_options = before
+
+
+def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+    with _buckets_on(device_of(parameters[0])):
+        original(self, parameters, *args, **kwargs)
+    if isinstance(found := collective_hook.impl, Collectives):
+        found.reducer_groups.add(str(self.process_group.group_name))
+
+
+def _rebuild_buckets(original: Any, self: Any) -> Any:
+    with _buckets_on(torch.device("cuda", torch.cuda.current_device())), _RealOnHost():
+        return original(self)
+
+
+def _wait_for_buckets(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """At its end a backward pass waits for the futures of all buckets: reducer.cpp, ``finalize_backward``."""
+    result = original(*args, **kwargs)
+    if isinstance(found := collective_hook.impl, Collectives):
+        for group in found.reducer_groups:
+            found.wait_for_group(group)
+    return result
+
+
+def replacements() -> Iterator[Undo]:
+    """What the reducer's construction and its steps ask; each result undoes one replacement."""
+    yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+    yield replace(ddp.DistributedDataParallel, "_ddp_init_helper", _simulated(_make_reducer))
+    yield replace(c10d_c.Reducer, "_rebuild_buckets", _simulated(_rebuild_buckets))
+    yield answer(torch.autograd, "_engine_run_backward", _wait_for_buckets, passes_original=True)
+
+
+def _simulated(simulated: Any) -> Any:
+    def make(original: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if current() is None:
+                return original(self, *args, **kwargs)
+            return simulated(original, self, *args, **kwargs)
+        return call
+    return make

@@ -1,0 +1,34 @@
+"""What is replaced in torch while there is a world: each family of wrappers has a file of its own."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from analyzer.meta import collective as collective_hook
+from analyzer.meta.intercept.replacement import SharedReplacements, Undo
+
+from . import dtensor, object_collective, pipeline_stage, process_group, random_number, reducer
+from .c10d_state import make_default_group, process_groups_kept_aside
+from .collective import Collectives
+from .world_spec import WorldSpec
+
+
+def _replacements() -> Iterator[Undo]:
+    for family in (process_group, object_collective, reducer, dtensor, random_number, pipeline_stage):
+        yield from family.replacements()
+
+
+_world_replacements = SharedReplacements(_replacements)
+
+
+@contextmanager
+def simulated_world(spec: WorldSpec, contents: Any) -> Iterator[None]:
+    """A block in which torch.distributed is that of ``spec``."""
+    with ExitStack() as undo:
+        undo.enter_context(process_groups_kept_aside())
+        undo.enter_context(_world_replacements.installed())
+        undo.enter_context(collective_hook.simulating(Collectives(contents)))
+        undo.enter_context(process_group.adopting(spec))
+        make_default_group(spec.size, spec.rank)
+        yield

@@ -1,0 +1,68 @@
+"""Which world there is in this process: `torch.distributed` knows one, and so does this package."""
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from analyzer.errors import InputError
+
+from .world_spec import WorldSpec
+
+_lock = threading.Lock()
+_worlds: list[tuple[WorldSpec, int]] = []  # the one that there is, and the thread that entered it
+_mail: dict[int, Any] = {}  # what pipeline stages were told, by stage; kept from rank to rank in `mail_kept`
+_keeps = [0]
+
+
+def current_world() -> WorldSpec | None:
+    """The world that this thread is in."""
+    return _worlds[-1][0] if _worlds and _worlds[-1][1] == threading.get_ident() else None
+
+
+def current_mail() -> dict[int, Any]:
+    """What pipeline stages were sent by those before them, by stage."""
+    return _mail
+
+
+@contextmanager
+def mail_kept() -> Iterator[None]:
+    """A block in which ranks that run one after the other find what earlier ones sent them."""
+    _keeps[0] += 1
+    try:
+        yield
+    finally:
+        _keeps[0] -= 1
+        _mail.clear()
+
+
+@contextmanager
+def entered(spec: WorldSpec) -> Iterator[None]:
+    """A block in which ``spec`` is the world. Raises InputError in another, and while another thread is in one."""
+    with _lock:
+        if _worlds:
+            where = "" if _worlds[-1][1] == threading.get_ident() else " of another thread"
+            raise InputError(f"world(size={spec.size}, rank={spec.rank}) inside a world of {_worlds[-1][0].size} ranks"
+                             f"{where}: torch.distributed knows one world per process; leave that one first")
+        _worlds.append((spec, threading.get_ident()))
+    try:
+        yield
+    finally:
+        _worlds.pop()
+        if not _keeps[0]:
+            _mail.clear()
+
+
+@contextmanager
+def launched(spec: WorldSpec) -> Iterator[None]:
+    """A block in which the environment is that of a process that ``torchrun`` started."""
+    told = spec.environment()
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
