@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from analyzer.meta.tensor import device_of
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import EagerStep
 from analyzer.record.module_walk import walk_modules
+from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
@@ -92,13 +94,21 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
             for lifetime in recorder.log.storages.values():
                 if not lifetime.category:
                     lifetime.category = BUILT
-        step = EagerStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
-                         optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
-                         step=session.step, device_type=session.device.type, options=session.options)
-        step.run()
+        EagerStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
+                  optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
+                  step=session.step, device_type=session.device.type,
+                  options=_until_steady(module, session.options)).run()
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))
     return run.build(is_final=True, replay=replay)
 
+
+
+def _until_steady(module: torch.nn.Module, options: ProfileOptions) -> ProfileOptions:
+    """Options with a step more for DDP, whose second forward pass makes its buckets anew: ``Reducer::rebuild_buckets``
+    in torch/csrc/distributed/c10d/reducer.cpp.
+    """
+    has_reducer = any(isinstance(inner, torch.nn.parallel.DistributedDataParallel) for inner in module.modules())
+    return replace(options, steps=3) if has_reducer and options.steps == 2 else options
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.signature import Signature
 
-#: of torch.distributed's operators
-_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 #: what torch/distributed/device_mesh.py, `_init_one_process_group`, begins the description of a dimension's group with
 _MESH_PREFIX = "mesh_"
 # descriptions that say nothing: of the default group and of one that stands for it, of a group without one
@@ -88,7 +87,7 @@ def communicates(signature: Signature) -> bool:
     """Whether an operator is one of torch.distributed."""
     found: bool | None = signature.memo.get("communicates")
     if found is None:
-        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in _NAMESPACES
+        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES, describe_operator
+from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.signature import Signature
 from analyzer.meta.state import current
 from analyzer.meta.storage import MetaStorage
