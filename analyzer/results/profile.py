@@ -223,7 +223,8 @@ class Profile(DeferredFields):
 
     @property
     def communicates(self) -> bool | None:
-        """Whether ranks communicate in a step; None where they do, but how much is unknown (DistributedDataParallel).
+        """Whether ranks communicate in a step; None where they do, but how much is unknown (as of
+        DistributedDataParallel outside a world).
 
         >>> phases = {"forward": PhaseInfo(comm_bytes=0), "backward": PhaseInfo(comm_bytes=4096)}
         >>> Profile(name="demo", mode="train", phases=phases).communicates
@@ -232,7 +233,8 @@ class Profile(DeferredFields):
         sizes = [phase.comm_bytes for phase in (*self.first_step.values(), *self.phases.values())]
         if any(sizes):
             return True
-        return None if None in sizes and (self.world_size or 1) > 1 else False
+        is_unseen = set(sizes) == {None} and (self.world_size or 1) > 1
+        return None if is_unseen or None in sizes and self.comm else False
 
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
               fmt: str = "simple") -> str:
