@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.signature import Signature
 
@@ -64,12 +65,14 @@ class ProcessGroupSpec:
 @dataclass(frozen=True, slots=True)
 class WorldFacts:
     """What torch says of the job that this process is one of: how many ranks, which this is, and the groups that it is
-    in, in the order in which they were made.
+    in, in the order in which they were made; and on how many devices of a host, of which cluster, where that is known.
     """
 
     size: int
     rank: int
     groups: tuple[ProcessGroupSpec, ...] = ()
+    devices_per_host: int | None = None
+    cluster: ClusterSpec | None = None
 
 
 def find_group(signature: Signature) -> ProcessGroupSpec | None:

@@ -81,7 +81,8 @@ def describe_world(log: Log, tensors: Iterable[Any]) -> World:
         return World(None, names)
     mesh = {name: size for name, size, _ in dimensions}
     mesh |= {name: spec.size for name, spec in groups.items() if spec.mesh_dimension is not None}
-    return World(WorldInfo(log.world.size, log.world.rank, mesh=mesh, groups=tuple(
+    cluster = None if log.world.cluster is None else log.world.cluster.name
+    return World(WorldInfo(log.world.size, log.world.rank, log.world.devices_per_host, cluster, mesh, tuple(
         [_describe_group(name, spec) for name, spec in groups.items()])), names)
 
 

@@ -68,5 +68,6 @@ def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> Ker
     """
     signature = call.signature
     if communicates(signature):
-        return communication_time(signature, device, None if log is None else log.group_of(signature))
+        return communication_time(signature, device) if log is None else communication_time(
+            signature, device, log.group_of(signature), log.world)
     return NO_TIME if is_view(call) else signature_time(signature, device)
