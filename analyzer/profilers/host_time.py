@@ -33,7 +33,8 @@ class HostTime:
                 again += tally.number if tally.call.recomputed else 0
         seconds = forward_seconds(host, calls, again, log.count_module_calls(), trains)
         self._of = {"forward": seconds.forward, "recompute": seconds.again, "backward": host.backward_seconds}
-        self._notice = round(host.synchronize_seconds * PICOSECONDS)
+        #: how long the host takes to see that what it waited for is done
+        self.notice_picoseconds = round(host.synchronize_seconds * PICOSECONDS)
 
     def picoseconds(self, call: OpCall, kernels: int) -> int:
         """The host's time for a call that launches ``kernels``."""
@@ -44,7 +45,7 @@ class HostTime:
 
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""
-        return self._notice if waits_for_device(call.signature) else None
+        return self.notice_picoseconds if waits_for_device(call.signature) else None
 
 
 class ForwardSeconds(NamedTuple):

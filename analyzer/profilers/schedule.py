@@ -21,6 +21,23 @@ class Work(NamedTuple):
     notice: int = 0
 
 
+class PhaseTime(NamedTuple):
+    """Picoseconds of a phase: until all that it launched is done; of these, those in which nothing runs (None: what its
+    kernels leave), and those of what it communicates in which nothing is computed.
+
+    >>> PhaseTime(10, 2, 3) + PhaseTime(5, 1)
+    PhaseTime(total=15, idle=3, exposed=3)
+    """
+
+    total: int = 0
+    idle: int | None = None
+    exposed: int = 0
+
+    def __add__(self, other: PhaseTime) -> PhaseTime:  # type: ignore[override]  # it is no longer tuple
+        idle = self.idle if other.idle is None else other.idle + (self.idle or 0)
+        return PhaseTime(self.total + other.total, idle, self.exposed + other.exposed)
+
+
 class Clock(NamedTuple):
     """When the host is free, and when the device has done all that it was given."""
 

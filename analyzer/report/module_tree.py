@@ -26,6 +26,7 @@ _COSTS = (*DEFAULT_COLUMNS, Column("trainable_params", "Trainable", "count"),
           Column("launch_seconds", "Wait for launch", "seconds"), Column("arithmetic_seconds", "Arithmetic", "seconds"),
           Column("memory_seconds", "Memory", "seconds"), Column("latency_seconds", "Latency", "seconds"),
           Column("communication_seconds", "Communication", "seconds"),
+          Column("exposed_comm_seconds", "Exposed comm", "seconds"),
           Column("error_seconds", "Time error", "seconds"))
 SHARE = "_share"  # behind the field of a cost: its part of the whole model's
 _SHARES = tuple(Column(column.field + SHARE, f"{column.header} %", "text") for column in _COSTS)

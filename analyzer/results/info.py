@@ -31,6 +31,7 @@ class PhaseInfo:
     memory_seconds: float | None = None
     latency_seconds: float | None = None    #: of kernels too small to fill the device
     communication_seconds: float | None = None
+    exposed_comm_seconds: float | None = None  #: in which what it communicates is under way and nothing is computed
     read_bytes: int | None = None           #: by all operators, from memory
     written_bytes: int | None = None
 
@@ -148,6 +149,8 @@ class CostInfo:
     memory_seconds: float | None = None
     latency_seconds: float | None = None
     communication_seconds: float | None = None
+    #: in which its communication, forward and backward, is under way and nothing is computed
+    exposed_comm_seconds: float | None = None
     error_seconds: float | None = None    #: how far off nine in ten measured times of its kernels are, at most
 
     @property

@@ -74,7 +74,7 @@ class NodeInfo(DeferredFields):
     """
 
     #: Of the fields below, whose meaning docs/node_info.md gives; a change of any raises it.
-    schema_version: ClassVar[int] = 3
+    schema_version: ClassVar[int] = 4
 
     op: str                                #: kind of node: placeholder, call_module, call_function, ...
     name: str                              #: unique in its graph
@@ -102,6 +102,8 @@ class NodeInfo(DeferredFields):
     fwd_seconds: float | None = None
     bwd_seconds: float | None = None       #: recompute_seconds included
     recompute_seconds: float | None = None #: of what is run again in backward
+    #: in which its communication is under way and nothing is computed
+    exposed_comm_seconds: float | None = None
     #: what most of its time is: "launch", "arithmetic", "memory", "latency" or "communication"
     bound: str | None = None
     #: how far off nine in ten measured times of its kernels are, at most, forward and backward

@@ -34,6 +34,6 @@ def test_choices_and_recomputation_are_in_it() -> None:
     assert info["matmul"].recompute_seconds == info["matmul"].fwd_seconds < info["matmul"].bwd_seconds
     assert info["sin"].recompute_seconds == 0 and info["sin"].fwd_seconds > 0
     graph = Profile.from_json(profile.to_json()).to_networkx()
-    assert graph.graph["schema_version"] == 3 and graph.nodes["sin"]["saved"] == "keep" and graph.nodes["exp"][
+    assert graph.graph["schema_version"] == 4 and graph.nodes["sin"]["saved"] == "keep" and graph.nodes["exp"][
         "sharding"] == ("Shard(0)", )
     assert graph.nodes["sin"]["region"][0]["kind"] == "checkpoint"

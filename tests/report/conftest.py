@@ -129,6 +129,7 @@ def mlp() -> Profile:
             memory_seconds=0.0,
             latency_seconds=0.0,
             communication_seconds=0.0,
+            exposed_comm_seconds=0.0,
             error_seconds=0.0)
 
     nothing = cost(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
 from analyzer.hardware.kernel_time.collective import collective_time
+from analyzer.hardware.kernel_time.collective_path import find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.signature import Signature
 from analyzer.profilers.collective.omission import SILENT
-from analyzer.profilers.collective.rule import message_of
+from analyzer.profilers.collective.rule import kind_of, message_of
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, find_group
+
+_MESSAGES = ("send", "recv", "send_recv")
 
 
 def communication_time(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
@@ -32,15 +35,34 @@ def communication_time(signature: Signature, device: DeviceSpec, group: ProcessG
     if name.startswith("symm_mem::fused"):  # products too
         return None
     dtype = next((str(spec.dtype).removeprefix("torch.") for spec in signature.inputs), "float16")
-    cluster = cluster_of(device) if world is None or world.cluster is None else world.cluster
-    devices_per_host = cluster.devices_per_host if world is None else world.devices_per_host or cluster.devices_per_host
+    cluster, devices_per_host = _find_hosts(device, world)
     kind, ranks, size = message.kind, group.ranks, group.size
-    if kind in ("send", "recv", "send_recv"):  # a batch goes both ways at once
+    if kind in _MESSAGES:  # a batch goes both ways at once
         kind, size = "send", min(2, group.size)
         own = None if ranks is None or group.rank is None else ranks[group.rank]
         ranks = None if own is None or message.peer is None else (own, message.peer)
     return collective_time(kind, message.bytes, size, cluster, dtype=dtype,
                            ranks_per_host=share_of_host(ranks, size, devices_per_host, cluster))
+
+
+def find_medium(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
+                world: WorldFacts | None = None) -> str | None:
+    """The links that bound a collective of ``group``, as `Path.medium`; None where they are unknown, and of messages
+    between two ranks, which leave room for others.
+    """
+    group = group or find_group(signature)
+    if group is None or kind_of(signature) in _MESSAGES:
+        return None
+    cluster, devices_per_host = _find_hosts(device, world)
+    share = share_of_host(group.ranks, group.size, devices_per_host, cluster)
+    path = find_path(cluster, group.size, share or min(group.size, cluster.devices_per_host))
+    return None if path is None else path.medium
+
+
+def _find_hosts(device: DeviceSpec, world: WorldFacts | None) -> tuple[ClusterSpec, int]:
+    """The cluster that ranks are on, and how many of them each host has."""
+    cluster = cluster_of(device) if world is None or world.cluster is None else world.cluster
+    return cluster, cluster.devices_per_host if world is None else world.devices_per_host or cluster.devices_per_host
 
 
 def share_of_host(ranks: Sequence[int] | None, size: int, devices_per_host: int, cluster: ClusterSpec) -> int | None:

@@ -1,0 +1,68 @@
+"""What the host and the device do for each call of a log."""
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.host_spec import host_of
+from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.record.call_table import CallKind, CallTable
+from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
+
+from .host_time import HostTime
+from .kernel_time.call import kernel_time
+from .kernel_time.turn import find_turn
+from .schedule import PICOSECONDS, Work
+
+
+class UnknownTimeError(Exception):
+    """There is a call whose time is not known."""
+
+
+class TimedCall(NamedTuple):
+    """What a call takes, and which kernels its own take turns with on other streams."""
+
+    work: Work
+    kernel: KernelTime
+    turn: Hashable
+
+
+class CallTimer:
+    """Times the calls of a log on a device, those that are alike once."""
+
+    def __init__(self, log: Log, device: DeviceSpec) -> None:
+        self.log, self.device = log, device
+        self.host = HostTime(host_of(device), log)
+        self.gap = self.host.host.gap_seconds
+        self.is_host = device.kind == "cpu"
+        self._alike: dict[tuple[object, str, bool, bool], TimedCall] = {}
+        self._works: dict[CallKind, Work] = {}
+
+    def time(self, call: OpCall) -> TimedCall:
+        """What the host and the device do for a call. Raises UnknownTimeError."""
+        key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
+        found = self._alike.get(key)
+        if found is None:
+            kernel = kernel_time(call, self.device, self.log)
+            if kernel is None:
+                raise UnknownTimeError
+            host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
+            notice = self.host.notice(call)
+            device = round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
+            work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
+            # what rows and phases add up is whole picoseconds, too
+            seconds = round(kernel.seconds * PICOSECONDS) / PICOSECONDS
+            kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
+            found = self._alike[key] = TimedCall(work, kernel, find_turn(call.signature, kernel, self.device, self.log))
+        return found
+
+    def works(self, table: CallTable, places: Sequence[int]) -> Iterator[Work]:
+        """The work of each call at ``places``; one of each kind is made. Raises UnknownTimeError."""
+        works = self._works
+        for kind, place in zip(table.kinds_at(places), places):
+            work = works.get(kind)
+            if work is None:
+                work = works[kind] = self.time(table[place]).work
+            yield work

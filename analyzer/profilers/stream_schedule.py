@@ -1,0 +1,174 @@
+"""The steps of a log on the streams that the program uses."""
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from analyzer.meta.stream_mark import StreamAction, StreamMark
+from analyzer.record.log import Log
+from analyzer.record.op_call import OpCall
+from analyzer.record.process_group import communicates
+
+from .call_timer import CallTimer, TimedCall
+from .kernel_time.turn import COMPUTE, find_copy
+from .overlap import Cover, find_exposed
+from .schedule import PhaseTime
+from .stream_clock import Moment, StreamClock
+
+_COMMUNICATION = "communication"
+_FUNCTIONAL = "_c10d_functional"
+_WAIT, _WRAP = f"{_FUNCTIONAL}::wait_tensor", f"{_FUNCTIONAL}::_wrap_tensor_autograd"
+
+
+class KernelRun(NamedTuple):
+    """The kernels of one call; picoseconds from the beginning of the step."""
+
+    call: int             #: index in `Log.calls`
+    stream: Hashable      #: its number, or the name of the process group whose own stream it is
+    start: int
+    end: int
+    kind: str             #: "compute", "communication", or "copy" from or to the host
+    waited: int = 0       #: in which nothing ran before it
+    exposed: int = 0      #: of communication, those in which nothing is computed; of several at once, the first one's
+
+
+class ScheduledStep(NamedTuple):
+    """The kernels of one step, in the order of their launches, and the time of each of its phases."""
+
+    step: int
+    runs: list[KernelRun]
+    phases: dict[str, PhaseTime]
+
+
+def runs_in_turn(log: Log) -> bool:
+    """Whether all kernels of a log are on one stream, with nothing that waits for them but the calls themselves."""
+    return not log.streams and not any(communicates(tally.call.signature) for tally in log.tallies())
+
+
+def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
+    """Each step of a log, which begins on an idle device. Raises UnknownTimeError."""
+    calls, marks, phases = iter(log.calls), deque(log.streams.marks), log.phases
+    ends = [*(record.first_call for record in phases[1:]), len(log.calls)]
+    place = current = 0
+    for step, records in groupby(zip(phases, ends), key=lambda pair: pair[0].step):
+        schedule = _StepSchedule(timer, current)
+        for record, end in records:
+            for index in range(place, end):
+                while marks and marks[0].call <= index:
+                    schedule.ask(marks.popleft())
+                schedule.run(index, next(calls))
+            place = end
+            schedule.end_phase(record.phase)
+        yield schedule.finish(step)
+        current = schedule.current
+
+
+class _StepSchedule:
+    """One step, call by call."""
+
+    def __init__(self, timer: CallTimer, current: int) -> None:
+        self.timer, self.current = timer, current
+        self.clock = StreamClock()
+        self._launches: list[tuple[int, Hashable, OpCall]] = []
+        self._boundaries: list[tuple[str, int, int]] = []  # phase, launches before its end, the host's time then
+        self._events: dict[int, Moment] = {}     # by number
+        self._results: dict[int, Moment] = {}    # when a functional collective is done, by storage
+
+    def ask(self, mark: StreamMark) -> None:
+        """The program asks something of a stream; what was recorded in an earlier step has happened."""
+        action, clock = mark.action, self.clock
+        if action is StreamAction.SWITCH:
+            self.current = mark.stream
+        elif action is StreamAction.RECORD:
+            self._events[mark.event] = clock.record(mark.stream)
+        elif action is StreamAction.WAIT:
+            if (moment := self._events.get(mark.event)) is not None:
+                clock.wait(mark.stream, moment)
+        else:
+            moment = self._events.get(mark.event) if mark.event else None if mark.stream < 0 else clock.record(
+                mark.stream)
+            if moment is not None or not mark.event:
+                clock.synchronize(moment, self.timer.host.notice_picoseconds)
+
+    def run(self, index: int, call: OpCall) -> None:
+        """A call is made: its kernels are launched on the current stream."""
+        timed = self.timer.time(call)
+        if self._results:
+            self._wait_for_results(call, timed)
+        if not timed.work.device:
+            self.clock.host += timed.work.host
+        elif getattr(call.signature.op, "namespace", "").startswith(_FUNCTIONAL):
+            self._run_functional(index, call, timed)
+        else:
+            self._launch(index, call, timed, self.current)
+        if timed.work.waits:
+            self.clock.synchronize(self.clock.record(self.current), timed.work.notice)
+
+    def _wait_for_results(self, call: OpCall, timed: TimedCall) -> None:
+        """The results of functional collectives are waited for with ``wait_tensor``, which `AsyncCollectiveTensor`
+        calls when one is used first, but for views (torch/distributed/_functional_collectives.py).
+        """
+        found = [number for number in call.inputs if number in self._results]
+        schema = getattr(call.signature.op, "_schema", None)
+        name = "" if schema is None else schema.name
+        if name == _WRAP:
+            self._results.update((out, self._results[number]) for out in call.outputs for number in found)
+        elif timed.work.device or name == _WAIT:
+            for number in found:
+                self.clock.wait(self.current, self._results.pop(number))
+
+    def _launch(self, index: int, call: OpCall, timed: TimedCall, stream: Hashable) -> None:
+        self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn)
+        self._launches.append((index, stream, call))
+
+    def _run_functional(self, index: int, call: OpCall, timed: TimedCall) -> None:
+        """A functional collective runs on its group's stream, after what was launched on the current one
+        (torch/csrc/distributed/c10d/Functional.cpp; ProcessGroupNCCL.cpp, `collective`).
+        """
+        clock, group = self.clock, self.timer.log.group_of(call.signature)
+        stream = "functional collectives" if group is None else group.name
+        clock.wait(stream, clock.record(self.current))
+        self._launch(index, call, timed, stream)
+        self._results.update(dict.fromkeys(call.outputs, clock.record(stream)))
+
+    def end_phase(self, phase: str) -> None:
+        """What is launched from now on is of another phase."""
+        self._boundaries.append((phase, len(self._launches), self.clock.host))
+
+    def finish(self, step: int) -> ScheduledStep:
+        """When all ran."""
+        clock = self.clock
+        clock.settle()
+        runs = [KernelRun(index, stream, start, end, _kind_of(call)) for (index, stream, call), start, end in zip(
+            self._launches, clock.starts, clock.ends)]
+        busy, computing = (Cover((run.start, run.end) for run in chosen) for chosen in (
+            runs, [run for run in runs if run.kind == COMPUTE]))
+        reached = 0
+        for place in sorted(range(len(runs)), key=lambda i: (runs[i].start, i)):
+            run = runs[place]
+            if run.start > reached:
+                runs[place] = run._replace(waited=run.start - reached)
+            reached = max(reached, run.end)
+        talks = [i for i, run in enumerate(runs) if run.kind == _COMMUNICATION]
+        for i, exposed in zip(talks, find_exposed([(runs[i].start, runs[i].end) for i in talks], computing)):
+            runs[i] = runs[i]._replace(exposed=exposed)
+        return ScheduledStep(step, runs, self._sum_phases(runs, busy))
+
+    def _sum_phases(self, runs: Sequence[KernelRun], busy: Cover) -> dict[str, PhaseTime]:
+        """The time of each phase: it ends when all is done that was launched before its end."""
+        phases: defaultdict[str, PhaseTime] = defaultdict(PhaseTime)
+        begin = first = 0
+        for phase, last, host in self._boundaries:
+            end = max([begin, host, *(run.end for run in runs[first:last])])
+            phases[phase] += PhaseTime(end - begin, end - begin - busy.within(begin, end),
+                                       sum(run.exposed for run in runs[first:last]))
+            begin, first = end, last
+        return phases
+
+
+def _kind_of(call: OpCall) -> str:
+    if communicates(call.signature):
+        return _COMMUNICATION
+    return COMPUTE if find_copy(call.signature) is None else "copy"

@@ -1,0 +1,149 @@
+"""A step on several streams, by a device on which each kernel takes as long as the test says."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import _functional_collectives as collectives
+
+from analyzer import ProfileOptions, profile
+from analyzer.hardware import find_device
+from analyzer.hardware.host_spec import HostSpec
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
+from analyzer.profilers import call_timer
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.lane import lanes
+
+US = 1e-6
+#: of the kernels below, in microseconds, and what bounds them
+TIMES = {"sin": (40, "arithmetic"), "cos": (100, "arithmetic"), "tan": (30, "latency"), "neg": (10, "memory"),
+         "all_reduce": (200, "communication"), "allreduce_": (200, "communication")}
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    """Kernels take the times above, other calls none; the host launches in no time and sees at once what is done."""
+    def time(call, spec, log):
+        name = call.signature.op.__name__.partition(".")[0]
+        seconds, bound = TIMES.get(name, (0, ""))
+        return KernelTime(seconds * US, 0.0, bound) if seconds else NO_TIME
+
+    zero = HostSpec(**{name: 0.0 for name in HostSpec.__dataclass_fields__})
+    monkeypatch.setattr(call_timer, "kernel_time", time)
+    monkeypatch.setattr(call_timer, "host_of", lambda spec: zero)
+
+
+def run(forward, **settings):
+    class Model(nn.Module):
+        pass
+
+    Model.forward = staticmethod(forward)
+    return profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=1), **settings)
+
+
+def microseconds(value):
+    return round(value / US, 6)
+
+
+def test_two_streams_and_an_event():
+    def forward(x):
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        y = x.sin()               # 0 to 40
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            z = y.tan()           # 40 to 70, too small to fill the device
+        w = y.cos()               # 40 to 140
+        main.wait_stream(side)
+        return w.neg(), z         # 140 to 150
+
+    p = run(forward)
+    assert microseconds(p.step_seconds) == 150 and microseconds(p.kernel_seconds) == 180
+    assert p.phases["forward"].launch_seconds == 0 and p.phases["forward"].exposed_comm_seconds == 0
+
+
+def test_large_kernels_of_two_streams_take_turns():
+    def forward(x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = x.cos()
+        return x.sin(), y
+
+    assert microseconds(run(forward).step_seconds) == 140
+
+
+def test_the_host_waits_for_a_stream():
+    def forward(x):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            y = x.tan()           # 0 to 30
+        z = x.cos()               # 0 to 100
+        side.synchronize()        # 30
+        with torch.cuda.stream(torch.cuda.Stream()):
+            w = x.tan()           # 30 to 60
+        torch.cuda.synchronize()  # 100
+        return y, z, w, x.neg()   # 100 to 110
+
+    p = run(forward)
+    assert microseconds(p.step_seconds) == 110
+
+
+def test_a_functional_collective_runs_beside_what_does_not_wait_for_it(group):
+    def forward(x):
+        y = x.sin()                                                  # 0 to 40
+        reduced = collectives.all_reduce(y, "sum", dist.group.WORLD) # 40 to 240
+        z = y.cos()                                                  # 40 to 140
+        return reduced.view(2, 4).tan(), z.neg()                     # waits for 240: 240 to 270, 270 to 280
+
+    p = run(forward)
+    phase = p.phases["forward"]
+    assert microseconds(phase.seconds) == 280 and microseconds(phase.communication_seconds) == 200
+    assert microseconds(phase.exposed_comm_seconds) == 100 and phase.launch_seconds == 0
+    assert sum(module.own.exposed_comm_seconds for module in p.modules.walk()) == pytest.approx(100 * US)
+    assert [microseconds(n.exposed_comm_seconds) for n in p.nodes if n.exposed_comm_seconds] == [100]
+
+
+def test_a_collective_on_the_current_stream_is_waited_for(group):
+    def forward(x):
+        y = x.sin()
+        dist.all_reduce(y)
+        return y.cos()
+
+    p = run(forward)
+    assert microseconds(p.step_seconds) == 340 and microseconds(p.phases["forward"].exposed_comm_seconds) == 200
+
+
+def test_a_step_begins_on_an_idle_device(group):
+    class Model(nn.Module):
+        def forward(self, x):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                dist.all_reduce(x.sin())
+            return x.cos()
+
+    p = profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=3))
+    # cos takes its turn after sin: 40 to 140; all_reduce: 40 to 240
+    assert {microseconds(step["forward"].seconds) for step in (p.first_step, p.phases)} == {240}
+    assert microseconds(p.phases["forward"].exposed_comm_seconds) == 100
+
+
+def test_lanes_are_the_streams_of_the_last_step(group):
+    def forward(x):
+        y = x.sin()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            dist.all_reduce(y)
+        return collectives.all_reduce(x.cos(), "sum", dist.group.WORLD)
+
+    found = []
+
+    def keep(log):
+        found.append(lanes(log, find_device("h100")))
+        return Annotation()
+
+    run(forward, profilers={"lanes": keep})
+    shown = {lane.name: [(span.call, span.kind, *map(microseconds, span[2:])) for span in lane.spans]
+             for lane in found[0]}
+    # both collectives take turns for NVLink: the first to be ready, at 40, goes first; 40 to 140 is beside cos
+    assert shown == {"stream 0": [(0, "compute", 0, 40, 0), (2, "compute", 40, 140, 0)],
+                     "stream 1": [(1, "communication", 40, 240, 100)],
+                     dist.group.WORLD.group_name: [(3, "communication", 240, 440, 200)]}
