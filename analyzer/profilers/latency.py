@@ -23,8 +23,8 @@ BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
 
 
 _COMMUNICATION = "communication"
-OVERLAP = ("seconds on several streams: communication runs beside computation, both at full speed, and all ranks come at "
-           "once; kernels that fill the device take turns, and so do collectives over the same links")
+OVERLAP = ("seconds on several streams: communication runs beside computation, both at full speed, and all ranks come "
+           "at once; kernels that fill the device take turns, and so do collectives over the same links")
 
 
 def call_seconds(call: OpCall, device: DeviceSpec) -> float | None:
@@ -71,7 +71,7 @@ class _Latency:
         seconds, kernel_seconds, waiting = (sum(row[name] for row in steady.values()) for name in (
             "seconds", "kernel_seconds", "launch_seconds"))
         if self._runs is not None:
-            out.assumptions.append(OVERLAP)
+            out.assumptions += [OVERLAP] if len({run.stream for run in self._runs.values()}) > 1 else []
         else:  # over phases, too, kernels make up for waits
             waiting = max(0.0, seconds - kernel_seconds)
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),

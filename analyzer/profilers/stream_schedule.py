@@ -14,7 +14,7 @@ from analyzer.record.process_group import communicates
 from .call_timer import CallTimer, TimedCall
 from .kernel_time.turn import COMPUTE, find_copy
 from .overlap import Cover, find_exposed
-from .schedule import PhaseTime
+from .schedule import PICOSECONDS, PhaseTime
 from .stream_clock import Moment, StreamClock
 
 _COMMUNICATION = "communication"
@@ -71,7 +71,7 @@ class _StepSchedule:
     def __init__(self, timer: CallTimer, current: int) -> None:
         self.timer, self.current = timer, current
         self.clock = StreamClock()
-        self._launches: list[tuple[int, Hashable, OpCall]] = []
+        self._launches: list[tuple[int, Hashable, OpCall, int]] = []  # and picoseconds without gaps between kernels
         self._boundaries: list[tuple[str, int, int]] = []  # phase, launches before its end, the host's time then
         self._events: dict[int, Moment] = {}     # by number
         self._results: dict[int, Moment] = {}    # when a functional collective is done, by storage
@@ -121,7 +121,7 @@ class _StepSchedule:
 
     def _launch(self, index: int, call: OpCall, timed: TimedCall, stream: Hashable) -> None:
         self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn)
-        self._launches.append((index, stream, call))
+        self._launches.append((index, stream, call, round(timed.kernel.seconds * PICOSECONDS)))
 
     def _run_functional(self, index: int, call: OpCall, timed: TimedCall) -> None:
         """A functional collective runs on its group's stream, after what was launched on the current one
@@ -141,8 +141,8 @@ class _StepSchedule:
         """When all ran."""
         clock = self.clock
         clock.settle()
-        runs = [KernelRun(index, stream, start, end, _kind_of(call)) for (index, stream, call), start, end in zip(
-            self._launches, clock.starts, clock.ends)]
+        runs = [KernelRun(index, stream, start, start + length, _kind_of(call))
+                for (index, stream, call, length), start in zip(self._launches, clock.starts)]
         busy, computing = (Cover((run.start, run.end) for run in chosen) for chosen in (
             runs, [run for run in runs if run.kind == COMPUTE]))
         reached = 0
@@ -150,7 +150,7 @@ class _StepSchedule:
             run = runs[place]
             if run.start > reached:
                 runs[place] = run._replace(waited=run.start - reached)
-            reached = max(reached, run.end)
+            reached = max(reached, clock.ends[place])
         talks = [i for i, run in enumerate(runs) if run.kind == _COMMUNICATION]
         for i, exposed in zip(talks, find_exposed([(runs[i].start, runs[i].end) for i in talks], computing)):
             runs[i] = runs[i]._replace(exposed=exposed)
@@ -161,7 +161,7 @@ class _StepSchedule:
         phases: defaultdict[str, PhaseTime] = defaultdict(PhaseTime)
         begin = first = 0
         for phase, last, host in self._boundaries:
-            end = max([begin, host, *(run.end for run in runs[first:last])])
+            end = max([begin, host, *self.clock.ends[first:last]])
             phases[phase] += PhaseTime(end - begin, end - begin - busy.within(begin, end),
                                        sum(run.exposed for run in runs[first:last]))
             begin, first = end, last

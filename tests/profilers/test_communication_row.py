@@ -132,7 +132,8 @@ def test_the_table_adds_up(stepped):
         assert sum(getattr(t, name) for t in totals) == rows
     over_all = sum_communication(stepped.comm, by_phase=False)
     assert over_all[0] == CommTotal("all_gather", "tp", 8, None, 6, 6 * ROWS, 6 * ROWS // 8 * 7, over_all[0].seconds,
-                                    None)
+                                      over_all[0].exposed_seconds)
+    assert 0 < over_all[0].exposed_seconds <= over_all[0].seconds
     assert "Communication" in stepped.summary() and "all_reduce" in stepped.summary()
     assert len(stepped.to_dataframe("comm")) == len(stepped.comm)
 
