@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,26 +39,15 @@ class _RealOnHost(DirectDispatchMode):
             return func(*args, **named)
 
 
-@contextmanager
-def _buckets_on(device: torch.device) -> Iterator[None]:
-    """``at::empty`` with the options of a parameter, which is really on meta, is on the device of the parameters."""
-    state = active_state()
-    before, state.device_of_options = state.device_of_options, device
-    try:
-        yield
-    finally:
-        state.device_of_options = before
-
-
 def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
-    with _buckets_on(device_of(parameters[0])):
+    with active_state().meaning(device_of(parameters[0])):  # where buckets are
         original(self, parameters, *args, **kwargs)
     if isinstance(found := collective_hook.impl, Collectives):
         found.reducer_groups.add(str(self.process_group.group_name))
 
 
 def _rebuild_buckets(original: Any, self: Any) -> Any:
-    with _buckets_on(torch.device("cuda", torch.cuda.current_device())), _RealOnHost():
+    with active_state().meaning(torch.device("cuda", torch.cuda.current_device())), _RealOnHost():
         return original(self)
 
 

@@ -91,6 +91,7 @@ class MetaState:
     pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
     #: where the tensor is whose options C++ code makes a new one with: it sees that it really is on meta
     device_of_options: torch.device | None = None
+    arguments: tuple[Any, ...] = ()  #: positional ones of the torch function that runs
     recorder: CallListener | None = None
     tape: FunctionListener | None = None
     timer: Timer | None = None
@@ -130,6 +131,15 @@ class MetaState:
             return function(*args, **kwargs)
         finally:
             self.pending_device = before
+
+    @contextmanager
+    def meaning(self, device: torch.device | None) -> Iterator[None]:
+        """A block in which C++ code that makes a tensor like one on meta means ``device``."""
+        before, self.device_of_options = self.device_of_options, device
+        try:
+            yield
+        finally:
+            self.device_of_options = before
 
     def raise_failure(self, kind: Any, error: Any, traceback: Any) -> None:
         """Raise what the death of a storage raised and Python swallowed, where nothing else is raised already."""

@@ -11,7 +11,7 @@ from analyzer.meta.memory_need import Stage
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.signature import Signature
 from analyzer.meta.state import CPU, MetaState, indexed_device
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.storage import MetaStorage, find_storage
 
 from .list_memo import ListMemo
 
@@ -65,6 +65,8 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
         args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs)
         if not (_flatten(args, tensors, storages, key) and _flatten_named(kwargs, tensors, storages, key)):
             has_recipe = False  # sparse or another layout
+    if not storages and state.pending_device is None and kwargs.get("device") is not None:
+        key.append(result_device(state, storages, kwargs["device"]))  # a factory called by C++ code
     if info.reads_offset and has_recipe:
         key.append(tensors[0].storage_offset())
     return OperatorCall(info, args, kwargs, tensors, storages, key if has_recipe else None)
@@ -126,6 +128,18 @@ def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.de
     for s in storages:
         if s.device.type != "cpu":
             return s.device
-    if asked is not None and not storages and state.device_of_options is not None:
-        return state.device_of_options
+    if asked is not None and not storages:  # asked of meta by C++ code, which sees where a tensor really is
+        return state.device_of_options or _accelerator_of(state.arguments) or CPU
     return CPU
+
+
+def _accelerator_of(args: Any) -> torch.device | None:
+    """The accelerator of the first tensor among ``args`` (lists included) that is on one."""
+    for a in args:
+        if isinstance(a, Tensor):
+            storage = find_storage(a) if a.layout is torch.strided else None
+            if type(storage) is MetaStorage and storage.device.type != "cpu":
+                return storage.device
+        elif isinstance(a, (list, tuple)) and (found := _accelerator_of(a)) is not None:
+            return found
+    return None

@@ -41,9 +41,13 @@ class MetaFunctionMode(TorchFunctionMode):
         if types and not _PLAIN_KINDS.issuperset(
                 types) and func not in handlers and torch._C._is_torch_function_enabled():
             call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
-        if state.tape is not None:
-            return state.tape.run(func, args, kwargs or {}, call)
-        return call(func, args, kwargs or {})
+        before, state.arguments = state.arguments, args
+        try:
+            if state.tape is not None:
+                return state.tape.run(func, args, kwargs or {}, call)
+            return call(func, args, kwargs or {})
+        finally:
+            state.arguments = before
 
     def _calling(self, kind: Any, types: Any) -> Callable[..., Any]:
         """What calls a function of a tensor class that overrides functions (nested tensors) with the mode in force."""

@@ -17,7 +17,7 @@ import torch.overrides
 import torch.utils._foreach_utils
 
 from analyzer.meta.simulated_device import devices, gate_keys
-from analyzer.meta.state import current, mode_in_force
+from analyzer.meta.state import active_state, current, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, device_of
 
@@ -82,10 +82,14 @@ def _fill_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: flo
         return tensor.normal_(mean, std)
 
 
-def _run_with_mode(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """A backward pass runs under the modes it starts under; torch takes the function mode off in ``backward``."""
-    with mode_in_force():
-        return original(*args, **kwargs)
+def _run_with_mode(original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """A backward pass runs under the modes it starts under; torch takes the function mode off in ``backward``. Zeros
+    for outputs without a gradient, which C++ makes, are where the outputs are.
+    """
+    with torch._C.DisableTorchFunction():
+        device = next((device_of(t) for t in outputs if isinstance(t, torch.Tensor)), None)
+    with mode_in_force(), active_state().meaning(device):
+        return original(outputs, *args, **kwargs)
 
 
 def _note_failure(original: Any) -> Any:
