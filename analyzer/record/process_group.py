@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from analyzer.distributed.world_state import current_world
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.signature import Signature
@@ -108,7 +109,9 @@ def read_world() -> WorldFacts | None:
     if not (dist.is_available() and dist.is_initialized()):
         return None
     groups = [describe_group(group) for group in dist.distributed_c10d._world.pg_names]
-    return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]))
+    spec = current_world()
+    return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]),
+                      None if spec is None else spec.devices_per_host, None if spec is None else spec.cluster)
 
 
 def describe_group(group: Any) -> ProcessGroupSpec:

@@ -1,0 +1,181 @@
+"""Rows of communication of a rank of a world: as many as torch counts, by groups of its mesh, on its hosts."""
+from __future__ import annotations
+
+import doctest
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from analyzer import profile
+from analyzer.hardware import find_cluster
+from analyzer.hardware.kernel_time.collective import collective_time
+from analyzer.parallel import world
+from analyzer.results.communication import CommInfo
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Uneven(nn.Module):
+    """Parts of 1 to 8 rows, and what the coalescing manager puts together; rank 5 of the group has six rows."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        self.tp = mesh.get_group("tp")
+
+    def forward(self, x):
+        from torch.distributed.distributed_c10d import _coalescing_manager
+
+        parts = [torch.empty(i + 1, device=x.device) for i in range(8)]
+        dist.all_gather(parts, parts[5], group=self.tp)
+        dist.reduce_scatter(torch.empty_like(parts[5]), parts, group=self.tp)
+        dist.all_to_all([torch.empty_like(part) for part in parts], parts, group=self.tp)
+        rows = torch.empty(36, 4, device=x.device)
+        dist.all_to_all_single(torch.empty(10, 4, device=x.device), rows, [1] * 7 + [3], list(range(1, 9)), self.tp)
+        with _coalescing_manager(self.tp):
+            dist.all_reduce(x, group=self.tp)
+            dist.all_reduce(rows, group=self.tp)
+        with _coalescing_manager(self.tp):
+            for _ in range(3):
+                dist.all_gather_into_tensor(torch.empty(8 * len(x), device=x.device), x, group=self.tp)
+        return x
+
+
+def test_parts_of_any_size():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with world(16, rank=5):
+        p = profile(lambda: Uneven(init_device_mesh("cuda", (2, 8), mesh_dim_names=("dp", "tp"))),
+                    args=(torch.zeros(64),), mode="infer", device="h100")
+    assert [(r.kind, r.group, r.bytes, r.wire_bytes) for r in p.comm] == [
+        ("all_gather", "tp", 144, 116),      # all of 36 rows but the seven of the next rank
+        ("reduce_scatter", "tp", 144, 120),  # all but its own six
+        ("all_to_all", "tp", 144, 120), ("all_to_all", "tp", 576, 480),
+        ("all_reduce", "tp", 832, 1456),     # 2 * 7/8 of 256 + 576 bytes
+        ("all_gather", "tp", 6144, 5376)]    # 7/8 of three times eight times 256 bytes
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def sharded():
+    """Two dimensions of a mesh: each block's parameters are shared out over eight ranks, copied over two."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))
+    model = nn.Sequential(*(Block() for _ in range(3))).cuda()
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def parallel():
+    """Megatron's cut: columns of the first product, rows of the second."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cuda", (16,), mesh_dim_names=("tp",))
+    model = nn.Sequential(*(Block() for _ in range(3))).cuda()
+    for block in model:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def copied():
+    return nn.parallel.DistributedDataParallel(nn.Sequential(*(Block() for _ in range(3))).cuda())
+
+
+@pytest.mark.parametrize("build", [sharded, parallel, copied])
+def test_as_many_calls_as_torch_counts(build):
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.distributed.tensor.debug._comm_mode import NATIVE_TO_PY_MAPPING
+
+    counted = []
+
+    def step(model, optimizer, x):
+        with CommDebugMode() as mode:
+            model(x).sum().backward()
+        counted.append(mode.get_comm_counts())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with world(16, rank=3):
+        p = profile(build, args=(torch.rand(4, 512),), step=step, optimizer="sgd")
+    counts: Counter[object] = Counter()
+    for row in p.comm:
+        namespace, name, _ = row.operator.split(".")
+        packet = getattr(getattr(torch.ops, namespace), name)
+        counts[NATIVE_TO_PY_MAPPING.get(packet, packet)] += 1
+    assert counts == counted[-1] and counts
+
+
+# A block has 525,312 parameters of float32: 2,101,248 bytes, which eight divide. The tensor-parallel blocks add up
+# an activation of 4 x 512 float32 (8,192 bytes) forward, and its gradient where the input has one (not in the first).
+WHOLE = 2_101_248
+
+
+def kinds(rows: tuple[CommInfo, ...]) -> Counter[tuple[object, ...]]:
+    return Counter((r.kind, r.group, r.ranks, r.phase, r.bytes, r.wire_bytes) for r in rows)
+
+
+def test_a_sharded_model_gathers_in_one_dimension_and_reduces_in_two():
+    with world(16, rank=11, cluster="dgx_h100"):
+        p = profile(sharded, args=(torch.rand(4, 512),), optimizer="sgd", device="h100")
+    part = WHOLE // 8
+    assert kinds(p.comm) == {("all_gather", "shard", 8, "forward", WHOLE, 7 * part): 3,
+                             ("all_gather", "shard", 8, "backward", WHOLE, 7 * part): 3,
+                             ("reduce_scatter", "shard", 8, "backward", WHOLE, 7 * part): 3,
+                             ("all_reduce", "replicate", 2, "backward", part, part): 3}
+    assert p.world.mesh == {"replicate": 2, "shard": 8}
+    assert (p.world.size, p.world.rank, p.world.devices_per_host, p.world.cluster) == (16, 11, 8, "dgx_h100")
+    assert {g.name: g.ranks for g in p.world.groups if g.name != "world"} == {
+        "replicate": (3, 11), "shard": tuple(range(8, 16))}
+    dgx = find_cluster("dgx_h100")
+    expected = {"shard": collective_time("all_gather", WHOLE, 8, dgx, dtype="float32"),
+                "replicate": collective_time("all_reduce", part, 2, dgx, ranks_per_host=1, dtype="float32")}
+    for row in p.comm:
+        if row.kind != "reduce_scatter":
+            assert row.seconds == pytest.approx(expected[row.group].seconds, rel=1e-6)
+
+
+def test_a_tensor_parallel_model_adds_up_activations():
+    with world(16, rank=3):
+        p = profile(parallel, args=(torch.rand(4, 512),), optimizer="sgd")
+    sent = 2 * 15 * 8192 // 16
+    assert kinds(p.comm) == {("all_reduce", "tp", 16, "forward", 8192, sent): 3,
+                             ("all_reduce", "tp", 16, "backward", 8192, sent): 2}
+    assert p.world.mesh == {"tp": 16}
+
+
+def test_the_same_shapes_in_another_world():
+    """What a collective gives depends on how many ranks its group has, which its name does not say."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    class Moved(nn.Module):
+        def forward(self, x):
+            mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+            return DTensor.from_local(x, mesh, [Shard(0)]).redistribute(mesh, [Shard(1)]).to_local()
+
+    for size in (2, 4):
+        with world(size):
+            p = profile(Moved, args=(torch.zeros(16, 16),), mode="infer")
+        assert [(r.kind, r.bytes, r.wire_bytes) for r in p.comm] == [("all_to_all", 1024, 1024 - 1024 // size)]
+        moved = next(n for n in p.nodes if n.fwd_comm_bytes)
+        assert moved.outputs[0].shape == (16 * size, 16 // size)
+
+
+def test_the_page_shows_what_is_printed():
+    page = Path(__file__).parents[2] / "docs" / "communication.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0 and tried > 10
