@@ -23,6 +23,8 @@ from analyzer.meta.state import active, active_state, current
 
 from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import (
+    RANDOM_STATE_BYTES,
+    DefaultGenerators,
     SimulatedDeviceEvent,
     SimulatedEvent,
     SimulatedGenerator,
@@ -32,8 +34,6 @@ from .stream import (
     simulated_class,
     synchronize,
 )
-
-_RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
 
 
 class _Local(threading.local):
@@ -138,7 +138,7 @@ def _is_acceptable(x: torch.Tensor) -> bool:
 
 
 def _random_state(device: Any = None) -> torch.Tensor:
-    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+    return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8)
 
 
 def _current_stream(device: Any = None) -> SimulatedStream:
@@ -253,6 +253,7 @@ def replacements() -> Iterator[Undo]:
     yield replace(torch, "Stream", lambda f: simulated_class(f, SimulatedStream, _times_cuda))
     yield replace(torch, "Event", lambda f: simulated_class(f, SimulatedDeviceEvent, _times_cuda))
     yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
+    yield replace(torch.cuda, "default_generators", lambda f: DefaultGenerators(f, _is_simulated))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ _next_event = itertools.count(NO_EVENT + 1).__next__
 # c10/cuda/CUDAStream.cpp: kStreamsPerPool, max_compile_time_stream_priorities
 _STREAMS_PER_POOL = 32
 _PRIORITIES = 4
+RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
 ELAPSED_MILLISECONDS = 1.0
 """What `SimulatedEvent.elapsed_time` answers where no time is predicted: a placeholder."""
 RESOLUTION_MILLISECONDS = 5e-4
@@ -197,6 +199,33 @@ class SimulatedGenerator(torch.Generator):
         return made
 
     def __init__(self, device: Any = "cuda") -> None: ...
+
+    def get_state(self) -> torch.Tensor:
+        """Seed and offset, which are not known."""
+        return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> SimulatedGenerator:
+        """Nothing: what is drawn is not known."""
+        return self
+
+
+class DefaultGenerators(Sequence[torch.Generator]):
+    """``torch.cuda.default_generators``: one a device, simulated under the mode."""
+
+    def __init__(self, original: Sequence[torch.Generator], applies: Callable[[], bool]) -> None:
+        self._original, self._applies = original, applies
+
+    def __len__(self) -> int:
+        return torch.cuda.device_count() if self._applies() else len(self._original)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self._applies():
+            return self._original[index]
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"default_generators[{index}]: there are {len(self)} devices")
+        return SimulatedGenerator(torch.device("cuda", index % len(self)))
 
 
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls

@@ -112,6 +112,8 @@ def test_random_state_has_no_data_and_the_hosts_generator_stays_as_it_is(mode):
     assert generator.device == torch.device("cuda", 0) and isinstance(generator, torch.Generator)
     assert torch.rand(3, device="cuda", generator=generator).device.type == "cuda"
     assert torch.Generator().device.type == "cpu"
+    default = torch.cuda.default_generators[torch.cuda.current_device()]  # whose state model parallel code keeps
+    assert default.set_state(default.get_state()).device == torch.device("cuda", 0)
 
 
 def test_marks_and_markers_do_nothing(mode):
