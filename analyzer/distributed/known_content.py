@@ -83,7 +83,10 @@ def _group(given: dict[str, Any]) -> Any:
 def reduction_name(given: dict[str, Any]) -> str:
     """The reduction of a call, in lower case."""
     op = given["reduce_op"]
-    return str(op).lower() if isinstance(op, str) else str(op.op()).rpartition(".")[2].lower()
+    if isinstance(op, str):
+        return op.lower()
+    number = op.op()  # a script object answers with the number of the enumeration
+    return (dist.ReduceOp.RedOpType(number).name if isinstance(number, int) else str(number).rpartition(".")[2]).lower()
 
 
 def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:
