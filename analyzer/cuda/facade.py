@@ -18,6 +18,7 @@ import torch.nn.parallel.comm
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
+from analyzer.meta import collective
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current
 
@@ -125,7 +126,8 @@ def _is_there() -> bool:
 
 
 def _device_count() -> int:
-    return int(_is_there())
+    """One, or in a world of ranks those of the host."""
+    return 0 if not _is_there() else 1 if collective.impl is None else collective.impl.device_count
 
 
 def _is_bf16_supported(including_emulation: bool = True) -> bool:

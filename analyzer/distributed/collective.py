@@ -19,9 +19,12 @@ _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 
 class Collectives:
-    """What communicating operators do in a world; ``contents`` says what other ranks hold (see `world`)."""
+    """What communicating operators do in a world, on a host of so many devices; ``contents`` says what other ranks
+    hold (see `world`).
+    """
 
-    def __init__(self, contents: Callable[..., Any] | None = None) -> None:
+    def __init__(self, device_count: int, contents: Callable[..., Any] | None = None) -> None:
+        self.device_count = device_count
         self._contents = ContentRule(contents)
         self.reducer_groups: set[str] = set()  #: whose collectives a backward pass waits for at its end
         self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
@@ -94,11 +97,11 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def finished_work(tensors: list[torch.Tensor]) -> Any:
-    """A `Work` that is done, whose future holds ``tensors``: DDP's reducer and its hooks read them."""
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(tensors)
+    """A `Work` that is done, whose future holds ``tensors`` as a list of C++, which DDP's reducer and its hooks read:
+    of what Python can make, only the future of a fork holds one (``fork`` in torch/csrc/jit/python/init.cpp).
+    """
     make: Any = torch._C._distributed_c10d
-    return make._create_work_from_future(future)
+    return make._create_work_from_future(torch._C.fork(lambda: tensors))
 
 
 def _work(*args: Any, **kwargs: Any) -> Any:

@@ -61,11 +61,20 @@ def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hand
         specs = _common_layout(lists)
         if specs is None:
             return NotImplemented
-        parts = [[t._local_tensor for t in a] if any(a is listed for listed in lists) else a for a in args]
+        parts = [[t._local_tensor for t in a] if any(a is listed for listed in lists) else _replicated(a) for a in args]
+        if any(type(part) is DTensor for part in parts):
+            return NotImplemented
         out = handle(func, tuple(parts), None)
         if out is None:
             return None
         return [DTensor(part, spec, requires_grad=False) for part, spec in zip(out, specs)]
+
+
+def _replicated(value: Any) -> Any:
+    """The part of a scalar that every rank has whole, such as the factor that clips gradients."""
+    if type(value) is DTensor and all(placement.is_replicate() for placement in value.placements):
+        return value._local_tensor
+    return value
 
 
 def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:

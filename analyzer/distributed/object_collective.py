@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.optim import zero_redundancy_optimizer
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, replace
@@ -47,6 +48,11 @@ def _recv_object_list(object_list: list[Any], src: int | None = None, group: Any
                      f"which does not run: give them to it by other means, or broadcast them")
 
 
+def _broadcast_state(obj: Any, src_rank: int, group: Any = None, device: Any = None) -> Any:
+    """States of `ZeroRedundancyOptimizer`: what another rank sends is taken to be a state of this one's."""
+    return obj
+
+
 _SIMULATED = {function.__name__.lstrip("_"): function
               for function in (_all_gather_object, _gather_object, _broadcast_object_list, _scatter_object_list,
                                _send_object_list, _recv_object_list)}
@@ -63,3 +69,4 @@ def replacements() -> Iterator[Undo]:
     for name, simulated in _SIMULATED.items():
         for owner in (dist, c10d):
             yield replace(owner, name, _in_world(simulated))
+    yield replace(zero_redundancy_optimizer, "_broadcast_object", _in_world(_broadcast_state))

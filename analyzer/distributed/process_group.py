@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import device_mesh
@@ -90,14 +89,6 @@ def _answers(value: bool) -> Any:
     return lambda original: lambda *args, **kwargs: value if current_world() is not None else original(*args, **kwargs)
 
 
-def _count_devices(original: Any) -> Any:
-    """The devices of the rank's host."""
-    def device_count() -> int:
-        spec, found = current_world(), original()
-        return int(found) if spec is None or not found else spec.local_size
-    return device_count
-
-
 def _find_collectives() -> collective.Collectives | None:
     found = collective_hook.impl
     return found if isinstance(found, collective.Collectives) else None
@@ -110,8 +101,6 @@ def replacements() -> Iterator[Undo]:
         yield replace(owner, "new_group", _new_group)
         yield replace(owner, "get_backend", _get_backend)
         yield replace(owner, "is_nccl_available", _answers(True))
-    for owner in (torch.cuda, torch.accelerator):
-        yield replace(owner, "device_count", _count_devices)
     for name, make in (("new_group", _new_group), ("get_backend", _get_backend),
                        ("init_process_group", _init)):
         if hasattr(device_mesh, name):

@@ -60,10 +60,18 @@ def _wait_for_buckets(original: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _check_hook(original: Any, self: Any, hook: Any) -> None:
+    """A hook that compresses to bfloat16 asks for CUDA and NCCL by its name: the simulated device has them."""
+    def any_hook(state: Any, bucket: Any) -> Any: ...
+    any_hook.__wrapped__ = hook  # type: ignore[attr-defined]  # whose signature is looked at
+    original(self, any_hook)
+
+
 def replacements() -> Iterator[Undo]:
     """What the reducer's construction and its steps ask; each result undoes one replacement."""
     yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
     yield replace(ddp.DistributedDataParallel, "_ddp_init_helper", _simulated(_make_reducer))
+    yield replace(ddp.DistributedDataParallel, "_check_comm_hook", _simulated(_check_hook))
     yield replace(c10d_c.Reducer, "_rebuild_buckets", _simulated(_rebuild_buckets))
     yield answer(torch.autograd, "_engine_run_backward", _wait_for_buckets, passes_original=True)
 

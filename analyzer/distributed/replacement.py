@@ -28,7 +28,7 @@ def simulated_world(spec: WorldSpec, contents: Any) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(process_groups_kept_aside())
         undo.enter_context(_world_replacements.installed())
-        undo.enter_context(collective_hook.simulating(Collectives(contents)))
+        undo.enter_context(collective_hook.simulating(Collectives(spec.local_size, contents)))
         undo.enter_context(process_group.adopting(spec))
         make_default_group(spec.size, spec.rank)
         yield

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 class CollectiveImpl(Protocol):
     """What collective operators do where other ranks are simulated."""
 
+    device_count: int  #: devices of the host
+
     def shape(self, op: Any) -> Callable[..., Any] | None:
         """What a communicating operator returns: a function of its arguments; None: as its kernel on meta."""
 

@@ -125,6 +125,10 @@ def _optimizer_steps(recorder: Any, mine: Any) -> tuple[Callable[..., None], Cal
     def after(optimizer: Any) -> None:
         if mine():
             phase = interrupted.pop()
+            if interrupted:  # it is the one inside another, which may communicate afterwards
+                recorder.mark_states(optimizer)
+                recorder.resume("optimizer")
+                return
             if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
                 recorder.mark_states(optimizer)
                 state, held = current(), (p for group in optimizer.param_groups for p in group["params"])

@@ -192,5 +192,8 @@ class MemoryRecorder:
                     lifetime.spec = describe(tensor) if category == "input" else None
 
     def mark_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the storages of an optimizer's states into their category."""
-        self.mark(tensors_in(list(optimizer.state.values())), "optimizer state")
+        """Put the storages of an optimizer's states into their category, also where it keeps them in one inside it, as
+        `ZeroRedundancyOptimizer` does.
+        """
+        for keeper in (optimizer, getattr(optimizer, "optim", None)):
+            self.mark(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
