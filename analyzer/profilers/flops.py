@@ -1,9 +1,11 @@
 """FLOPs and MACs per node, module, operator and phase."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from analyzer.meta.signature import Signature
 from analyzer.profilers.flop_formula.registration import FlopCount
 from analyzer.record.log import Log, Tally
 from analyzer.record.op_call import OpCall
@@ -54,6 +56,7 @@ class _Count:
         totals: dict[str, Any] = dict.fromkeys(
             (*_COLUMNS, "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops"), 0)
         uncounted: dict[str, list[int]] = {}
+        products: Counter[str | None] = Counter()  # multiply-adds, by what they are computed in
         for record in log.phases:
             out.phases[record.step, record.phase].update(flops=0, macs=0)
         # Where the module decides what is seen, calls are alike only in modules of one class.
@@ -85,6 +88,7 @@ class _Count:
             way = "recompute" if call.recomputed else WAYS[phase]
             totals[f"{way}_flops"] += flops
             totals[f"{way}_macs"] += macs
+            products[_product_dtype(call.signature)] += macs
         if self.convention.forward_only:
             for (_, phase), row_of_phase in out.phases.items():
                 if phase != "forward":
@@ -92,7 +96,8 @@ class _Count:
             totals.update(dict.fromkeys(
                 ("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops")))
         listed = [(op, n, nbytes) for op, (n, nbytes) in sorted(uncounted.items())]
-        out.totals = {**totals, "uncounted": listed, "flop_convention": self.convention.name}
+        out.totals = {**totals, "uncounted": listed, "flop_convention": self.convention.name,
+                      "product_dtype": products.most_common(1)[0][0] if products.total() else None}
         return out
 
     def _count(self, call: OpCall) -> FlopCount | None:
@@ -126,3 +131,11 @@ class _Count:
             for rows in (out.nodes, out.modules):
                 for row in rows.values():
                     row.update(dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops")))
+
+
+def _product_dtype(signature: Signature) -> str | None:
+    """The dtype of the largest floating tensor that is multiplied; None where there is none."""
+    floating = [spec for spec in signature.inputs if spec.dtype.is_floating_point or spec.dtype.is_complex]
+    if not floating:
+        return None
+    return str(max(floating, key=lambda spec: spec.numel).dtype).removeprefix("torch.")

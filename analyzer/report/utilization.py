@@ -58,11 +58,12 @@ def is_convolution(row: OperatorInfo) -> bool:
 
 
 def find_product_dtype(profile: Profile) -> str | None:
-    """The dtype in which products are computed: that of autocast, else that of most floating parameter elements. Those
-    of fewer than 16 bits, and integers, are how weights are held: they are multiplied in what they are expanded to.
+    """The dtype in which products are computed: that of autocast, that of most products, or where no products were
+    seen that of most floating parameter elements. Those of fewer than 16 bits, and integers, are how weights are held:
+    they are multiplied in what they are expanded to.
     """
-    if profile.autocast is not None:
-        return profile.autocast
+    if profile.autocast is not None or profile.product_dtype is not None:
+        return profile.autocast or profile.product_dtype
     numel: dict[str, int] = {}
     for module in () if profile.modules is None else profile.modules.walk():
         for parameter in module.parameters.values():

@@ -82,6 +82,7 @@ class Profile(DeferredFields):
     bwd_macs: int | None = None
     recompute_flops: int | None = None       #: forward operators run again in backward
     recompute_macs: int | None = None
+    product_dtype: str | None = None         #: in which most multiply-adds of the step are computed
     executed_flops: int | None = None        #: hardware_flops less what causal and sliding-window masks hide
     optimizer_flops: int | None = None
     #: whose way of counting these are: see `analyzer.profilers.flop_convention`

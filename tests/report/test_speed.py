@@ -140,3 +140,13 @@ def test_a_measured_time_is_not_called_predicted():
     assert "predicted" not in measured.summary() + describe_shortly(measured)
     assert describe_speed(measured)[0] == "time: 20.00 ms measured"
     assert "Time (measured on cpu with 2 threads (host clock))" in measured.summary()
+
+
+def test_the_peak_is_that_of_the_dtype_in_which_products_are_computed():
+    class Cast(torch.nn.Linear):  # as FSDP's mixed precision: parameters stay float32, products are of bfloat16
+        def forward(self, x):
+            return torch.nn.functional.linear(x.bfloat16(), self.weight.bfloat16())
+
+    p = profile(Cast(1024, 1024, bias=False), args=(torch.empty(256, 1024),), mode="infer", device="h100_sxm")
+    assert p.product_dtype == "bfloat16"
+    assert p.mfu() == p.mfu(dtype="bfloat16")
