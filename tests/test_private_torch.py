@@ -65,6 +65,9 @@ NAMES = {
         "torch.distributed.distributed_c10d._world.pg_group_ranks",
         "torch.distributed.device_mesh.DeviceMesh._get_root_mesh"
     ],
+    "distributed/mesh.py": ["torch.distributed.device_mesh.DeviceMesh._init_one_process_group",
+                            "torch.distributed.device_mesh.DeviceMesh._concatenate"],
+    "distributed/shard_chunk.py": ["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
     "dropins/distributed_tools.py": [
         f"torch.distributed._tools.{name}" for name in (
