@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from analyzer.distributed.flat_parameter import list_flat_parameters
 from analyzer.distributed.live_storage import LiveStorages
 from analyzer.distributed.world import World
 from analyzer.errors import InputError
@@ -89,7 +90,10 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
         with torch._C.DisableTorchFunction():
             _list_storages(recorder, live)
-            recorder.own_parameters_of([inner for _, inner in walk_modules(module)])
+            inner = [module for _, module in walk_modules(module)]
+            recorder.own_parameters_of(inner)
+            for variable, owner in list_flat_parameters(inner):
+                recorder.own_variable(variable, owner)
             mark_inputs(recorder, run_args, run_kwargs, names)
             for lifetime in recorder.log.storages.values():
                 if not lifetime.category:
@@ -100,7 +104,6 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                   options=_until_steady(module, session.options)).run()
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))
     return run.build(is_final=True, replay=replay)
-
 
 
 def _until_steady(module: torch.nn.Module, options: ProfileOptions) -> ProfileOptions:

@@ -249,6 +249,10 @@ class ModuleRecorder(MemoryRecorder):
         if self.log.peak_bytes == self.memory.allocated_bytes:
             self.log.peak_event = self.log.events  # now that all of it is in the log
 
+    def own_variable(self, variable: torch.Tensor, module: torch.nn.Module) -> None:
+        """Let what backward does for ``variable``, which no module registers, be of ``module``."""
+        self._parameter_owner.setdefault(id(variable), self._module_index[id(module)])
+
     def own_parameters(self, root: torch.nn.Module) -> None:
         """Mark the storages of the parameters and buffers of the model or of a module of it (they must be the mode's
         own by now).
