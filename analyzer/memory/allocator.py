@@ -1,8 +1,9 @@
 """A simulation of PyTorch's CUDA caching allocator: addresses, allocated and reserved bytes, out-of-memory.
 
 Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13);
-comments name the function. Private pools of CUDA graphs are streams of their own (`kept_streams`). Not simulated:
-``torch.cuda.MemPool`` and the delay of frees by ``record_stream``, which depends on when kernels end.
+comments name the function. Private pools of CUDA graphs are streams of their own (`kept_streams`). Blocks that
+``record_stream`` names are free at once here; a `journal` can be replayed with later frees. Not simulated:
+``torch.cuda.MemPool``.
 
 Vocabulary: a *segment* is what one ``cudaMalloc`` returns, or the address range of one expandable segment; it is a
 chain of *spans*, live, free or (expandable segments only) unmapped; a *block* is the caller's handle on a live span.
@@ -10,7 +11,7 @@ chain of *spans*, live, free or (expandable segments only) unmapped; a *block* i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .allocator_options import MIN_BLOCK_BYTES, AllocatorOptions
 from .allocator_replay import Elsewhere, Instruction, Placements, replay_best_fit, replay_one_by_one
 from .allocator_segment import Pool, Segment, Span
 from .allocator_snapshot import SegmentSnapshot, mapped_ranges, snapshot_segments
+from .journal import Journal
 from .segment_memory import SegmentMemory
 
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]
@@ -98,6 +100,8 @@ class CachingAllocator(SegmentMemory):
         top_address: int = 0x7000_0000_0000,  # among the 47-bit user addresses where CUDA puts device memory on Linux
     ) -> None:
         super().__init__(capacity_bytes, options, top_address)
+        #: told of every block from here on, and each then is one, not the `Span` of a replay
+        self.journal: Journal | None = None
         #: times that the whole cache had to be given back before an allocation was retried (``num_alloc_retries``)
         self.alloc_retry_count = 0
         # malloc: idle segments are collected only where a fraction was set
@@ -197,6 +201,8 @@ class CachingAllocator(SegmentMemory):
         self._peak_requested_bytes = max(self._peak_requested_bytes, self.requested_bytes)
         if self.observer is not None:
             self.observer("alloc", span.address, size_bytes)
+        if self.journal is not None:
+            self.journal.allocated(span.address, nbytes, stream)
         return Block(span.address, nbytes, size_bytes, stream, span)
 
     # free_block
@@ -215,6 +221,8 @@ class CachingAllocator(SegmentMemory):
         self.requested_bytes -= block.requested_bytes
         if self.observer is not None:
             self.observer("free", block.address, block.bytes)
+        if self.journal is not None:
+            self.journal.freed(block.address)
         span.requested_bytes = None
         pool.give_back(span).freed_at = self._large_searches
 
@@ -243,7 +251,9 @@ class CachingAllocator(SegmentMemory):
         """
         before, self.observer = self.observer, placements.observe
         try:
-            if self._is_best_fit:
+            if self.journal is not None:
+                replay_one_by_one(_Singly(self), instructions, slots, placements, elsewhere, 0, stream)
+            elif self._is_best_fit:
                 replay_best_fit(self, instructions, slots, placements, elsewhere, stream)
             else:
                 replay_one_by_one(self, instructions, slots, placements, elsewhere, 0, stream)
@@ -262,6 +272,30 @@ class CachingAllocator(SegmentMemory):
     def empty_cache(self) -> None:
         """Give every segment without a live block (of expandable ones, every such page) back to the device."""
         self._release_cached()
+        if self.journal is not None:
+            self.journal.emptied()
+
+    def copy(self) -> tuple[CachingAllocator, dict[int, Block]]:
+        """An allocator in the same state that has no limit, and its live blocks by address.
+
+        >>> allocator = CachingAllocator()
+        >>> block = allocator.allocate(3 << 20)
+        >>> copy, blocks = allocator.copy()
+        >>> copy.free(blocks[block.address])
+        >>> copy.allocated_bytes, copy.reserved_bytes, allocator.allocated_bytes
+        (0, 20971520, 3145728)
+        """
+        options = replace(self.options, per_process_memory_fraction=1.0, garbage_collection_threshold=0.0)
+        copy = CachingAllocator(None, options, self._lowest_address)
+        copy.kept_streams = set(self.kept_streams)
+        copy.reserved_bytes, copy.usage = self.reserved_bytes, self.usage
+        blocks = {}
+        for span in copy.take_segments(self._segments.values()):
+            size_bytes, requested_bytes = span.size_bytes, span.requested_bytes
+            assert requested_bytes is not None
+            blocks[span.address] = Block(span.address, requested_bytes, size_bytes, span.segment.pool.stream, span)
+        copy.reset_peaks()
+        return copy, blocks
 
     def mapped_ranges(self) -> list[list[Span]]:
         """The spans of all segments, those of each contiguous mapped range together, by address."""
@@ -330,3 +364,17 @@ class CachingAllocator(SegmentMemory):
 def _expandable_bytes(span: Span) -> int:
     after = span.next
     return span.size_bytes + (after.size_bytes if after is not None and not after.is_mapped else 0)
+
+
+class _Singly:
+    """An allocator for replays block by block, whose slots may hold what an earlier replay left."""
+
+    def __init__(self, memory: CachingAllocator) -> None:
+        self._memory, self.allocate = memory, memory.allocate
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._memory.allocated_bytes
+
+    def free(self, place: Block | Span) -> None:
+        self._memory.free(self._memory.block_of(place))

@@ -4,7 +4,7 @@ Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAlloca
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 
 from analyzer.errors import InputError
@@ -56,6 +56,27 @@ class SegmentMemory:
         if stream not in pools:
             pools[stream] = Pool(self, self.options, stream, is_small=size_bytes <= SMALL_BYTES)
         return pools[stream]
+
+    def take_segments(self, segments: Iterable[Segment]) -> Iterator[Span]:
+        """Have segments like those of another memory; the live spans of these."""
+        for theirs in segments:
+            pool = self.pool(theirs.pool.stream, 0 if theirs.pool.is_small else SMALL_BYTES + 1)
+            segment = self._segments[theirs.head.address] = Segment(theirs.head.address, 0, pool, theirs.page_bytes)
+            last: Span | None = None
+            span: Span | None = theirs.head
+            while span is not None:
+                mine = Span(span.address, span.size_bytes, segment, span.is_mapped, span.requested_bytes, last)
+                if last is None:
+                    segment.head = mine
+                else:
+                    last.next = mine
+                if mine.requested_bytes is not None:
+                    yield mine
+                elif mine.is_mapped:
+                    pool.insert(mine)
+                else:
+                    pool.insert_unmapped(mine)
+                last, span = mine, span.next
 
     def _pools(self) -> list[Pool]:
         return [*self._large_pools.values(), *self._small_pools.values()]

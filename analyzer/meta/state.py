@@ -57,6 +57,9 @@ class CallListener(Protocol):
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
         """The program asked something of a stream."""
 
+    def used_on(self, storage: MetaStorage, stream: int) -> None:
+        """A storage may be used on a stream when it dies."""
+
 
 class FunctionListener(Protocol):
     """Who sees torch functions as the user's code calls them (the tracer), and the operators that run."""

@@ -15,6 +15,7 @@ class StreamAction(IntEnum):
     RECORD = 1       #: ``event`` happens when ``stream`` has done what it was given until now
     WAIT = 2         #: what ``stream`` is given from now on waits for ``event``
     SYNCHRONIZE = 3  #: the host waits for ``event``, or for all that ``stream`` (`EVERY_STREAM`: each) was given
+    USE = 4          #: ``record_stream``: memory of another stream is used on ``stream``
 
 
 class StreamMark(NamedTuple):

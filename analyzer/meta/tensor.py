@@ -102,12 +102,8 @@ class MetaTensor(torch.Tensor):
         return data_ptr(self)
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing to hold back: simulated streams do not run at once."""
-        state = current()
-        if state is not None:
-            state.assume(
-                "record_stream: the memory of a tensor that dies is taken to be free at once, as if the other stream "
-                "had caught up")
+        """Say that it may be used on ``stream`` when it dies; its memory is free then all the same."""
+        use_on(self, stream)
 
     @property
     def data(self) -> Any:
@@ -157,6 +153,18 @@ def data_ptr(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0  # as PyTorch: an empty tensor has no data
     return storage.region.address + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def use_on(tensor: torch.Tensor, stream: Any) -> None:
+    """``Tensor.record_stream``: tell the recorder, which knows what it may hold back."""
+    state, storage = current(), tensor.untyped_storage()
+    if state is None or not isinstance(storage, MetaStorage):
+        return
+    if state.recorder is None:
+        state.assume("record_stream: the memory of a tensor that dies is taken to be free at once, as if the other "
+                     "stream had caught up")
+    else:
+        state.recorder.used_on(storage, int(stream.stream_id))
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
+from .deferred_free import hold_back
 from .saved_tensor import list_saved
 
 _HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
@@ -29,9 +30,25 @@ def profile_memory(log: Log) -> Annotation:
         "peak_allocated_bytes": log.peak_bytes,
         "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None),
                                    default=None),
+        "peak_reserved_bytes_range": None,
         "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
         "optimizer_bytes": _held(log, "optimizer state")}
+    _find_bounds(log, out)
     return out
+
+
+def _find_bounds(log: Log, out: Annotation) -> None:
+    """The bounds of reserved memory where ``record_stream`` holds blocks back."""
+    low = out.totals["peak_reserved_bytes"]
+    if low is None or (held := hold_back(log)) is None:
+        return
+    high = max(low, held.peak_reserved_bytes)
+    out.totals["peak_reserved_bytes_range"] = (low, high)
+    out.assumptions.append(
+        f"record_stream: {held.blocks} blocks are used on other streams when they die. peak_reserved_bytes takes them "
+        f"to be free at once, as the allocator has them where memory is short; held until the host has waited for "
+        f"those streams (at the latest at the end of a step) they are up to {held.peak_bytes:,} bytes, and up to "
+        f"{high:,} bytes are reserved. Allocated bytes are the same")
 
 
 def _fill_rows(log: Log, out: Annotation) -> None:

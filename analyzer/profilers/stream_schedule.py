@@ -86,7 +86,7 @@ class _StepSchedule:
         elif action is StreamAction.WAIT:
             if (moment := self._events.get(mark.event)) is not None:
                 clock.wait(mark.stream, moment)
-        else:
+        elif action is StreamAction.SYNCHRONIZE:
             moment = self._events.get(mark.event) if mark.event else None if mark.stream < 0 else clock.record(
                 mark.stream)
             if moment is not None or not mark.event:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from analyzer.memory.allocator import CachingAllocator
+from analyzer.memory.journal import Journal
 from analyzer.meta.signature import Signature
 
 from .allocator_event_table import AllocatorEvent, AllocatorEventTable
@@ -212,6 +214,10 @@ class Log:
     assumptions: list[str] = field(default_factory=list)
     allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
     keeps_allocator_events: bool = False
+    #: what memory was asked for since ``record_stream`` was called first, each request with its step and how many calls
+    #: and requests of streams came before it; and the allocator as it was then
+    journal: Journal | None = None
+    journal_start: CachingAllocator | None = None
     shortage: Shortage | None = None         #: where the run ended for want of memory
     world: WorldFacts | None = None          #: the job that the process was one of
     #: of the calls of a signature, as it was when one of them was recorded

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from analyzer.memory.allocator import CachingAllocator
+from analyzer.memory.allocator import Block, CachingAllocator
+from analyzer.memory.journal import Journal
 from analyzer.meta.address_space import Region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.stream_mark import StreamAction
+from analyzer.meta.stream_mark import NO_EVENT, StreamAction
 from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
 from .event import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event
@@ -169,6 +170,19 @@ class MemoryRecorder:
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
         """The program asked something of a stream."""
         self.log.streams.write(len(self.log.call_slots), action, stream, event)
+
+    def used_on(self, storage: MetaStorage, stream: int) -> None:
+        """A storage may be used on a stream when it dies: from the first one on, the log has a journal of memory."""
+        region, memory, log = storage.region, self.memory, self.log
+        if not isinstance(memory, CachingAllocator) or not isinstance(region, Block) or region.stream == stream or (
+                self.space.memory(storage.device) is not memory):
+            return
+        self.ordered(StreamAction.USE, stream, NO_EVENT)
+        if log.journal is None:
+            log.journal_start = memory.copy()[0]
+            log.journal = memory.journal = Journal(
+                lambda: (len(log.call_slots), len(log.streams), self.step), memory.capacity_bytes)
+        log.journal.used(region.address, stream)
 
     # ---- what storages are for
 

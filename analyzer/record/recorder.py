@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.signature import Signature
@@ -79,6 +79,8 @@ class Recorder(ModuleRecorder):
         finally:
             self.end()
             state.recorder = self.space.listener = self.memory.observer = None
+            if isinstance(self.memory, CachingAllocator):
+                self.memory.journal = None
             # a recorder that outlives the run keeps no model
             self.replay_block, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
             self.log.assumptions = list(state.assumptions)

@@ -92,6 +92,8 @@ class Profile(DeferredFields):
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    #: where ``record_stream`` holds memory back: peak_reserved_bytes, and the same if it did so as long as it can
+    peak_reserved_bytes_range: tuple[int, int] | None = None
     peak_by_category: dict[str, int] = field(default_factory=dict)  #: adds up to peak_allocated_bytes
     holders: tuple[HolderInfo, ...] = ()     #: at the peak, largest first
     first_step: dict[str, PhaseInfo] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from analyzer.meta.stream_mark import EVERY_STREAM, StreamAction
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
 
-SWITCH, RECORD, WAIT, SYNCHRONIZE = StreamAction
+SWITCH, RECORD, WAIT, SYNCHRONIZE, _ = StreamAction
 
 
 def log_of(model: nn.Module, **settings: object) -> Log:

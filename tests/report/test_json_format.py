@@ -48,6 +48,7 @@ NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", 
           GroupInfo("tp", 8, (RankRun(0, 7),)), WorldInfo(8, 1, 8, "dgx_h100", {"tp": 8}))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
+    "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
     "float": finite, "float | None": seconds, "tuple[float, float] | None": st.none() | st.tuples(finite, finite),
     "str | None": st.none() | texts,
     "Region": texts | st.dictionaries(texts, scalars, max_size=2), "TimelinePoint": st.builds(

@@ -10,7 +10,7 @@ from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.tensor import MetaTensor, data_ptr, device_of, keep_class
+from analyzer.meta.tensor import MetaTensor, data_ptr, device_of, keep_class, use_on
 from analyzer.meta.value.contents import read_known
 
 from .handler import Handler, handles
@@ -140,5 +140,5 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
 handles(Tensor.pin_memory, Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
-handles(Tensor.record_stream)(lambda *args: None)
+handles(Tensor.record_stream)(lambda state, func, args, kwargs: use_on(*args, **kwargs))
 handles(Tensor.is_pinned)(lambda *args: False)
