@@ -61,6 +61,11 @@ class ActionGraph:
                 raise InputError(f"join_timeline: {message!r} is on one list alone, as {verbs.pop()}")
         self._run()
 
+    @property
+    def end(self) -> float:
+        """When the last of all ends."""
+        return max((node.end for node in self.nodes.values()), default=0.0)
+
     def _add_rank(self, rank: int, actions: Sequence[PipelineAction]) -> list[NodeId]:
         places: list[NodeId] = []
         last: list[NodeId] = []  # what the compute stream did last

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.hardware.kernel_time.estimate import find_range
 from analyzer.units import format_percent, format_seconds
 
 from .action_graph import ActionGraph, Node
@@ -21,7 +23,7 @@ from .pipeline_action import (
 )
 from .pipeline_chart import draw_bars, list_seconds
 from .stage_action import RankTime, StageAction
-from .stage_cost import StageCost
+from .stage_cost import FAMILIES, StageCost
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class PipelineTimeline:
     """One step of all ranks of a pipeline, as plain data.
 
     ``step_seconds`` is that of the rank that ends last. ``actions`` are by rank, each in its order. ``assumptions``
-    says what was taken for granted.
+    says what was taken for granted. ``step_seconds_range`` is low and high, which hold nine of ten measured steps; None
+    where a spread of a stage's seconds is not known.
     """
 
     step_seconds: float
@@ -37,6 +40,7 @@ class PipelineTimeline:
     ranks: tuple[RankTime, ...]
     actions: tuple[StageAction, ...]
     assumptions: tuple[str, ...] = ()
+    step_seconds_range: tuple[float, float] | None = None
 
     @property
     def bubble_share(self) -> float:
@@ -65,12 +69,13 @@ class PipelineTimeline:
 
     def render(self, width: int = 120) -> str:
         """The timeline as text: a bar a rank, then a table of what their seconds are spent on."""
-        head = (f"step {format_seconds(self.step_seconds)}, {self.micro_batches} micro-batches, bubble "
-                f"{format_percent(self.bubble_share)}, exposed transfers "
-                f"{format_percent(self.exposed_transfer_share)}, imbalance {self.imbalance:.2f}, "
-                f"slowest rank {self.slowest_rank}")
+        known = self.step_seconds_range
+        between = f" ({format_seconds(known[0])} to {format_seconds(known[1])})" if known else ""
+        head = [f"step {format_seconds(self.step_seconds)}{between}, {self.micro_batches} micro-batches, bubble "
+                f"{format_percent(self.bubble_share)}, exposed transfers {format_percent(self.exposed_transfer_share)}",
+                f"imbalance {self.imbalance:.2f}, slowest rank {self.slowest_rank}"]
         bars = draw_bars(self.ranks, self.actions, self.step_seconds, width)
-        return "\n".join([head, *bars, "", *list_seconds(self.ranks, self.step_seconds), *self.assumptions])
+        return "\n".join([*head, *bars, "", *list_seconds(self.ranks, self.step_seconds), *self.assumptions])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``json.dumps`` takes."""
@@ -81,7 +86,9 @@ class PipelineTimeline:
         """The timeline that ``to_dict`` gave, also after a round trip through JSON."""
         ranks = tuple(RankTime(**{**row, "stages": tuple(row["stages"])}) for row in data["ranks"])
         actions = tuple(StageAction(**row) for row in data["actions"])
-        return cls(data["step_seconds"], data["micro_batches"], ranks, actions, tuple(data["assumptions"]))
+        known = data["step_seconds_range"]
+        return cls(data["step_seconds"], data["micro_batches"], ranks, actions, tuple(data["assumptions"]),
+                   None if known is None else (known[0], known[1]))
 
 
 def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
@@ -105,8 +112,9 @@ def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
         raise InputError(f"join_timeline(lists, costs): the lists have stages {sorted(stages)}, the costs are of "
                          f"{len(costs)} stages")
     lists = [[*actions, *_end_of_step(rank, actions, costs, shared)] for rank, actions in enumerate(lists)]
-    graph = ActionGraph(lists, costs, {name: seconds for name, _, seconds in shared})
-    end = max((node.end for node in graph.nodes.values()), default=0.0)
+    shared_seconds = {name: seconds for name, _, seconds in shared}
+    graph = ActionGraph(lists, costs, shared_seconds)
+    end = graph.end
     actions = tuple(StageAction(rank, a.kind, a.stage, a.micro_batch, graph.nodes[key].start, graph.nodes[key].end,
                                 peer_of(a, stages) if a.kind in TRANSFER_KINDS else None)
                     for rank, keys in enumerate(graph.places) for a, key in zip(lists[rank], keys))
@@ -115,7 +123,27 @@ def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
     if not all(cost.splits_backward for cost in costs) and any(a.kind == "backward_weight" for a in actions):
         assumptions = ("of a backward pass whose parts are not known, each takes half", )
     ranks = tuple(_sum_rank(rank, graph, end) for rank in range(len(lists)))
-    return PipelineTimeline(end, len(numbers), ranks, actions, assumptions)
+    return PipelineTimeline(end, len(numbers), ranks, actions, assumptions,
+                            _find_range(lists, costs, shared_seconds, end))
+
+
+def _find_range(lists: ActionLists, costs: Sequence[StageCost], shared: Mapping[str, float],
+                end: float) -> tuple[float, float] | None:
+    """Low and high of the step: errors of one family go together, those of different families do not."""
+    errors = []
+    for family in FAMILIES:
+        spreads = [cost.spread_of(family) for cost in costs]
+        if family == "group" and any(shared.values()):
+            spreads = [cost.group_spread for cost in costs]
+        known = [spread for spread in spreads if spread is not None]
+        if len(known) < len(spreads):
+            return None
+        factor = 1 + max(known) if family == "group" else 1.0
+        if any(known):
+            stretched = ActionGraph(lists, [cost.stretch(family) for cost in costs],
+                                    {name: seconds * factor for name, seconds in shared.items()})
+            errors.append(stretched.end - end)
+    return find_range(end, math.hypot(*errors))
 
 
 def _end_of_step(rank: int, actions: Sequence[PipelineAction], costs: Sequence[StageCost],
@@ -138,8 +166,8 @@ def _sum_rank(rank: int, graph: ActionGraph, end: float) -> RankTime:
         free = node.end
     rest = [graph.nodes[key] for a, key in zip(graph.lists[rank], graph.places[rank]) if a.kind not in COMPUTE_KINDS]
     _add_exposed(exposed, (free, end), rest)
-    compute = sum(node.seconds for action, node in own if action.kind != "optimizer")
-    optimizer = sum(node.seconds for action, node in own if action.kind == "optimizer")
+    compute = math.fsum(node.seconds for action, node in own if action.kind != "optimizer")
+    optimizer = math.fsum(node.seconds for action, node in own if action.kind == "optimizer")
     warmup = next((node.start for action, node in own if action.kind in BACKWARD_KINDS), 0.0)
     stages = tuple(sorted({action.stage for action, _ in own}))
     bubble = max(0.0, end - compute - optimizer - sum(exposed.values()))

@@ -1,12 +1,16 @@
 """What one micro-batch takes on a stage of a pipeline."""
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from analyzer.errors import InputError
 
 _PARTS = ("backward_input", "backward_weight")
+#: What errors go together: seconds of one family are predicted by one model. Of each, the fields of a `StageCost`.
+FAMILIES = {"compute": ("forward", "backward", *_PARTS, "optimizer"), "transfer": ("send_forward", "send_backward"),
+            "group": ("reduce_grad", "unshard")}
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,8 @@ class StageCost:
     - ``send_forward``, ``send_backward``: from this stage to the next one, and to the one before.
     - ``reduce_grad``: what of the exchange of gradients is left when the last backward pass ends. ``unshard``:
       gathering the stage's parameters. ``optimizer``: the update.
+    - ``compute_spread``, ``transfer_spread``, ``group_spread``: nine in ten measured seconds of computations, transfers
+      and collectives are at most that part above the predicted ones; None where not known.
 
     Raises InputError for seconds that are negative or not finite.
 
@@ -34,10 +40,13 @@ class StageCost:
     reduce_grad: float = 0.0
     unshard: float = 0.0
     optimizer: float = 0.0
+    compute_spread: float | None = None
+    transfer_spread: float | None = None
+    group_spread: float | None = None
 
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
-            if seconds is None and name in _PARTS:
+            if seconds is None and (name in _PARTS or name.endswith("_spread")):
                 continue
             if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
                 raise InputError(f"StageCost({name}={seconds!r}): must be seconds, 0 or more")
@@ -46,6 +55,21 @@ class StageCost:
         """Seconds of an action of that kind; half of the backward pass for a part of it that is not known."""
         seconds = getattr(self, kind)
         return self.backward / 2 if seconds is None else float(seconds)
+
+    def spread_of(self, family: str) -> float | None:
+        """The spread of one of `FAMILIES`; 0.0 where its seconds are none.
+
+        >>> StageCost(1.0, 2.0).spread_of("compute"), StageCost(1.0, 2.0).spread_of("transfer")
+        (None, 0.0)
+        """
+        spread: float | None = getattr(self, f"{family}_spread")
+        return spread if any(getattr(self, name) for name in FAMILIES[family]) else 0.0
+
+    def stretch(self, family: str) -> StageCost:
+        """The cost with the seconds of a family at the upper end of their spread."""
+        factor = 1 + (self.spread_of(family) or 0.0)
+        known = {name: getattr(self, name) for name in FAMILIES[family] if getattr(self, name) is not None}
+        return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
 
     @property
     def splits_backward(self) -> bool:

@@ -1,7 +1,9 @@
 """Pipelines joined: steps and bubbles as the papers derive them, waits for transfers by hand."""
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import pytest
 
@@ -98,6 +100,19 @@ def test_the_slowest_rank_and_what_comes_after_the_last_backward_pass() -> None:
     assert (first.exposed_group_seconds, first.compute_seconds, first.warmup_seconds) == (1.0, 4.0, 5.0)
 
 
+def test_errors_of_one_family_go_together_and_those_of_two_do_not() -> None:
+    """GPipe of one micro-batch: 6 seconds of computing, 3 of transfers, 4 of gradients and what is shared."""
+    cost = StageCost(1.0, 2.0, send_forward=1.0, send_backward=2.0, reduce_grad=1.0)
+    spread = dataclasses.replace(cost, compute_spread=0.1, transfer_spread=0.2, group_spread=0.5)
+    shared = [("embedding", (0, 1), 3.0)]
+    low, high = join_timeline(list_actions("GPipe", 2, 1), [spread] * 2, shared=shared).step_seconds_range or (0, 0)
+    assert high == pytest.approx(13 + math.hypot(0.6, 0.6, 2.0))
+    assert low == pytest.approx(13**2 / high)
+    assert join_timeline(list_actions("GPipe", 2, 1), [cost] * 2).step_seconds_range is None
+    known = dataclasses.replace(EQUAL, compute_spread=0.1)  # the others take no time
+    assert join_timeline(list_actions("GPipe", 1, 1), [known]).step_seconds_range == pytest.approx((3 / 1.1, 3.3))
+
+
 def test_lists_of_computations_alone_take_transfers_as_latency() -> None:
     lists = [[PipelineAction("forward", 0, 0), PipelineAction("backward", 0, 0)],
              [PipelineAction("forward", 1, 0), PipelineAction("backward", 1, 0)]]
@@ -145,7 +160,8 @@ def test_the_timeline_is_plain_data() -> None:
 
 
 CHART = """\
-step 9.00 s, 3 micro-batches, bubble 22.2 %, exposed transfers 0 %, imbalance 1.00, slowest rank 0
+step 9.00 s, 3 micro-batches, bubble 22.2 %, exposed transfers 0 %
+imbalance 1.00, slowest rank 0
 rank 0 00001111...aaaa222bbbb...cccc====
 rank 1 ...0000aaaa1111bbb2222cccc====...
 0-9 forward, a-j backward of a micro-
