@@ -29,7 +29,7 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import call_traffic
 from analyzer.record.log import Log
-from benchmarks.accuracy_memory import DOCUMENT, TIME
+from benchmarks.accuracy_memory import DOCUMENT, THROUGHPUT, TIME
 from benchmarks.calibration import attention, collective, convolution, host, matmul, memory_bound
 from benchmarks.cases import read_truth
 from benchmarks.measured_step import MeasuredStep, h200_steps, neusight_steps
@@ -281,8 +281,9 @@ def main() -> int:
         texts[name] = str(make())
         print(f"{PARTS[name][0]}\n\n{texts[name]}\n", flush=True)
     if not options.parts:
-        before = DOCUMENT.read_text().partition(TIME)[0].rstrip("\n")
-        DOCUMENT.write_text(f"{before}\n\n{section(time.perf_counter() - began, texts)}")
+        before, _, rest = DOCUMENT.read_text().partition(TIME)
+        _, title, after = rest.partition(THROUGHPUT)
+        DOCUMENT.write_text(before + section(time.perf_counter() - began, texts) + f"\n{title}{after}" * bool(title))
     return 0
 
 

@@ -34,6 +34,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 LEFT_OUT = "## One model left out"  # the section that `benchmarks.accuracy_leave_one_out` writes
 PUBLISHED = "## Figures that others published"  # that of `benchmarks.accuracy_published`, before it
 TIME = "## Predicted time\n"
+THROUGHPUT = "## Steps of many GPUs\n"  # that of `benchmarks.accuracy_throughput`, the last
 END = "\0"  # of the page
 EVERY_CASE = "## Every case"
 NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
