@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 
-from .world_state import current_mail
+from .world_state import StageNotToldError, current_mail, made_schedules
 
 pipelining: Any = importlib.import_module("torch.distributed.pipelining.stage")  # its names are private
 
@@ -47,7 +46,7 @@ def _receive(original: Any) -> Any:
                 backward_metas=pipelining._derive_grad_metas(self._stage_meta.outputs))
         mail = current_mail()
         if self.stage_index not in mail:
-            raise InputError(
+            raise StageNotToldError(
                 f"pipeline stage {self.stage_index} receives what stage {src_stage} passes on, and no rank with that "
                 f"stage has run: give PipelineStage its input_args and output_args, or profile the ranks in order with "
                 f"analyzer.parallel.profile_ranks")
@@ -64,8 +63,18 @@ def _send(original: Any) -> Any:
     return send
 
 
+def _note(original: Any) -> Any:
+    def note(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if current() is not None:
+            made_schedules().append(self)
+    return note
+
+
 def replacements() -> Iterator[Undo]:
-    """What stages ask their neighbours; each result undoes one replacement."""
+    """What stages ask their neighbours, and which schedule a rank makes; each result undoes one replacement."""
+    schedules: Any = importlib.import_module("torch.distributed.pipelining.schedules")
+    yield replace(schedules._PipelineSchedule, "__init__", _note)
     for name, make in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
                        ("_recv_meta", _receive), ("_send_meta", _send)):
         if hasattr(pipelining.PipelineStage, name):  # torch 2.9 to 2.12 infer shapes in another way

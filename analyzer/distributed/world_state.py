@@ -11,10 +11,16 @@ from analyzer.errors import InputError
 
 from .world_spec import WorldSpec
 
+
+class StageNotToldError(InputError):
+    """A pipeline stage needs the shapes that a stage before it passes on, and no rank with that stage has run."""
+
+
 _lock = threading.Lock()
 _worlds: list[tuple[WorldSpec, int]] = []  # the one that there is, and the thread that entered it
 _mail: dict[int, Any] = {}  # what pipeline stages were told, by stage; kept from rank to rank in `mail_kept`
 _keeps = [0]
+_schedules: list[Any] = []  # of torch.distributed.pipelining, in the order in which the rank made them
 
 
 def current_world() -> WorldSpec | None:
@@ -25,6 +31,11 @@ def current_world() -> WorldSpec | None:
 def current_mail() -> dict[int, Any]:
     """What pipeline stages were sent by those before them, by stage."""
     return _mail
+
+
+def made_schedules() -> list[Any]:
+    """The pipeline schedules that the rank of this world has made."""
+    return _schedules
 
 
 @contextmanager
@@ -51,6 +62,7 @@ def entered(spec: WorldSpec) -> Iterator[None]:
         yield
     finally:
         _worlds.pop()
+        _schedules.clear()
         if not _keeps[0]:
             _mail.clear()
 

@@ -4,8 +4,10 @@ from analyzer.distributed.world import world
 from .pipeline_action import PipelineAction
 from .pipeline_schedule import list_actions, read_schedule
 from .pipeline_timeline import PipelineTimeline, join_timeline
+from .profile_ranks import profile_ranks
+from .rank_table import RankRow, RankTable
 from .stage_action import RankTime, StageAction
 from .stage_cost import StageCost
 
-__all__ = ["PipelineAction", "PipelineTimeline", "RankTime", "StageAction", "StageCost", "join_timeline",
-           "list_actions", "read_schedule", "world"]
+__all__ = ["PipelineAction", "PipelineTimeline", "RankRow", "RankTable", "RankTime", "StageAction", "StageCost",
+           "join_timeline", "list_actions", "profile_ranks", "read_schedule", "world"]

@@ -1,0 +1,84 @@
+"""Profiles of a pipeline's ranks turned into costs of its stages, and these joined."""
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from analyzer.results.communication import CommInfo
+from analyzer.results.profile import Profile
+
+from .pipeline_action import ActionLists, place_stages
+from .pipeline_timeline import PipelineTimeline, join_timeline
+from .stage_cost import StageCost
+
+#: Kinds of `CommInfo` that go between two stages.
+TRANSFERS = ("send", "recv", "send_recv")
+_SUMS = ("all_reduce", "reduce_scatter")
+_EVEN = "stages of one rank are taken to compute for equally long"
+
+
+def list_stages(schedule: Any) -> list[Any]:
+    """The stages that a rank's schedule of torch.distributed.pipelining runs."""
+    stages = getattr(schedule, "_stages", None)
+    return list(stages) if stages is not None else [schedule._stage]
+
+
+def list_group(schedule: Any) -> tuple[int, ...]:
+    """The global ranks of a schedule's pipeline, in the order of the group."""
+    import torch.distributed as dist
+
+    return tuple(dist.get_process_group_ranks(list_stages(schedule)[0].group))
+
+
+def join_profiles(profiles: Sequence[Profile], lists: ActionLists
+                  ) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
+    """The timeline of ranks that were profiled alone, in the order of the pipeline's ranks, and what it takes for
+    granted. None where seconds are not known.
+
+    What a rank computes is the wall time of its forward and backward passes without what it waited for messages, an
+    equal part for each micro-batch and stage. Sums over groups that the forward pass does not use are the exchange of
+    gradients.
+    """
+    ranks, micro_batches = place_stages(lists), len({a.micro_batch for a in lists[0] if a.kind == "forward"})
+    costs = []
+    for stage, rank in sorted(ranks.items()):
+        cost = _cost_of(profiles[rank], stage, ranks, micro_batches, list(ranks.values()).count(rank))
+        if cost is None:
+            return None, ("seconds of a rank are not known: nor is the step of the job", )
+        costs.append(cost)
+    timeline = join_timeline(lists, costs)
+    return timeline, (_EVEN, ) if len(ranks) > len(lists) else ()
+
+
+def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches: int, stages: int) -> StageCost | None:
+    """The cost of one of the ``stages`` of a rank; ``ranks`` are those of all stages, in the pipeline's group."""
+    rows = profile.comm or ()
+    forward, backward, optimizer = (profile.phases[name].seconds if name in profile.phases else 0.0
+                                    for name in ("forward", "backward", "optimizer"))
+    waited = {phase: [row.exposed_seconds for row in rows if row.kind in TRANSFERS and row.phase == phase]
+              for phase in ("forward", "backward")}
+    used = {row.group for row in rows if row.phase == "forward"}
+    sums = [row.exposed_seconds for row in rows
+            if row.kind in _SUMS and row.phase == "backward" and row.group not in used]
+    known = [*waited["forward"], *waited["backward"], *sums, forward, backward, optimizer]
+    if any(seconds is None for seconds in known):
+        return None
+    exchange = sum(s for s in sums if s is not None)
+    parts = micro_batches * stages
+    computes = [((forward or 0.0) - sum(s for s in waited["forward"] if s is not None)) / parts,
+                ((backward or 0.0) - sum(s for s in waited["backward"] if s is not None) - exchange) / parts]
+    step, between = profile.step_seconds, profile.step_seconds_range
+    return StageCost(max(0.0, computes[0]), max(0.0, computes[1]),
+                     send_forward=_send_seconds(rows, ranks, stage, 1),
+                     send_backward=_send_seconds(rows, ranks, stage, -1), reduce_grad=exchange / stages,
+                     optimizer=(optimizer or 0.0) / stages,
+                     compute_spread=between[1] / step - 1 if between and step else None)
+
+
+def _send_seconds(rows: Sequence[CommInfo], ranks: dict[int, int], stage: int, step: int) -> float:
+    """Seconds of a message to the stage after or before: of the rank's usual message."""
+    if ranks.get(stage + step, ranks[stage]) == ranks[stage]:
+        return 0.0
+    seconds = [row.seconds for row in rows if row.kind in TRANSFERS and row.seconds is not None]
+    return statistics.median(seconds) if seconds else 0.0

@@ -1,0 +1,125 @@
+"""What each kind of rank of a job costs: peak memory, step and communication, a row a kind."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from analyzer.record.process_group import format_ranks, list_runs
+from analyzer.results.profile import Profile
+from analyzer.results.world import RankRun
+from analyzer.units import format_bytes, format_count, format_seconds
+
+from .pipeline_timeline import PipelineTimeline
+
+_COLUMNS = ("ranks", "kind", "params", "allocated", "reserved", "peak in", "step", "sent and received")
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """Ranks that are alike, by the profile of one of them. None is unknown.
+
+    - ``rank``: the one that was run. ``runs``: all that are taken to be alike, as runs of equal steps.
+    - ``kind``: what tells it from the others, ``"stage 1 of 4"``; ``"each"`` where all ranks are alike.
+    - ``peak_phase``: in which phase most is allocated. ``comm_bytes``: whole bytes of all collectives and messages.
+    - ``step_seconds``: of this rank alone, as if none made it wait.
+    """
+
+    rank: int
+    runs: tuple[RankRun, ...]
+    kind: str
+    params: int | None
+    param_bytes: int | None
+    optimizer_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_phase: str | None
+    step_seconds: float | None
+    comm_bytes: int | None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that are alike, sorted."""
+        return tuple(sorted(r for run in self.runs for r in range(run.first, run.last + 1, run.step)))
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """A row a kind of rank of a job of ``size`` ranks, which decides memory and time, as plain data.
+
+    ``timeline`` is that of the ranks of a pipeline, None without one. ``profiles`` are those of the ranks that were
+    run, by rank; they are not saved. Rows of a pipeline are in the order of its ranks.
+    """
+
+    size: int
+    rows: tuple[RankRow, ...]
+    timeline: PipelineTimeline | None = None
+    assumptions: tuple[str, ...] = ()
+    profiles: Mapping[int, Profile] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def fullest(self) -> RankRow | None:
+        """The row whose peak is highest, by bytes allocated; None where one is unknown."""
+        peaks = [row.peak_allocated_bytes for row in self.rows]
+        known = [peak for peak in peaks if peak is not None]
+        return self.rows[peaks.index(max(known))] if known and len(known) == len(peaks) else None
+
+    @property
+    def slowest(self) -> RankRow | None:
+        """The row that others wait for; None where a time is unknown."""
+        if self.timeline is not None:
+            return self.rows[self.timeline.slowest_rank]
+        seconds = [row.step_seconds for row in self.rows]
+        known = [value for value in seconds if value is not None]
+        return self.rows[seconds.index(max(known))] if known and len(known) == len(seconds) else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of the job: of the pipeline's timeline, else of the slowest rank."""
+        if self.timeline is not None:
+            return self.timeline.step_seconds
+        return None if self.slowest is None else self.slowest.step_seconds
+
+    def render(self) -> str:
+        """The table as text, and which rank decides what."""
+        cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
+                  format_bytes(row.peak_reserved_bytes), row.peak_phase or "-", format_seconds(row.step_seconds),
+                  format_bytes(row.comm_bytes)] for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(_COLUMNS, *cells)]
+        lines = ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width)
+                           for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
+                 for row in [list(_COLUMNS), *cells]]
+        if self.fullest is not None:
+            lines.append(f"most memory: rank {self.fullest.rank} ({self.fullest.kind}), "
+                         f"{format_bytes(self.fullest.peak_allocated_bytes)} allocated")
+        if self.slowest is not None:
+            lines.append(f"slowest: rank {self.slowest.rank} ({self.slowest.kind}); the step takes "
+                         f"{format_seconds(self.step_seconds)}")
+        return "\n".join([*lines, *self.assumptions])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``json.dumps`` takes, without the profiles."""
+        data = dataclasses.asdict(dataclasses.replace(self, profiles={}))
+        del data["profiles"]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RankTable:
+        """The table that ``to_dict`` gave, also after a round trip through JSON."""
+        rows = tuple(RankRow(**{**row, "runs": tuple(RankRun(*run) for run in row["runs"])}) for row in data["rows"])
+        timeline = data["timeline"]
+        return cls(data["size"], rows, None if timeline is None else PipelineTimeline.from_dict(timeline),
+                   tuple(data["assumptions"]))
+
+
+def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str) -> RankRow:
+    """The row of ranks ``alike``, of which ``rank`` was profiled."""
+    fullest = [name for steps in (profile.phases, profile.first_step) for name, info in steps.items()
+               if info.peak_allocated_bytes == profile.peak_allocated_bytes is not None]
+    comm = [info.comm_bytes for info in profile.phases.values()]
+    known = [nbytes for nbytes in comm if nbytes is not None]
+    runs = tuple(RankRun(*run) for run in list_runs(alike))
+    return RankRow(rank, runs, kind, profile.params, profile.param_bytes, profile.optimizer_bytes,
+                   profile.peak_allocated_bytes, profile.peak_reserved_bytes, fullest[0] if fullest else None,
+                   profile.step_seconds, sum(known) if len(known) == len(comm) else None)
