@@ -4,8 +4,9 @@ process groups and meshes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ class ProcessGroupSpec:
     name: str
     description: str
     size: int
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = field(default=None, hash=False)  # a hash of 16,384 takes a while
     rank: int | None = None
     is_world: bool = False
 
@@ -115,7 +116,17 @@ def read_world() -> WorldFacts | None:
 
 
 def describe_group(group: Any) -> ProcessGroupSpec:
-    """A process group of torch as plain data."""
+    """A process group of torch as plain data; made once, since the ranks of a large one are many."""
+    found = _described.get(group)
+    if found is None:
+        found = _described[group] = _describe(group)
+    return found
+
+
+_described: WeakKeyDictionary[Any, ProcessGroupSpec] = WeakKeyDictionary()
+
+
+def _describe(group: Any) -> ProcessGroupSpec:
     known = dist.distributed_c10d._world.pg_group_ranks.get(group)
     return ProcessGroupSpec(str(group.group_name), str(group.group_desc), int(group.size()),
                             None if known is None else tuple(sorted(known, key=known.__getitem__)),

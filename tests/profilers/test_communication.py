@@ -113,7 +113,7 @@ def test_and_none_where_there_is_none():
 
 def test_what_is_unknown_is_shown_as_such():
     p = profile(nn.parallel.DistributedDataParallel(Model(lambda y: y)), args=(torch.empty(256, 1024),))
-    assert p.communicates is None
+    assert p.communicates is None and p.comm is None
     lines = [line.split() for line in p.table().splitlines()]
     assert headings(p.table())[10:] == ["Fwd comm", "Bwd comm"]
     assert all(line[-2:] == ["-", "-"] for line in lines[2:] if line and not line[0].startswith("--"))
