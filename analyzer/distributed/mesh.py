@@ -11,17 +11,24 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 
+from .world_state import mesh_dimensions
+
 _MADE = "_concatenated_meshes"  # in a root mesh: what was made of its parts
 
 
 def _init_one_process_group(original: Any) -> Any:
-    """Of the groups along a dimension, each a row of a tensor, the lists are asked for one by one."""
-    def init(sub_layout: Any, rank_map: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of the groups along a dimension, each a row of a tensor, the lists are asked for one by one; which group a
+    dimension has that was given a name is noted.
+    """
+    def init(sub_layout: Any, rank_map: torch.Tensor, dim_name: str, *args: Any, **kwargs: Any) -> Any:
         if current() is None:
-            return original(sub_layout, rank_map, *args, **kwargs)
+            return original(sub_layout, rank_map, dim_name, *args, **kwargs)
         ranks = rank_map.tolist()
         with without_modes():
-            return original(sub_layout, torch.tensor(ranks, dtype=torch.int), *args, **kwargs)
+            name = original(sub_layout, torch.tensor(ranks, dtype=torch.int), dim_name, *args, **kwargs)
+        if name is not None and not dim_name.startswith("dim_"):  # and its number, where it has no name
+            mesh_dimensions().setdefault(str(name), dim_name)
+        return name
     return staticmethod(init)
 
 

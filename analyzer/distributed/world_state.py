@@ -21,6 +21,7 @@ _worlds: list[tuple[WorldSpec, int]] = []  # the one that there is, and the thre
 _mail: dict[int, Any] = {}  # what pipeline stages were told, by stage; kept from rank to rank in `mail_kept`
 _keeps = [0]
 _schedules: list[Any] = []  # of torch.distributed.pipelining, in the order in which the rank made them
+_dimensions: dict[str, str] = {}  # by name of the group that was there before: for all ranks, torch makes no other
 
 
 def current_world() -> WorldSpec | None:
@@ -36,6 +37,11 @@ def current_mail() -> dict[int, Any]:
 def made_schedules() -> list[Any]:
     """The pipeline schedules that the rank of this world has made."""
     return _schedules
+
+
+def mesh_dimensions() -> dict[str, str]:
+    """The names of dimensions of meshes of this world, by torch's name of the group that each has."""
+    return _dimensions
 
 
 @contextmanager
@@ -63,6 +69,7 @@ def entered(spec: WorldSpec) -> Iterator[None]:
     finally:
         _worlds.pop()
         _schedules.clear()
+        _dimensions.clear()
         if not _keeps[0]:
             _mail.clear()
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
@@ -10,6 +12,7 @@ from analyzer.record.op_call import OpCall
 from .annotation import WAYS, Annotation
 from .collective.omission import NOT_UNDERSTOOD
 from .collective.rule import Message, message_of
+from .message_flow import find_purposes
 
 
 def find_message(log: Log, call: OpCall) -> Message | None:
@@ -25,11 +28,11 @@ def profile_communication(log: Log) -> Annotation:
     for record in log.phases:
         out.phases[record.step, record.phase].setdefault("comm_bytes", 0)
     unknown: Counter[str] = Counter()
-    for step, call, _, number in log.tallies():
+    for step, phase, call, number in _list_calls(log):
         message = find_message(log, call)
         if message is None:
             continue
-        row = out.phases[step, call.phase]
+        row = out.phases[step, phase]
         if message.bytes is None:
             row["comm_bytes"] = None
         elif row["comm_bytes"] is not None:
@@ -38,6 +41,16 @@ def profile_communication(log: Log) -> Annotation:
             unknown[_explain(call, message)] += number
     out.assumptions = [text.format(number) for text, number in unknown.items()]
     return out
+
+
+def _list_calls(log: Log) -> Iterator[tuple[int, str, OpCall, int]]:
+    """Calls that are alike: step and phase that they are for, one of them, and how many there are."""
+    purposes = find_purposes(log)
+    if not purposes:
+        yield from ((step, call.phase, call, number) for step, call, _, number in log.tallies())
+        return
+    for index, call in enumerate(log.calls):
+        yield call.step, purposes[index].phase if index in purposes else call.phase, call, 1
 
 
 def _explain(call: OpCall, message: Message) -> str:
@@ -62,10 +75,13 @@ def leave_communication_unknown(log: Log) -> Annotation:
 def _fill_rows(log: Log, out: Annotation) -> None:
     out.start_rows(log, {"fwd_comm_bytes": 0, "bwd_comm_bytes": 0})
     unknown: list[tuple[OpCall, str]] = []
+    purposes = find_purposes(log)
     for index, call in enumerate(log.calls):
         if call.step != log.steps - 1 or (message := find_message(log, call)) is None:
             continue
-        out.communication[index].update(message._asdict())
+        if index in purposes:
+            call = replace(call, **purposes[index]._asdict())
+        out.communication[index].update(message._asdict(), phase=call.phase, module=call.module, node=call.node)
         if call.phase not in WAYS:
             continue
         name = f"{WAYS[call.phase]}_comm_bytes"

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from analyzer.distributed.world_state import current_world
+from analyzer.distributed.world_state import current_world, mesh_dimensions
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.signature import Signature
@@ -75,6 +75,7 @@ class WorldFacts:
     groups: tuple[ProcessGroupSpec, ...] = ()
     devices_per_host: int | None = None
     cluster: ClusterSpec | None = None
+    dimensions: tuple[tuple[str, str], ...] = ()  #: torch's names of groups, with those of dimensions of meshes
 
 
 def find_group(signature: Signature) -> ProcessGroupSpec | None:
@@ -112,7 +113,8 @@ def read_world() -> WorldFacts | None:
     groups = [describe_group(group) for group in dist.distributed_c10d._world.pg_names]
     spec = current_world()
     return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]),
-                      None if spec is None else spec.devices_per_host, None if spec is None else spec.cluster)
+                      None if spec is None else spec.devices_per_host, None if spec is None else spec.cluster,
+                      tuple(mesh_dimensions().items()))
 
 
 def describe_group(group: Any) -> ProcessGroupSpec:

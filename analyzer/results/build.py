@@ -123,11 +123,12 @@ class ProfileBuilder:
 
     def _describe_communication(self, call: OpCall, row: Mapping[str, Any]) -> CommInfo:
         log, group = self.log, self.log.group_of(call.signature)
-        return CommInfo(module_path=self.paths.find(log.modules[call.module].path), phase=call.phase,
-                        node=log.nodes[call.node].name if call.node >= 0 else None, operator=str(call.signature.op),
+        module, node = row["module"], row["node"]
+        return CommInfo(module_path=self.paths.find(log.modules[module].path),
+                        node=log.nodes[node].name if node >= 0 else None, operator=str(call.signature.op),
                         group=None if group is None else self.groups.get(group, group.label),
                         ranks=None if group is None else group.size,
-                        **{name: value for name, value in row.items() if name in _COMM_FIELDS})
+                        **{name: value for name, value in row.items() if name in _COMM_FIELDS and name != "node"})
 
     def _find_memory(self) -> dict[str, Any]:
         with self.log.reading():

@@ -66,7 +66,8 @@ def describe_world(log: Log, tensors: Iterable[Any]) -> World:
     dimensions of their mesh, also of one that lies on all ranks, for which torch makes no group.
     """
     dimensions = list(list_mesh_dimensions(tensors)) if log.world is not None else []
-    of_group = {group: name for name, _, group in reversed(dimensions)}
+    of_group = dict(() if log.world is None else log.world.dimensions)
+    of_group |= {group: name for name, _, group in reversed(dimensions)}
     specs = dict.fromkeys([*([] if log.world is None else log.world.groups),
                            *(spec for spec in log.groups.values() if spec is not None)])
     names: dict[ProcessGroupSpec, str] = {}
@@ -80,7 +81,8 @@ def describe_world(log: Log, tensors: Iterable[Any]) -> World:
     if log.world is None:
         return World(None, names)
     mesh = {name: size for name, size, _ in dimensions}
-    mesh |= {name: spec.size for name, spec in groups.items() if spec.mesh_dimension is not None}
+    mesh |= {name: spec.size for name, spec in groups.items() if spec.mesh_dimension is not None
+             or of_group.get(spec.name) == name}
     cluster = None if log.world.cluster is None else log.world.cluster.name
     return World(WorldInfo(log.world.size, log.world.rank, log.world.devices_per_host, cluster, mesh, tuple(
         [_describe_group(name, spec) for name, spec in groups.items()])), names)

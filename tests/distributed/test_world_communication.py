@@ -157,6 +157,39 @@ def test_a_tensor_parallel_model_adds_up_activations():
     assert p.world.mesh == {"tp": 16}
 
 
+def pipelined(model, optimizer, x):
+    """The second of four stages, four micro-batches of two samples, one forward and one backward in turns."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    sample = torch.empty(2, 512, device="cuda", requires_grad=True)
+    stage = PipelineStage(model, 1, 4, torch.device("cuda"), input_args=(sample,), output_args=(sample,))
+    Schedule1F1B(stage, 4, loss_fn=lambda output, target: output.sum()).step()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_message_is_for_what_it_brings():
+    """A schedule sends and receives between modules, outside of the backward pass."""
+    with world(4, rank=1):
+        p = profile(lambda: nn.Sequential(Block(), Block()).cuda(), args=(torch.rand(2, 512),), step=pipelined,
+                    optimizer="sgd")
+    assert Counter((r.kind, r.phase, r.peer, r.module_path, r.bytes, r.wire_bytes) for r in p.comm) == {
+        ("recv", "forward", 0, "0.up", 4096, 0): 4, ("send", "forward", 2, "1", 4096, 4096): 4,
+        ("recv", "backward", 2, "1.down", 4096, 0): 4, ("send", "backward", 0, "0.up", 4096, 4096): 4}
+    assert {phase: p.phases[phase].comm_bytes for phase in ("forward", "backward")} == {
+        "forward": 8 * 4096, "backward": 8 * 4096}
+    assert sum(n.bwd_comm_bytes for n in p.nodes) == p.modules.bwd_comm_bytes == 8 * 4096
+
+
+def test_a_dimension_over_all_ranks_has_its_name():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with world(8):
+        p = profile(lambda: nn.parallel.DistributedDataParallel(Block().cuda(), device_mesh=init_device_mesh(
+            "cuda", (8,), mesh_dim_names=("dp",))), args=(torch.rand(2, 512),), optimizer="sgd")
+    assert {r.group for r in p.comm} == {"dp"} and p.world.mesh == {"dp": 8}
+
+
 def test_the_same_shapes_in_another_world():
     """What a collective gives depends on how many ranks its group has, which its name does not say."""
     from torch.distributed.device_mesh import init_device_mesh
