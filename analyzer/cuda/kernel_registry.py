@@ -14,6 +14,7 @@ import torch
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, is_simulating
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.shape_registry import device_shapes, host_shapes
+from analyzer.meta.simulated_device import closed
 from analyzer.meta.state import CPU, active, active_state
 from analyzer.meta.tensor import META, device_of, is_around_tensors
 from analyzer.registry import Registry
@@ -83,8 +84,8 @@ def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
     mode = active.dispatch_mode
     if any(isinstance(a, torch.Tensor) and is_around_tensors(a) for a in args):
-        with mode.staying_whole(op):  # its class calls it on its parts
-            return op(*args)
+        with mode.staying_whole(op), torch._C._AutoDispatchBelowAutograd(), closed():
+            return op(*args)  # its class calls it on its parts
     guard = torch._C._DisableTorchDispatch()
     try:
         with torch._C.DisableTorchFunction():

@@ -8,14 +8,24 @@ from typing import Any
 from analyzer.meta import collective as collective_hook
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo
 
-from . import dtensor, mesh, object_collective, pipeline_stage, process_group, random_number, reducer, shard_chunk
+from . import (
+    dtensor,
+    mesh,
+    object_collective,
+    pipeline_stage,
+    process_group,
+    random_number,
+    reducer,
+    shard_chunk,
+    sharding_cache,
+)
 from .c10d_state import make_default_group, process_groups_kept_aside
 from .collective import Collectives
 from .world_spec import WorldSpec
 
 
 def _replacements() -> Iterator[Undo]:
-    for family in (process_group, mesh, object_collective, reducer, dtensor, random_number, shard_chunk,
+    for family in (process_group, mesh, object_collective, reducer, sharding_cache, dtensor, random_number, shard_chunk,
                    pipeline_stage):
         yield from family.replacements()
 

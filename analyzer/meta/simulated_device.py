@@ -45,10 +45,18 @@ class reopened:
     """A context in a dispatch mode's handler, where torch excludes all keys above its own: open kernels are reached."""
 
     __slots__ = ("_excluded",)
+    _is_closing = False
 
     def __enter__(self) -> None:
-        self._excluded = [gate.set_excluded(False) for gate in _gates]
+        self._excluded = [gate.set_excluded(self._is_closing) for gate in _gates]
 
     def __exit__(self, *exc: object) -> None:
         for gate, excluded in zip(_gates, self._excluded):
             gate.set_excluded(excluded)
+
+
+class closed(reopened):
+    """A context in such a kernel: what it calls reaches none of them."""
+
+    __slots__ = ()
+    _is_closing = True
