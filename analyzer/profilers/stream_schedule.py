@@ -110,7 +110,7 @@ class _StepSchedule:
         """The results of functional collectives are waited for with ``wait_tensor``, which `AsyncCollectiveTensor`
         calls when one is used first, but for views (torch/distributed/_functional_collectives.py).
         """
-        found = [number for number in call.inputs if number in self._results]
+        found = [number for number in dict.fromkeys(call.inputs) if number in self._results]
         schema = getattr(call.signature.op, "_schema", None)
         name = "" if schema is None else schema.name
         if name == _WRAP:
