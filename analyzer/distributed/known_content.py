@@ -12,6 +12,7 @@ from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import covers_storage, read_known, worth_following
+from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
 
 Tensor = torch.Tensor
@@ -47,6 +48,8 @@ class ContentRule:
             if isinstance(out, Tensor):
                 known: Tensor | None = None if value is None or rule is None else rule(self, name, given, value)
                 _tell(out, known)
+                if value is None:
+                    _expect(x, out, name, given)
 
     def held(self, kind: str, group: Any, value: Tensor) -> Held:
         """What each rank of a group holds where this one holds ``value``."""
@@ -71,6 +74,17 @@ def _tell(out: Tensor, value: Tensor | None) -> None:
     if value is not None and worth_following(value.numel()) and covers_storage(out, storage):
         with without_modes():
             storage.known = Deferred(value.to(out.dtype).reshape(out.shape).contiguous().clone())
+
+
+def _expect(x: Tensor, out: Tensor, name: str, given: dict[str, Any]) -> None:
+    """What is expected of unknown contents is so in every rank: the classes that they are among, and their mean."""
+    source, made = x.untyped_storage(), out.untyped_storage()
+    if not isinstance(source, MetaStorage) or not isinstance(made, MetaStorage):
+        return
+    is_reduced = name in _REDUCED
+    made.drawn_from = None if is_reduced else origin_of(source)
+    if source.density is not None and (not is_reduced or reduction_name(given) in ("sum", "avg")):
+        made.density = source.density * (_group(given).size() if is_reduced and reduction_name(given) == "sum" else 1)
 
 
 def _group(given: dict[str, Any]) -> Any:
@@ -131,6 +145,7 @@ def _same(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) ->
     return value
 
 
+_REDUCED = frozenset({"all_reduce", "all_reduce_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"})
 _FUNCTIONAL: dict[str, Callable[..., Tensor | None]] = {
     **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced"), _all_reduced),
     **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),

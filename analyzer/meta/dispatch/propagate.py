@@ -26,7 +26,7 @@ _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot
 def propagate(state: MetaState, call: OperatorCall) -> None:
     """Tell the storages that ``call`` made or wrote what is known of their contents."""
     info, born = call.info, call.born
-    if not call.tensors or info.mutated or _any_known(call.storages):
+    if not call.tensors or info.mutated or _any_known(call.storages) or info.filler and _counts(call):
         _propagate_known(state, call)
         if born and born[0] is not None and born[0].known is None and (decided := decided_condition(call)) is not None:
             born[0].known = _decided(call.outputs[0], born[0], decided)
@@ -34,6 +34,11 @@ def propagate(state: MetaState, call: OperatorCall) -> None:
         _assume_finite(state, call, born[0])
     if info.is_estimated:
         _estimate(state, call)
+
+
+def _counts(call: OperatorCall) -> bool:
+    """Whether what is filled, like another tensor, are integers: ones that are added up count."""
+    return not call.outputs[0].dtype.is_floating_point
 
 
 def _decided(out: Tensor, storage: MetaStorage, decided: bool) -> Known:
@@ -256,10 +261,17 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
     choice = expectation.CHOOSING.get(name)
     if choice is not None and (chosen := born[choice]) is not None and chosen.exact is None:
         chosen.drawn_from = expectation.chosen_among(name, call.args, call.kwargs)
+    if first is None and call.info.mutated:
+        first = call.storages[0]
     if state.options.unknown_size == "error" or first is None:
         return
+    before = call.storages[0].density if call.storages else None
     density = expectation.expected_density(name, call.args, call.storages)
     if density is not None:
         first.density = density
-    if first.known is None and name == "histc":
+    if first.exact is not None:
+        return
+    if name == "histc":
         expectation.count_evenly(state, name, call.outputs[0], call.args[0].numel())
+    else:
+        expectation.count_marked(state, name, call.args, call.outputs[0], before)

@@ -48,6 +48,22 @@ def count_evenly(state: MetaState, name: str, counts: torch.Tensor, total: int) 
             torch.tensor(expected, dtype=counts.dtype))
 
 
+def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, density: float | None) -> None:
+    """Counts that routers get by other means than ``histc``, taken to be even: sums of one-hot rows or of a comparison
+    with every class (``density`` is their mean), and ones that are added up by class.
+    """
+    if out.dtype.is_floating_point or out.numel() < 2:
+        return
+    if name == "sum" and density is not None and density < 1:
+        count_evenly(state, "sum of marks", out, round(density * args[0].numel()))
+    elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor):
+        ones = args[3].untyped_storage().exact if isinstance(args[3].untyped_storage(), MetaStorage) else None
+        with without_modes():
+            all_ones = ones is not None and bool((ones.flat() == 1).all())
+        if all_ones:
+            count_evenly(state, name, out, args[2].numel())
+
+
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
     """Known integers that hold every element of the first output: picked by unknown indices, or copies of that."""
     if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
@@ -55,6 +71,7 @@ def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
     return origin_of(storages[0])
 
 
+_ADDING = frozenset({"scatter_add", "scatter_add_", "index_add", "index_add_"})
 CHOOSING = {"topk": 1, "argmax": 0}
 """Operators that choose classes, as routers do, and the output that says which."""
 
@@ -162,11 +179,11 @@ def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> flo
 
 
 _RULES: dict[str, Rule] = {
-    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "ne": _not_equal,
+    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "scatter_": _scatter, "ne": _not_equal,
     "any": lambda args, storages, first: None if first is None else float(first > 0),
     **dict.fromkeys(("ceil", "round", "floor"), _rounded), "clamp": _clamped, "clamp_min": _clamped,
     **dict.fromkeys(("max", "amax", "select", "squeeze", "masked_fill"), lambda args, storages, first: first)}
-ESTIMATED = frozenset({*_RULES, *_KEEPING, *CHOOSING, "histc"})
+ESTIMATED = frozenset({*_RULES, *_KEEPING, *_ADDING, *CHOOSING, "histc"})
 """Operators of whose unknown results something is expected."""
 
 
