@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,12 +74,17 @@ def keep_flags(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
             inner.training = flag
 
 
-def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Names of the positional arguments in forward's signature. Raises InputError where the call does not fit it."""
+def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+                   step: Callable[..., Any] | None = None) -> list[str]:
+    """Names of the positional arguments in forward's signature, or in that of a ``step`` which takes others. Raises
+    InputError where the call fits neither.
+    """
     try:
         signature = forward_signature(module)
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
+        if step is not None:  # it gives the model what it likes
+            return [f"arg{i}" for i in range(len(args))]
         raise InputError(
             f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "
             f"and {sorted(kwargs)}: {error}") from None

@@ -107,7 +107,7 @@ def profile(
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
-    call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs))
+    call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
                "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": device,
                "optimizer": optimizer, "autocast": autocast, "loss_fn": loss_fn, "step": step, "options": options,

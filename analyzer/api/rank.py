@@ -85,7 +85,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                       session.device)
     recorder = Recorder(mode, module, device, is_leaf, find_leaf_impl)
     run = Run(session, recorder, module)
-    names = argument_names(module, args, dict(kwargs))
+    names = argument_names(module, args, dict(kwargs), session.step)
     with run.recording():
         run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
         with torch._C.DisableTorchFunction():

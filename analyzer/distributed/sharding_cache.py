@@ -13,7 +13,8 @@ from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from analyzer.meta.intercept.replacement import Undo
 
 
-def _forget() -> None:
+def forget_shardings() -> None:
+    """Let `DTensor` forget what follows from which layouts."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     for cached in (propagator.propagate_op_sharding, getattr(propagator, "_propagate_tensor_meta_cached", None),
                    getattr(_redistribute, "_gen_transform_infos", None), MeshTopoInfo.build_from_mesh):
@@ -30,7 +31,7 @@ def replacements() -> Iterator[Undo]:
     tracker = dtensor_random._rng_tracker
     def restore() -> None:
         dtensor_random._rng_tracker = tracker
-        _forget()
+        forget_shardings()
     dtensor_random._rng_tracker = None
-    _forget()
+    forget_shardings()
     yield restore
