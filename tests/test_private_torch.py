@@ -69,6 +69,11 @@ NAMES = {
                             "torch.distributed.device_mesh.DeviceMesh._concatenate"],
     "distributed/shard_chunk.py": ["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
+    "distributed/sharding_cache.py": [
+        "torch.distributed.tensor._redistribute", "torch.distributed.tensor._random._rng_tracker",
+        "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
+        "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear"
+    ],
     "dropins/distributed_tools.py": [
         f"torch.distributed._tools.{name}" for name in (
             "runtime_estimator.RuntimeEstimator", "mod_tracker.ModTracker.register_user_hooks",

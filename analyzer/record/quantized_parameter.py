@@ -35,9 +35,7 @@ def parts_of_parameter(parameter: torch.Tensor) -> Iterator[tuple[str, str, torc
 
 
 def count_elements(parameter: torch.Tensor) -> int:
-    """The elements of a parameter, of which several may be packed in one of its tensor's; of a sharded one those of this
-    rank.
-    """
+    """The elements of a parameter, of which several may be packed in one of a tensor; of a sharded one the part's."""
     if (part := getattr(parameter, "_local_tensor", None)) is not None:
         return count_elements(part)
     state: Any = parameter.__dict__.get("quant_state")

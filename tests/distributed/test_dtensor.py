@@ -38,7 +38,8 @@ def whole(mesh, *shape, at, requires_grad=True):
 
 @case
 def products(mesh, device):
-    a, b, c = whole(mesh, 13, 32, at=[Replicate()]), whole(mesh, 32, 64, at=[Shard(1)]), whole(mesh, 64, 9, at=[Shard(0)])
+    a, b = whole(mesh, 13, 32, at=[Replicate()]), whole(mesh, 32, 64, at=[Shard(1)])
+    c = whole(mesh, 64, 9, at=[Shard(0)])
     out = (a @ b @ c).redistribute(placements=[Replicate()])
     out.sum().backward()
     return out, a.grad, b.grad, c.grad
@@ -112,7 +113,8 @@ def views(mesh, device):
 def layouts(mesh, device):
     x, y = (DTensor.from_local(torch.ones(16, 32, device=device), mesh, [Partial()]) for _ in range(2))
     z = distribute_tensor(torch.ones(13, 32, device=device), mesh, [Shard(0)])
-    return x.redistribute(placements=[Shard(0)]), y.redistribute(placements=[Replicate()]), z, z.to_local(), x.full_tensor()
+    scattered, reduced = x.redistribute(placements=[Shard(0)]), y.redistribute(placements=[Replicate()])
+    return scattered, reduced, z, z.to_local(), x.full_tensor()
 
 
 @case

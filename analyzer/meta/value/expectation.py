@@ -179,7 +179,8 @@ def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> flo
 
 
 _RULES: dict[str, Rule] = {
-    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "scatter_": _scatter, "ne": _not_equal,
+    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "scatter_": _scatter,
+    "ne": _not_equal,
     "any": lambda args, storages, first: None if first is None else float(first > 0),
     **dict.fromkeys(("ceil", "round", "floor"), _rounded), "clamp": _clamped, "clamp_min": _clamped,
     **dict.fromkeys(("max", "amax", "select", "squeeze", "masked_fill"), lambda args, storages, first: first)}
