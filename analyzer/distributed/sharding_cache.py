@@ -4,6 +4,7 @@ out alike, but have process groups of their own and may be of another rank, so n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed.tensor._random as dtensor_random
@@ -16,8 +17,10 @@ from analyzer.meta.intercept.replacement import Undo
 def forget_shardings() -> None:
     """Let `DTensor` forget what follows from which layouts."""
     propagator = DTensor._op_dispatcher.sharding_propagator
-    for cached in (propagator.propagate_op_sharding, getattr(propagator, "_propagate_tensor_meta_cached", None),
-                   getattr(_redistribute, "_gen_transform_infos", None), MeshTopoInfo.build_from_mesh):
+    caches: tuple[Any, ...] = (
+        propagator.propagate_op_sharding, getattr(propagator, "_propagate_tensor_meta_cached", None),
+        getattr(_redistribute, "_gen_transform_infos", None), MeshTopoInfo.build_from_mesh)
+    for cached in caches:
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
     for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"),

@@ -57,7 +57,8 @@ def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, dens
     if name == "sum" and density is not None and density < 1:
         count_evenly(state, "sum of marks", out, round(density * args[0].numel()))
     elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor):
-        ones = args[3].untyped_storage().exact if isinstance(args[3].untyped_storage(), MetaStorage) else None
+        storage = args[3].untyped_storage()
+        ones = storage.exact if isinstance(storage, MetaStorage) else None
         with without_modes():
             all_ones = ones is not None and bool((ones.flat() == 1).all())
         if all_ones:
