@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec
@@ -13,8 +14,10 @@ from analyzer.record.op_call import OpCall
 
 from .host_time import HostTime
 from .kernel_time.call import kernel_time
-from .kernel_time.turn import find_turn
+from .kernel_time.turn import find_kind, find_turn
 from .schedule import PICOSECONDS, Work
+
+_WORK = itemgetter(0)
 
 
 class UnknownTimeError(Exception):
@@ -22,10 +25,11 @@ class UnknownTimeError(Exception):
 
 
 class TimedCall(NamedTuple):
-    """What a call takes, and which kernels its own take turns with on other streams."""
+    """What a call takes, what its kernels do (see `find_kind`), and which others they take turns with."""
 
     work: Work
     kernel: KernelTime
+    kind: str
     turn: Hashable
 
 
@@ -38,7 +42,7 @@ class CallTimer:
         self.gap = self.host.host.gap_seconds
         self.is_host = device.kind == "cpu"
         self._alike: dict[tuple[object, str, bool, bool], TimedCall] = {}
-        self._works: dict[CallKind, Work] = {}
+        self._calls: dict[CallKind, TimedCall] = {}
 
     def time(self, call: OpCall) -> TimedCall:
         """What the host and the device do for a call. Raises UnknownTimeError."""
@@ -55,14 +59,20 @@ class CallTimer:
             # what rows and phases add up is whole picoseconds, too
             seconds = round(kernel.seconds * PICOSECONDS) / PICOSECONDS
             kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
-            found = self._alike[key] = TimedCall(work, kernel, find_turn(call.signature, kernel, self.device, self.log))
+            kind = find_kind(call.signature)
+            turn = find_turn(call.signature, kind, kernel, self.device, self.log)
+            found = self._alike[key] = TimedCall(work, kernel, kind, turn)
         return found
 
-    def works(self, table: CallTable, places: Sequence[int]) -> Iterator[Work]:
-        """The work of each call at ``places``; one of each kind is made. Raises UnknownTimeError."""
-        works = self._works
+    def calls(self, table: CallTable, places: Sequence[int]) -> Iterator[TimedCall]:
+        """What the calls at ``places`` take; one of each kind is made. Raises UnknownTimeError."""
+        calls = self._calls
         for kind, place in zip(table.kinds_at(places), places):
-            work = works.get(kind)
-            if work is None:
-                work = works[kind] = self.time(table[place]).work
-            yield work
+            found = calls.get(kind)
+            if found is None:
+                found = calls[kind] = self.time(table[place])
+            yield found
+
+    def works(self, table: CallTable, places: Sequence[int]) -> Iterator[Work]:
+        """The work of each call at ``places``. Raises UnknownTimeError."""
+        return map(_WORK, self.calls(table, places))

@@ -14,8 +14,9 @@ from .stream_schedule import KernelRun, schedule_steps
 
 
 class LaneSpan(NamedTuple):
-    """The kernels of one call: its index in `Log.calls`, what they do (``"compute" "communication" "copy"``), seconds
-    from the beginning of the step, and of communication those in which nothing is computed.
+    """The kernels of one call: its index in `Log.calls`, what they do (``"compute"``, ``"communication"``, ``"copy to
+    host"``, ``"copy from host"``), seconds from the beginning of the step, and of communication those in which nothing
+    is computed.
     """
 
     call: int

@@ -15,6 +15,7 @@ from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .call_timer import CallTimer, UnknownTimeError
 from .kernel_time.call import kernel_time
 from .kernel_time.registry import find_rule
+from .kernel_time.turn import COMMUNICATION
 from .schedule import PICOSECONDS, Clock, PhaseTime, Stretch
 from .stream_schedule import KernelRun, runs_in_turn, schedule_steps
 
@@ -22,7 +23,6 @@ from .stream_schedule import KernelRun, runs_in_turn, schedule_steps
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
 
 
-_COMMUNICATION = "communication"
 OVERLAP = ("seconds on several streams: communication runs beside computation, both at full speed, and all ranks come "
            "at once; kernels that fill the device take turns, and so do collectives over the same links")
 
@@ -132,11 +132,11 @@ class _Latency:
                 seconds = number * round(kernel.seconds * PICOSECONDS)
                 sums[step, call.phase][kernel.bound] += seconds
                 if step == last:
-                    family = _COMMUNICATION if communicates(call.signature) else find_rule(call.signature.op)
+                    family = COMMUNICATION if communicates(call.signature) else find_rule(call.signature.op)
                     errors[family] += number * round(kernel.seconds * kernel.spread * PICOSECONDS)
-                    communication += seconds if family is _COMMUNICATION else 0
+                    communication += seconds if family is COMMUNICATION else 0
         if communication:
-            errors[_COMMUNICATION] = errors[_COMMUNICATION] * min(exposed, communication) // communication
+            errors[COMMUNICATION] = errors[COMMUNICATION] * min(exposed, communication) // communication
         return sums, [error / PICOSECONDS for error in errors.values()]
 
     def _find_range(self, wall: float, waiting: float, errors: list[float]) -> tuple[float, float]:
@@ -155,18 +155,18 @@ class _Latency:
         for index, call in enumerate(log.calls):
             if call.step != log.steps - 1:
                 continue
-            work, kernel, _ = self.timer.time(call)
+            work, kernel, *_ = self.timer.time(call)
+            run = None if self._runs is None else self._runs.get(index)
+            waited, exposed = (0, 0.0) if run is None else (run.waited, run.exposed / PICOSECONDS)
             if self._runs is None:
                 before, clock = clock.device, clock.after(work)
-                waited, exposed = clock.device - before - work.device, 0.0
-            else:
-                run = self._runs.get(index)
-                waited, exposed = (0, 0.0) if run is None else (run.waited, run.exposed / PICOSECONDS)
+                waited = clock.device - before - work.device
             error = kernel.seconds * kernel.spread
             out.add(out.operators, operator_key(call), "seconds", kernel.seconds)
             out.add(out.operators, operator_key(call), "error_seconds", error)
             if communicates(call.signature):
-                out.communication[index].update(seconds=kernel.seconds, exposed_seconds=exposed)
+                start = None if run is None else run.start / PICOSECONDS
+                out.communication[index].update(start_seconds=start, seconds=kernel.seconds, exposed_seconds=exposed)
             way = WAYS.get(call.phase)
             if way is None:
                 continue

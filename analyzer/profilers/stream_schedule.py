@@ -7,17 +7,17 @@ from itertools import groupby
 from typing import NamedTuple
 
 from analyzer.meta.stream_mark import StreamAction, StreamMark
+from analyzer.record.call_table import CallTable
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
 from .call_timer import CallTimer, TimedCall
-from .kernel_time.turn import COMPUTE, find_copy
+from .kernel_time.turn import COMMUNICATION, COMPUTE
 from .overlap import Cover, find_exposed
 from .schedule import PICOSECONDS, PhaseTime
 from .stream_clock import Moment, StreamClock
 
-_COMMUNICATION = "communication"
 _FUNCTIONAL = "_c10d_functional"
 _WAIT, _WRAP = f"{_FUNCTIONAL}::wait_tensor", f"{_FUNCTIONAL}::_wrap_tensor_autograd"
 
@@ -29,7 +29,7 @@ class KernelRun(NamedTuple):
     stream: Hashable      #: its number, or the name of the process group whose own stream it is
     start: int
     end: int
-    kind: str             #: "compute", "communication", or "copy" from or to the host
+    kind: str             #: as `find_kind` tells
     waited: int = 0       #: in which nothing ran before it
     exposed: int = 0      #: of communication, those in which nothing is computed; of several at once, the first one's
 
@@ -49,11 +49,13 @@ def runs_in_turn(log: Log) -> bool:
 
 def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
     """Each step of a log, which begins on an idle device. Raises UnknownTimeError."""
-    calls, marks, phases = iter(log.calls), deque(log.streams.marks), log.phases
-    ends = [*(record.first_call for record in phases[1:]), len(log.calls)]
+    log.write_out()
+    table, marks, phases = log.call_slots, deque(log.streams.marks), log.phases
+    calls = timer.calls(table, range(len(table)))
+    ends = [*(record.first_call for record in phases[1:]), len(table)]
     place = current = 0
     for step, records in groupby(zip(phases, ends), key=lambda pair: pair[0].step):
-        schedule = _StepSchedule(timer, current)
+        schedule = _StepSchedule(timer, table, current)
         for record, end in records:
             for index in range(place, end):
                 while marks and marks[0].call <= index:
@@ -68,10 +70,10 @@ def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
 class _StepSchedule:
     """One step, call by call."""
 
-    def __init__(self, timer: CallTimer, current: int) -> None:
-        self.timer, self.current = timer, current
+    def __init__(self, timer: CallTimer, table: CallTable, current: int) -> None:
+        self.timer, self.table, self.current = timer, table, current
         self.clock = StreamClock()
-        self._launches: list[tuple[int, Hashable, OpCall, int]] = []  # and picoseconds without gaps between kernels
+        self._launches: list[tuple[int, Hashable, TimedCall]] = []
         self._boundaries: list[tuple[str, int, int]] = []  # phase, launches before its end, the host's time then
         self._events: dict[int, Moment] = {}     # by number
         self._results: dict[int, Moment] = {}    # when a functional collective is done, by storage
@@ -92,45 +94,48 @@ class _StepSchedule:
             if moment is not None or not mark.event:
                 clock.synchronize(moment, self.timer.host.notice_picoseconds)
 
-    def run(self, index: int, call: OpCall) -> None:
+    def run(self, index: int, timed: TimedCall) -> None:
         """A call is made: its kernels are launched on the current stream."""
-        timed = self.timer.time(call)
+        work = timed.work
         if self._results:
-            self._wait_for_results(call, timed)
-        if not timed.work.device:
-            self.clock.host += timed.work.host
-        elif getattr(call.signature.op, "namespace", "").startswith(_FUNCTIONAL):
-            self._run_functional(index, call, timed)
+            self._wait_for_results(self.table[index], timed)
+        if not work.device:
+            self.clock.host += work.host
+        elif timed.kind == COMMUNICATION and self._is_functional(index):
+            self._run_functional(self.table[index], index, timed)
         else:
-            self._launch(index, call, timed, self.current)
-        if timed.work.waits:
-            self.clock.synchronize(self.clock.record(self.current), timed.work.notice)
+            self._launch(index, timed, self.current)
+        if work.waits:
+            self.clock.synchronize(self.clock.record(self.current), work.notice)
+
+    def _is_functional(self, index: int) -> bool:
+        signature = self.table.signatures[index]
+        return signature is not None and signature.op.namespace.startswith(_FUNCTIONAL)
 
     def _wait_for_results(self, call: OpCall, timed: TimedCall) -> None:
         """The results of functional collectives are waited for with ``wait_tensor``, which `AsyncCollectiveTensor`
         calls when one is used first, but for views (torch/distributed/_functional_collectives.py).
         """
         found = [number for number in dict.fromkeys(call.inputs) if number in self._results]
-        schema = getattr(call.signature.op, "_schema", None)
-        name = "" if schema is None else schema.name
+        name = call.signature.op._schema.name if timed.kind == COMMUNICATION else ""
         if name == _WRAP:
             self._results.update((out, self._results[number]) for out in call.outputs for number in found)
         elif timed.work.device or name == _WAIT:
             for number in found:
                 self.clock.wait(self.current, self._results.pop(number))
 
-    def _launch(self, index: int, call: OpCall, timed: TimedCall, stream: Hashable) -> None:
+    def _launch(self, index: int, timed: TimedCall, stream: Hashable) -> None:
         self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn)
-        self._launches.append((index, stream, call, round(timed.kernel.seconds * PICOSECONDS)))
+        self._launches.append((index, stream, timed))
 
-    def _run_functional(self, index: int, call: OpCall, timed: TimedCall) -> None:
+    def _run_functional(self, call: OpCall, index: int, timed: TimedCall) -> None:
         """A functional collective runs on its group's stream, after what was launched on the current one
         (torch/csrc/distributed/c10d/Functional.cpp; ProcessGroupNCCL.cpp, `collective`).
         """
         clock, group = self.clock, self.timer.log.group_of(call.signature)
         stream = "functional collectives" if group is None else group.name
         clock.wait(stream, clock.record(self.current))
-        self._launch(index, call, timed, stream)
+        self._launch(index, timed, stream)
         self._results.update(dict.fromkeys(call.outputs, clock.record(stream)))
 
     def end_phase(self, phase: str) -> None:
@@ -141,8 +146,8 @@ class _StepSchedule:
         """When all ran."""
         clock = self.clock
         clock.settle()
-        runs = [KernelRun(index, stream, start, start + length, _kind_of(call))
-                for (index, stream, call, length), start in zip(self._launches, clock.starts)]
+        runs = [KernelRun(index, stream, start, start + round(timed.kernel.seconds * PICOSECONDS), timed.kind)
+                for (index, stream, timed), start in zip(self._launches, clock.starts)]
         busy, computing = (Cover((run.start, run.end) for run in chosen) for chosen in (
             runs, [run for run in runs if run.kind == COMPUTE]))
         reached = 0
@@ -151,7 +156,7 @@ class _StepSchedule:
             if run.start > reached:
                 runs[place] = run._replace(waited=run.start - reached)
             reached = max(reached, clock.ends[place])
-        talks = [i for i, run in enumerate(runs) if run.kind == _COMMUNICATION]
+        talks = [i for i, run in enumerate(runs) if run.kind == COMMUNICATION]
         for i, exposed in zip(talks, find_exposed([(runs[i].start, runs[i].end) for i in talks], computing)):
             runs[i] = runs[i]._replace(exposed=exposed)
         return ScheduledStep(step, runs, self._sum_phases(runs, busy))
@@ -167,8 +172,3 @@ class _StepSchedule:
             begin, first = end, last
         return phases
 
-
-def _kind_of(call: OpCall) -> str:
-    if communicates(call.signature):
-        return _COMMUNICATION
-    return COMPUTE if find_copy(call.signature) is None else "copy"

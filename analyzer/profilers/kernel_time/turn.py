@@ -1,4 +1,4 @@
-"""Which kernels run one at a time though they are on different streams."""
+"""What kernels do on their stream, and which of them run one at a time though they are on different ones."""
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -11,10 +11,21 @@ from analyzer.record.process_group import communicates
 
 from .collective import find_medium
 
-COMPUTE = "compute"
+COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = "compute", "communication", "copy to host", "copy from host"
 
 
-def find_turn(signature: Signature, kernel: KernelTime, device: DeviceSpec, log: Log) -> Hashable:
+def find_kind(signature: Signature) -> str:
+    """What the kernels of a call do: they compute, communicate, or copy from or to the host."""
+    if communicates(signature):
+        return COMMUNICATION
+    if signature.op.__name__.partition(".")[0] in ("copy_", "_to_copy") and signature.inputs and signature.outputs:
+        source, target = signature.inputs[-1].device, signature.outputs[0].device
+        if (source == "cpu") != (target == "cpu"):
+            return TO_HOST if target == "cpu" else FROM_HOST
+    return COMPUTE
+
+
+def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: DeviceSpec, log: Log) -> Hashable:
     """What the kernels of a call take turns for; None where they run beside all others.
 
     A kernel of enough blocks holds every multiprocessor, and the blocks of a second one are placed when there is room:
@@ -24,19 +35,6 @@ def find_turn(signature: Signature, kernel: KernelTime, device: DeviceSpec, log:
     to the others: the few that NCCL takes are not taken off. Copies from and to the host have an engine for each
     direction (CUDA C++ Programming Guide, "Concurrent Data Transfers").
     """
-    if kernel.bound == "latency":
+    if kernel.bound == "latency" or not kernel.kernels:
         return None
-    if communicates(signature):
-        return find_medium(signature, device, log.group_of(signature), log.world)
-    return find_copy(signature) or COMPUTE
-
-
-def find_copy(signature: Signature) -> str | None:
-    """The engine of a copy between the device and the host; None of what multiprocessors do."""
-    if not signature.inputs or not signature.outputs:
-        return None
-    is_copy = signature.op.__name__.partition(".")[0] in ("copy_", "_to_copy")
-    source, target = signature.inputs[-1].device, signature.outputs[0].device
-    if not is_copy or (source == "cpu") == (target == "cpu"):
-        return None
-    return "to the host" if target == "cpu" else "from the host"
+    return kind if kind != COMMUNICATION else find_medium(signature, device, log.group_of(signature), log.world)
