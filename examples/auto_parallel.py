@@ -1,9 +1,10 @@
 """Intra-operator parallelism by an integer program: which tensors of a block to shard over a device mesh, and how.
 
 All that the program knows is the saved profile: the graph with its costs (`Profile.to_networkx`), the classes of
-modules, and the link rates of the hardware catalogue. As in Alpa (Zheng et al., OSDI 2022), each node has a few ways to
-run, an edge costs what it takes to turn the layout that its source gives into the one that its reader wants, and HiGHS
-finds the cheapest choice within the memory limit. Nothing overlaps: seconds of kernels and collectives are added.
+modules, and what collectives cost on a cluster of the catalogue (`MeshSpec`). As in Alpa (Zheng et al., OSDI 2022),
+each node has a few ways to run, an edge costs what it takes to turn the layout that its source gives into the one that
+its reader wants, and HiGHS finds the cheapest choice within the memory limit. Nothing overlaps: seconds of kernels and
+collectives are added.
 
     pip install torch-analyzer[solver]
     python examples/auto_parallel.py
@@ -24,19 +25,17 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, fx, nn
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.hardware import DeviceSpec, collective_seconds, find_device
+from analyzer.parallel import MeshSpec
+from analyzer.parallel.mesh_spec import PARTIAL as P
+from analyzer.parallel.mesh_spec import REPLICATE as R
+from analyzer.parallel.mesh_spec import sharded_dim as dim_of
 from analyzer.results.profile import Profile
 
-R, P = "Replicate()", "Partial()"
 STATE_COPIES = 4  # a parameter, its gradient, and two states of Adam
 
 
 def shard(dim: int) -> str:
     return f"Shard({dim})"
-
-
-def dim_of(placement: str) -> int | None:
-    return int(placement[6:-1]) if placement.startswith("Shard") else None
 
 
 class Way(NamedTuple):
@@ -136,45 +135,8 @@ def moved_dims(before: Shape, after: Shape) -> Iterator[tuple[int, int]]:
 
 # -- what it costs ------------------------------------------------------------------------------------------------
 
-class Mesh:
-    """Devices in a grid, joined by the links of ``device``."""
-
-    def __init__(self, sizes: Sequence[int], device: str | DeviceSpec) -> None:
-        self.sizes = tuple(sizes)
-        self.device = find_device(device)
-
-    def collective(self, kind: str, nbytes: float, axis: int) -> float:
-        """Seconds by the alpha-beta model: a launch, and the bytes over the links."""
-        seconds = collective_seconds(kind, int(nbytes), self.sizes[axis], self.device)
-        if seconds is None:
-            raise ValueError(f"the link rate of {self.device.name} is not known")
-        return seconds + (self.device.launch_seconds or 0.0) if nbytes else 0.0
-
-    def parts(self, placements: Sequence[str]) -> int:
-        """How many devices share a tensor."""
-        return math.prod(size for size, p in zip(self.sizes, placements) if dim_of(p) is not None)
-
-    def reshard(self, given: Sequence[str], wanted: Sequence[str], nbytes: int) -> float | None:
-        """Seconds to turn one layout into another, and the gradient back; None if that cannot be."""
-        total = 0.0
-        for axis, (a, b) in enumerate(zip(given, wanted)):
-            if a == b and a != P:
-                continue
-            if b == P:
-                return None
-            others = self.parts([*wanted[:axis], R, *given[axis + 1:]])
-            forward, backward = {(True, False): ("all_gather", None),
-                                 (False, True): (None, "all_gather"), (True, True): ("all_to_all", "all_to_all"),
-                                 (False, False): ("all_reduce", None)}[dim_of(a) is not None,
-                                                                       dim_of(b) is not None]
-            if a == P and dim_of(b) is not None:
-                forward = "reduce_scatter"
-            total += sum(self.collective(kind, nbytes / others, axis) for kind in (forward, backward) if kind)
-        return total
-
-
 def list_choices(node: dict[str, Any], kind: str, shapes: Sequence[Shape], nbytes: Sequence[int],
-                 mesh: Mesh) -> list[Choice]:
+                 mesh: MeshSpec) -> list[Choice]:
     """The ways of a node on the whole mesh, each with its seconds and bytes on one device."""
     out = tuple(node["outputs"][0].shape) if node["outputs"] else shapes[0]
     found = []
@@ -189,17 +151,18 @@ def list_choices(node: dict[str, Any], kind: str, shapes: Sequence[Shape], nbyte
         seconds = ((node["fwd_seconds"] or 0.0) + (node["bwd_seconds"] or 0.0)) / work
         for axis, way in enumerate(ways):
             if way.sums_params:
-                seconds += mesh.collective("all_reduce", param_bytes, axis)
+                seconds += mesh.collective_seconds("all_reduce", int(param_bytes), axis)
             if way.sums_inputs:
                 shared = mesh.parts([R if i == axis else w.inputs[0] for i, w in enumerate(ways)])
-                seconds += mesh.collective("all_reduce", nbytes[0] / shared, axis)
+                seconds += mesh.collective_seconds("all_reduce", nbytes[0] // shared, axis)
         found.append(Choice(ways, seconds, STATE_COPIES * param_bytes + (node["incremental_bytes"] or 0) / kept))
     return found
 
 
 # -- the program ---------------------------------------------------------------------------------------------------
 
-def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: dict[str, str] | None = None) -> Plan:
+def solve(profile: Profile, mesh: MeshSpec, memory_bytes: float = math.inf,
+          fixed: dict[str, str] | None = None) -> Plan:
     """The choice of ways with the fewest seconds of a step; ``fixed`` names nodes whose output has a given placement on
     every dimension.
 
@@ -234,11 +197,11 @@ def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: d
             by_source: dict[int, dict[int, float]] = {}
             by_reader: dict[int, dict[int, float]] = {}
             for (i, a), (j, b) in itertools.product(enumerate(choices[source]), enumerate(choices[name])):
-                seconds = mesh.reshard([w.output for w in a.ways], [w.inputs[position] for w in b.ways], nbytes)
+                moved = mesh.redistribute(nbytes, [w.output for w in a.ways], [w.inputs[position] for w in b.ways])
                 by_source.setdefault(i, {first[source] + i: -1.0})[len(cost)] = 1.0
                 by_reader.setdefault(j, {first[name] + j: -1.0})[len(cost)] = 1.0
-                cost.append(seconds or 0.0)
-                upper.append(0.0 if seconds is None else 1.0)
+                cost.append(0.0 if moved is None else moved.seconds)
+                upper.append(0.0 if moved is None else 1.0)
             rows += [(row, 0.0) for row in (*by_source.values(), *by_reader.values())]
     memory = np.zeros(len(cost))
     for name, options in choices.items():
@@ -254,7 +217,7 @@ def solve(profile: Profile, mesh: Mesh, memory_bytes: float = math.inf, fixed: d
     found = milp(np.array(cost) * 1e6, constraints=constraints, bounds=Bounds(0, upper),
                  integrality=[1] * binary + [0] * (len(cost) - binary))
     if found.x is None:
-        raise ValueError(f"no sharding over {mesh.sizes} of {mesh.device.name} fits: {found.message}")
+        raise ValueError(f"no sharding over {mesh.sizes} of {mesh.cluster.name} fits: {found.message}")
     chosen = {
         name: options[int(np.argmax(found.x[first[name]:first[name] + len(options)]))]
         for name, options in choices.items()
@@ -304,8 +267,8 @@ def profile_block(model: nn.Module, x: Tensor, device: str = "h100") -> Profile:
 
 def main() -> None:
     profile = profile_block(Block(4096, 32), torch.empty(1, 1024, 4096, device="meta", requires_grad=True))
-    mesh = Mesh((8,), "h100")
-    alone = solve(profile, Mesh((1,), "h100"))
+    mesh = MeshSpec.of((8,), "dgx_h100")
+    alone = solve(profile, MeshSpec.of((1,), "dgx_h100"))
     plan = solve(profile, mesh, memory_bytes=2 * 2**30, fixed={"x": R, "output": R})
     print(f"{'node':<32}{'way':<12}{'output':<16}{'us':>8}{'MiB':>8}")
     for name, choice in plan.choices.items():
@@ -314,7 +277,7 @@ def main() -> None:
             f"{choice.seconds * 1e6:>8.1f}"
             f"{choice.memory_bytes / 2**20:>8.1f}")
     print(
-        f"a step on {mesh.sizes} of {mesh.device.name}: {plan.seconds * 1e3:.3f} ms, {plan.memory_bytes / 2**20:.0f} "
+        f"a step on {mesh.sizes} of {mesh.cluster.name}: {plan.seconds * 1e3:.3f} ms, {plan.memory_bytes / 2**20:.0f} "
         f"MiB a device; on one: {alone.seconds * 1e3:.3f} ms, {alone.memory_bytes / 2**20:.0f} MiB")
 
 

@@ -17,6 +17,8 @@ from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import device_of
 
+from .placement import note_layouts
+
 _META = torch.device("meta")
 
 
@@ -53,6 +55,7 @@ def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hand
     """An elementwise foreach operator on DTensors that are laid out alike is the operator on their parts: torch's way
     there takes time in the square of the list's length. NotImplemented for any other call.
     """
+    note_layouts(args)
     name = func._schema.name
     if kwargs or not name.startswith("aten::_foreach_") or "norm" in name or "max" in name:
         return NotImplemented

@@ -5,8 +5,7 @@ from .cluster_spec import ClusterSpec
 from .device_spec import DeviceSpec, Figure, PeakRates
 from .link_spec import LinkSpec
 from .listing import format_catalogue, format_device
-from .roofline import collective_seconds, find_peak, roofline_seconds
+from .roofline import find_peak, roofline_seconds
 
-__all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "cluster_of", "collective_seconds",
-           "find_cluster", "find_device", "find_peak", "format_catalogue", "format_device", "register_cluster",
-           "register_device", "roofline_seconds"]
+__all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "cluster_of", "find_cluster", "find_device",
+           "find_peak", "format_catalogue", "format_device", "register_cluster", "register_device", "roofline_seconds"]

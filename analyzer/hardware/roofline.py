@@ -1,8 +1,6 @@
 """The least time that work takes by the figures of a data sheet. Uncalibrated: real kernels are slower."""
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from analyzer.errors import InputError
@@ -19,14 +17,6 @@ _FORMATS |= {name: name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp
 # First compute capability whose tensor cores take the format: CUDA C++ Programming Guide, Compute Capabilities,
 # table "Feature Support per Compute Capability" and section on 7.x and 8.x tensor cores.
 _FIRST_CAPABILITY = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0)}
-
-# Times that each byte of the buffer crosses the slowest link, for n ranks in a ring:
-# NVIDIA nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", Summary. Point-to-point sends cross once.
-_CROSSINGS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n, "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0, "send": lambda n: 1.0}
-
 
 def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
     """Dense peak in FLOP/s that bounds an operation on ``dtype`` (a torch.dtype or its name), or None if unknown.
@@ -101,29 +91,3 @@ def roofline_seconds(flops: int | None, bytes_moved: int | None, dtype: object, 
                 return None
             seconds = max(seconds, amount / rate)
     return seconds
-
-
-def collective_seconds(kind: str, nbytes: int | None, world_size: int, device: DeviceSpec) -> float | None:
-    """Uncalibrated seconds of a collective among ``world_size`` devices of one machine; None if a figure is unknown.
-
-    A ring over NVLink, or over PCI Express where ``device`` has no NVLink, at the full rate of one direction and
-    without latency. ``kind`` is one of ``all_reduce reduce_scatter all_gather all_to_all broadcast reduce send``;
-    ``nbytes`` is the whole buffer: the gathered output of an all-gather, the whole input of a reduce-scatter or
-    all-to-all. Raises InputError for an unknown kind, a negative size or a world smaller than 1.
-
-    >>> from analyzer.hardware import find_device
-    >>> round(collective_seconds("all_reduce", 2**30, 8, find_device("h200")) * 1e3, 3)  # 2 * 7/8 * 2**30 / 450e9
-    4.176
-    """
-    if kind not in _CROSSINGS:
-        raise InputError(f"collective_seconds({kind!r}): unknown collective; the kinds are {', '.join(_CROSSINGS)}")
-    if type(world_size) is not int or world_size < 1:
-        raise InputError(f"collective_seconds(world_size={world_size!r}): must be an int of 1 or more")
-    if nbytes is None:
-        return None
-    if nbytes < 0:
-        raise InputError(f"collective_seconds(nbytes={nbytes}): a size is not negative; pass None for unknown")
-    if world_size == 1 or nbytes == 0:
-        return 0.0
-    bandwidth = device.nvlink_bandwidth or device.pcie_bandwidth
-    return None if bandwidth is None else nbytes * _CROSSINGS[kind](world_size) / bandwidth

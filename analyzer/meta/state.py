@@ -54,6 +54,9 @@ class CallListener(Protocol):
     def where(self) -> str:
         """The module that runs."""
 
+    def lies_over(self, number: int, shape: Any, tensor: Any, describe: Callable[[Any], tuple[str, ...]]) -> None:
+        """A part of this shape in a storage is of a sharded ``tensor``, whose layout ``describe`` tells."""
+
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
         """The program asked something of a stream."""
 

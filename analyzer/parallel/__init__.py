@@ -1,6 +1,7 @@
 """Training on many devices: a world of ranks that moves no data, and pipelines of stages joined into one timeline."""
 from analyzer.distributed.world import world
 
+from .mesh_spec import MeshSpec
 from .pipeline_action import PipelineAction
 from .pipeline_schedule import list_actions, read_schedule
 from .pipeline_timeline import PipelineTimeline, join_timeline
@@ -9,5 +10,5 @@ from .rank_table import RankRow, RankTable
 from .stage_action import RankTime, StageAction
 from .stage_cost import StageCost
 
-__all__ = ["PipelineAction", "PipelineTimeline", "RankRow", "RankTable", "RankTime", "StageAction", "StageCost",
-           "join_timeline", "list_actions", "profile_ranks", "read_schedule", "world"]
+__all__ = ["MeshSpec", "PipelineAction", "PipelineTimeline", "RankRow", "RankTable", "RankTime", "StageAction",
+           "StageCost", "join_timeline", "list_actions", "profile_ranks", "read_schedule", "world"]

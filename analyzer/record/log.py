@@ -222,6 +222,8 @@ class Log:
     world: WorldFacts | None = None          #: the job that the process was one of
     #: of the calls of a signature, as it was when one of them was recorded
     groups: dict[Signature, ProcessGroupSpec | None] = field(default_factory=dict)
+    #: placements over a mesh of tensors that are parts of sharded ones, by number of the storage and shape of the part
+    layouts: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     #: storages of parameters and buffers, but for those of `unlabelled`
     number_of_label: dict[str, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
 from .quantized_parameter import parts_of_parameter
-from .tensor_walk import describe, describe_tensors, tensors_in
+from .tensor_walk import describe, describe_tensors, local_part, tensors_in
 from .token_count import count_tokens, name_tensors
 
 _PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that are nothing but themselves
@@ -113,7 +113,7 @@ class ModuleRecorder(MemoryRecorder):
     def set_outputs(self, node: int, result: Any) -> None:
         """Let the tensors in ``result`` be what a node gave."""
         record = self.node_at(node)
-        for tensor in tensors_in(result):
+        for tensor in map(local_part, tensors_in(result)):
             if tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 if storage is not None:
@@ -123,7 +123,7 @@ class ModuleRecorder(MemoryRecorder):
     def read(self, node: int, tensors: Iterable[torch.Tensor]) -> None:
         """Let ``tensors`` be what a node reads."""
         record = self.node_at(node)
-        for tensor in tensors:
+        for tensor in map(local_part, tensors):
             if tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 if storage is not None:

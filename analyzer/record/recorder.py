@@ -165,6 +165,11 @@ class Recorder(ModuleRecorder):
             self._producer[storage.number] = node
         return node
 
+    def lies_over(self, number: int, shape: Any, tensor: Any, describe: Callable[[Any], tuple[str, ...]]) -> None:
+        """A part of this shape in a storage is of a sharded ``tensor``, whose layout ``describe`` tells."""
+        if self.phase == "forward" and (number, shape) not in self.log.layouts:
+            self.log.layouts[number, shape] = describe(tensor)
+
     # ---- calls in backward
 
     def begins_backward(self, is_plain: bool) -> None:

@@ -7,6 +7,9 @@ import torch
 
 from analyzer.meta.plain_type import LEAVES
 from analyzer.meta.spec import TensorSpec, spec_of
+from analyzer.meta.tensor import MetaTensor
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, MetaTensor})
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -28,6 +31,17 @@ def _collect_tensors(tree: Any, found: list[torch.Tensor]) -> None:
             _collect_tensors(getattr(tree, name, None), found)
 
 
+def local_part(tensor: Any) -> torch.Tensor:
+    """What this process has of a tensor: the part of a DTensor, what a collective that is under way gives."""
+    while type(tensor) not in _PLAIN:
+        # of torch.distributed.tensor.DTensor, and of AsyncCollectiveTensor in _functional_collectives.py
+        inner = getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))
+        if not isinstance(inner, torch.Tensor):
+            break
+        tensor = inner
+    return tensor  # type: ignore[no-any-return]
+
+
 def describe(tensor: torch.Tensor) -> TensorSpec:
     """The spec of a tensor of the mode's."""
     with torch._C.DisableTorchFunction():
@@ -37,4 +51,4 @@ def describe(tensor: torch.Tensor) -> TensorSpec:
 def describe_tensors(tree: Any) -> tuple[TensorSpec, ...]:
     """The specs of all tensors in a nested structure."""
     with torch._C.DisableTorchFunction():
-        return tuple([spec_of(t) for t in tensors_in(tree)])
+        return tuple([spec_of(local_part(t)) for t in tensors_in(tree)])

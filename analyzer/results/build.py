@@ -159,7 +159,7 @@ class ProfileBuilder:
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
                         aliases=_list_aliases(log, index, node), region=node.region,  # type: ignore[arg-type]
-                        extra=extra, **known)
+                        sharding=_find_sharding(log, node), extra=extra, **known)
 
     def _list_operators(self) -> dict[int, list[OperatorInfo]]:
         """By module: one record for each operator in each part of the last step, the most work first. Of a step that
@@ -192,6 +192,14 @@ class ProfileBuilder:
             row[1] += 1
         rows = [HolderInfo(*key, nbytes, count) for key, (nbytes, count) in found.items()]
         return tuple(sorted(rows, key=lambda r: -r.bytes))
+
+
+def _find_sharding(log: Log, node: LogNode) -> tuple[str, ...] | None:
+    """How the first output of a node lies over a mesh, where a later operator took it as a part of a sharded tensor."""
+    if not node.outputs or not log.layouts:
+        return None
+    number, spec = node.outputs[0]
+    return log.layouts.get((number, tuple(spec)))  # type: ignore[arg-type]
 
 
 def _list_aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:

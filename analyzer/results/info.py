@@ -187,6 +187,8 @@ class ModuleInfo(CostInfo):
     #: path of the first place of the same module; this one then costs nothing
     shared_with: str | None = None
     parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
+    #: of those that ranks share, a placement for each mesh dimension, such as "Shard(0)"
+    sharding: dict[str, tuple[str, ...]] = field(default_factory=dict)
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
     output_bytes: int | None = None                    #: of `outputs`; does not add up over children

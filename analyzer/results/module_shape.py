@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from analyzer.meta.tensor import is_around_tensors
 from analyzer.record.quantized_parameter import count_elements
 from analyzer.replay.isomorph import Isomorph
 
@@ -24,6 +25,7 @@ class ParameterShape(NamedTuple):
     device: torch.device
     numel: int
     requires_grad: bool
+    sharding: tuple[str, ...] | None = None  #: a placement for each mesh dimension, where ranks share the tensor
 
     def describe(self) -> TensorInfo:
         """It as plain data."""
@@ -86,7 +88,7 @@ class ModuleShape:
         if isomorph is not None:
             return IsomorphShape.of(isomorph, firsts[id(isomorph.prototype.block)])
         parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, count_elements(p),
-                                     p.requires_grad)
+                                     p.requires_grad, _find_sharding(p))
                       for name, p in module._parameters.items() if p is not None]
         children = [(name, cls._describe(child, isomorphs, firsts)) for name, child in module._modules.items()
                     if child is not None]
@@ -123,6 +125,14 @@ class ModuleShape:
             found.update((p.key, p) for p in module.parameters)
             waiting += [child for _, child in module.children]
         return found
+
+
+def _find_sharding(parameter: Any) -> tuple[str, ...] | None:
+    if not is_around_tensors(parameter) or not hasattr(parameter, "placements"):
+        return None
+    from analyzer.distributed.placement import describe_placements  # a DTensor is here: torch.distributed is loaded
+
+    return describe_placements(parameter)
 
 
 def _kernel_size(module: Any) -> tuple[int, ...] | None:

@@ -113,7 +113,7 @@ class NodeInfo(DeferredFields):
     aliases: tuple[str, ...] = ()          #: names of the nodes whose storage its output shares
     region: tuple[Region, ...] = ()        #: checkpoint, autocast and no_grad regions around it, outermost first
     saved: str | None = None               #: "keep" or "offload" where `set_saved` chose it
-    #: for solvers to fill: a placement for each mesh dimension, such as "Shard(0)"
+    #: of its output, a placement for each mesh dimension, such as "Shard(0)": as it ran, or filled by a solver
     sharding: tuple[str, ...] | None = None
     extra: dict[str, Scalar] = field(default_factory=dict)  #: quantities of profilers that the user added
     #: what it keeps for backward and what its gradient reads; None is unknown, as after `reprofile`

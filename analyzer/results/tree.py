@@ -57,7 +57,9 @@ class ModuleTree:
         return ModuleInfo(
             path=shown, type=module.type, depth=depth, extra_repr=module.extra_repr, training=module.training,
             kernel_size=module.kernel_size, calls=record.calls if record else None,
-            parameters={p.name: p.describe() for p in module.parameters}, inputs=inputs, outputs=outputs,
+            parameters={p.name: p.describe() for p in module.parameters},
+            sharding={p.name: p.sharding for p in module.parameters if p.sharding is not None},
+            inputs=inputs, outputs=outputs,
             output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(self.operators.get(index, ())),
             children=children, **_costs(total))
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path as File
 from typing import Any, NamedTuple
 
-from analyzer.hardware import ClusterSpec, cluster_of, collective_seconds, find_cluster, find_device
+from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.collective import Cost, estimate_collective, name_spread
 from analyzer.hardware.kernel_time.collective_path import Path, find_path
 
@@ -107,10 +107,24 @@ def _read_row(row: Mapping[str, str]) -> Case | None:
                  not is_profiled or kind == "send" or nbytes >= _FITTED_BYTES)
 
 
+# Times that each byte of the buffer crosses the slowest link, for n ranks in a ring: NVIDIA nccl-tests,
+# doc/PERFORMANCE.md, "Bus bandwidth", Summary. Point-to-point sends cross once.
+_CROSSINGS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n, "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n, "all_to_all": lambda n: (n - 1) / n, "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0, "send": lambda n: 1.0}
+
+
+def _ring_seconds(kind: str, nbytes: int, ranks: int, device: DeviceSpec) -> float | None:
+    """Seconds of a ring at the full rate of a link, without latency: what predictions are compared with."""
+    bandwidth = device.nvlink_bandwidth or device.pcie_bandwidth
+    return None if bandwidth is None else nbytes * _CROSSINGS[kind](ranks) / bandwidth
+
+
 def _case(cluster: ClusterSpec, kind: str, nbytes: int, ranks: int, hosts: int, dtype: str, seconds: float,
           is_fitted: bool = True) -> Case | None:
     path = find_path(cluster, ranks, -(-ranks // hosts))
-    roofline = collective_seconds(kind, nbytes, ranks, cluster.device)
+    roofline = _ring_seconds(kind, nbytes, ranks, cluster.device)
     if path is None or roofline is None:
         return None
     device = cluster.device

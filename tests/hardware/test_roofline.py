@@ -1,15 +1,13 @@
 """The roofline: which peak bounds an operation, and the seconds by hand."""
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError
-from analyzer.hardware import DeviceSpec, PeakRates, collective_seconds, find_device, find_peak, roofline_seconds
+from analyzer.hardware import DeviceSpec, PeakRates, find_device, find_peak, roofline_seconds
 
 TENSOR, VECTOR = True, False
 TF32 = True
@@ -132,62 +130,3 @@ def test_roofline_is_the_larger_of_its_two_parts(flops: int, bytes_moved: int) -
         return result
 
     assert seconds(flops, bytes_moved) == max(seconds(flops, 0), seconds(0, bytes_moved))
-
-
-@pytest.mark.parametrize(
-    ("kind", "device", "world_size", "seconds"),
-    # 8 GB: NVLink 450 GB/s on an H200, 300 on an A100; PCIe 32 GB/s on an L4
-    [
-        ("all_reduce", "h200", 8, 2 * 7 / 8 * 8 / 450),
-        ("all_reduce", "h200", 2, 8 / 450),
-        ("reduce_scatter", "h200", 8, 7 / 450),
-        ("all_gather", "a100", 4, 6 / 300),
-        ("all_to_all", "a100", 4, 6 / 300),
-        ("broadcast", "a100", 4, 8 / 300),
-        ("reduce", "a100", 4, 8 / 300),
-        ("send", "h200", 2, 8 / 450),
-        ("all_reduce", "l4", 4, 12 / 32),
-        ("all_reduce", "l4", 1, 0.0),
-        ("all_reduce", "cpu", 1, 0.0),
-        ("all_reduce", "cpu", 2, None),
-    ],
-)
-def test_collectives_by_hand(kind: str, device: str, world_size: int, seconds: float | None) -> None:
-    result = collective_seconds(kind, 8 * 10**9, world_size, find_device(device))
-    assert result == (None if seconds is None else pytest.approx(seconds, rel=1e-12))
-
-
-@given(st.integers(min_value=0, max_value=2**40), st.integers(min_value=1, max_value=4096))
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(nbytes: int, world_size: int) -> None:
-    times = [
-        collective_seconds(kind, nbytes, world_size, find_device("h100"))
-        for kind in ("all_reduce", "reduce_scatter", "all_gather")
-    ]
-    whole, scatter, gather = (t for t in times if t is not None)
-    assert math.isclose(whole, scatter + gather, rel_tol=1e-12)
-
-
-def test_unknown_sizes_take_unknown_time_and_nothing_takes_none() -> None:
-    assert collective_seconds("all_reduce", None, 8, find_device("h200")) is None
-    assert collective_seconds("all_reduce", 0, 8, find_device("h200")) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "nbytes", "world_size", "message"),
-    [
-        (
-            "allreduce",
-            1,
-            8,
-            "collective_seconds('allreduce'): unknown collective; the kinds are "
-            "all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, send",
-        ),
-        ("all_reduce", 1, 0, "collective_seconds(world_size=0): must be an int of 1 or more"),
-        ("all_reduce", 1, 2.0, "collective_seconds(world_size=2.0): must be an int of 1 or more"),
-        ("all_reduce", -1, 8, "collective_seconds(nbytes=-1): a size is not negative; pass None for unknown"),
-    ],
-)
-def test_collectives_refuse(kind: str, nbytes: int, world_size: int, message: str) -> None:
-    with pytest.raises(InputError) as error:
-        collective_seconds(kind, nbytes, world_size, find_device("h200"))
-    assert str(error.value) == message
