@@ -56,6 +56,7 @@ SIMPLE = {
         st.none() | texts, counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
             ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
     "RankRun": st.builds(RankRun, integers, integers, integers),
+    "dict[str, tuple[str, ...]]": st.dictionaries(texts, st.lists(texts, max_size=2).map(tuple), max_size=2),
     **{type(record).__name__: st.just(record) for record in NESTED}
 }
 
