@@ -3,32 +3,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from analyzer.distributed.flat_parameter import list_flat_parameters
 from analyzer.distributed.live_storage import LiveStorages
+from analyzer.distributed.whole_parameter import count_whole
 from analyzer.distributed.world import World
 from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta import collective
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.tensor import device_of
+from analyzer.profilers.communication_buffer import BUILT, name_buffers
 from analyzer.record.collector import rare_collections
-from analyzer.record.eager import EagerStep
 from analyzer.record.module_walk import walk_modules
-from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.results.info import ReplayInfo, ReplayReport
+from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile
 
 from .argument import argument_names
+from .rank_step import RankStep
 from .session import Run, Session, mark_inputs
 
-BUILT = "held by the model"  #: category of what a wrapper made that is neither parameter nor buffer
 NOT_REPLAYED = "ranks of a world are run"
 
 
@@ -83,6 +84,8 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
     with torch._C.DisableTorchFunction():
         device = next((found for t in _held(module) if (found := device_of(t)).type == session.device.type),
                       session.device)
+        whole_params = count_whole(module)
+        before = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
     recorder = Recorder(mode, module, device, is_leaf, find_leaf_impl)
     run = Run(session, recorder, module)
     names = argument_names(module, args, dict(kwargs), session.step)
@@ -98,20 +101,13 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
             for lifetime in recorder.log.storages.values():
                 if not lifetime.category:
                     lifetime.category = BUILT
-        EagerStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
-                  optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
-                  step=session.step, device_type=session.device.type,
-                  options=_until_steady(module, session.options)).run()
+        RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
+                 optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
+                 step=session.step, device_type=session.device.type, options=session.options).run()
+        if collective.impl is not None:
+            name_buffers(recorder.log, collective.impl.made_to_communicate)
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))
-    return run.build(is_final=True, replay=replay)
-
-
-def _until_steady(module: torch.nn.Module, options: ProfileOptions) -> ProfileOptions:
-    """Options with a step more for DDP, whose second forward pass makes its buckets anew: ``Reducer::rebuild_buckets``
-    in torch/csrc/distributed/c10d/reducer.cpp.
-    """
-    has_reducer = any(isinstance(inner, torch.nn.parallel.DistributedDataParallel) for inner in module.modules())
-    return replace(options, steps=3) if has_reducer and options.steps == 2 else options
+    return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before)
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

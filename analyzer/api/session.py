@@ -221,14 +221,15 @@ class Run:
 
     def build(self, *, is_final: bool = False, isomorphs: Mapping[int, Isomorph] = MappingProxyType({}),
               wrappers: Collection[str] = (), blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
-              **facts: Any) -> Profile:
-        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``isomorphs`` are
-        blocks that were found to be like earlier ones, by id, ``wrappers`` the paths of compiled modules that were left
-        out of the run, ``blanks`` records of nodes to fill, by index in the log.
+              shape: ModuleShape | None = None, **facts: Any) -> Profile:
+        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``shape`` is that of
+        the module where the run changed it. ``isomorphs`` are blocks that were found to be like earlier ones, by id,
+        ``wrappers`` the paths of compiled modules that were left out of the run, ``blanks`` records of nodes to fill,
+        by index in the log.
         """
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
-            shape = ModuleShape.of(self.root, isomorphs)
+            shape = shape or ModuleShape.of(self.root, isomorphs)
             world = describe_world(self.recorder.log, self.root.parameters())
         builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, world.names)
         with torch._C.DisableTorchFunction():

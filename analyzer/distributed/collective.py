@@ -1,6 +1,7 @@
 """Collectives that move no data: what each returns, on which stream it runs, and how the program waits for it."""
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.storage import MetaStorage, next_number
 
 from .known_content import ContentRule
 
@@ -26,9 +27,29 @@ class Collectives:
     def __init__(self, device_count: int, contents: Callable[..., Any] | None = None) -> None:
         self.device_count = device_count
         self._contents = ContentRule(contents)
-        self.reducer_groups: set[str] = set()  #: whose collectives a backward pass waits for at its end
+        self._reducers: list[weakref.ref[Any]] = []  # what has a reducer in C++: DDP
+        self._bucket_numbers: list[range] = []  # of storages made while buckets were
         self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
         self._ends: dict[int, SimulatedEvent] = {}  # of the last collective that has a storage, by its number
+
+    def add_reducer(self, wrapper: torch.nn.Module) -> None:
+        """Know of a `DistributedDataParallel`, whose reducer was just made."""
+        self._reducers.append(weakref.ref(wrapper))
+
+    def list_reducers(self) -> list[Any]:
+        """Each `DistributedDataParallel` that there is."""
+        return [wrapper for reference in self._reducers if (wrapper := reference()) is not None]
+
+    @contextmanager
+    def making_buckets(self) -> Iterator[None]:
+        """A block in which C++ makes buckets."""
+        first = next_number()
+        yield
+        self._bucket_numbers.append(range(first, next_number()))
+
+    def made_to_communicate(self, number: int) -> bool:
+        """Whether the storage of a number was made for buckets of gradients."""
+        return any(number in numbers for numbers in self._bucket_numbers)
 
     def shape(self, op: Any) -> Callable[..., Any] | None:
         """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""

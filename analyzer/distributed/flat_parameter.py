@@ -16,3 +16,15 @@ def list_flat_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[torch.T
         parameter = getattr(handle, "flat_param", None)
         if isinstance(parameter, torch.Tensor):
             yield parameter, module
+
+
+def shapes_in(parameter: torch.Tensor) -> tuple[torch.Size, ...]:
+    """The shapes of the parameters that a flat one is made of."""
+    found: tuple[torch.Size, ...] = parameter._shapes  # type: ignore[attr-defined]
+    return found
+
+
+def views_of(parameter: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parameters that modules register in place of a flat one; none where they do not."""
+    found: tuple[torch.Tensor, ...] | None = parameter._params  # type: ignore[attr-defined]
+    return found or ()

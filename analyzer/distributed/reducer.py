@@ -40,24 +40,31 @@ class _RealOnHost(DirectDispatchMode):
 
 
 def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
-    with active_state().meaning(device_of(parameters[0])):  # where buckets are
+    collectives = _collectives()
+    with active_state().meaning(device_of(parameters[0])), collectives.making_buckets():  # where buckets are
         original(self, parameters, *args, **kwargs)
-    if isinstance(found := collective_hook.impl, Collectives):
-        found.reducer_groups.add(str(self.process_group.group_name))
+    collectives.add_reducer(self)
 
 
 def _rebuild_buckets(original: Any, self: Any) -> Any:
-    with active_state().meaning(torch.device("cuda", torch.cuda.current_device())), _RealOnHost():
+    device = torch.device("cuda", torch.cuda.current_device())
+    with active_state().meaning(device), _RealOnHost(), _collectives().making_buckets():
         return original(self)
 
 
 def _wait_for_buckets(original: Any, *args: Any, **kwargs: Any) -> Any:
     """At its end a backward pass waits for the futures of all buckets: reducer.cpp, ``finalize_backward``."""
     result = original(*args, **kwargs)
-    if isinstance(found := collective_hook.impl, Collectives):
-        for group in found.reducer_groups:
-            found.wait_for_group(group)
+    collectives = _collectives()
+    for group in {str(wrapper.process_group.group_name) for wrapper in collectives.list_reducers()}:
+        collectives.wait_for_group(group)
     return result
+
+
+def _collectives() -> Collectives:
+    found = collective_hook.impl
+    assert isinstance(found, Collectives)
+    return found
 
 
 def _check_hook(original: Any, self: Any, hook: Any) -> None:

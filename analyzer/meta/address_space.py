@@ -31,6 +31,7 @@ class Placed(Protocol):
     """A storage as its memory sees it."""
 
     device: torch.device
+    number: int
     region: Region
     space: AddressSpace
 
@@ -211,9 +212,10 @@ class AddressSpace:
             self.listener.died(storage)
         self.give_back(storage.device, storage.region)
 
-    def resize(self, storage: Placed) -> None:
-        """Give a storage that changed its size another region."""
+    def resize(self, storage: Placed, number: int) -> None:
+        """Give a storage that changed its size another region: to the listener it is another storage, of ``number``."""
         self.release(storage)
         del storage.space
+        storage.number = number
         self.place(storage)
         storage.space = self

@@ -24,7 +24,7 @@ class MetaStorage(torch.UntypedStorage):
     """
 
     device: torch.device = torch.device("meta")  #: the simulated device or the host; shadows torch's property
-    number: int                        #: unique in the process, in order of birth
+    number: int                        #: unique in the process, in order of birth; another one after a resize
     region: Region                     #: its place in the simulated memory
     space: AddressSpace
     known: Known | None = None         #: contents, where they follow from factories
@@ -43,7 +43,7 @@ class MetaStorage(torch.UntypedStorage):
     def resize_(self, size: int) -> MetaStorage:  # FSDP frees and refills storages so
         """Change its size, and with it its place."""
         super().resize_(size)
-        self.space.resize(self)
+        self.space.resize(self, next_number())
         return self
 
     @property

@@ -192,4 +192,4 @@ def peak_by_category(log: Log) -> dict[str, int]:
         out[category] = out.get(category, 0) + lifetime.block_bytes
     if log.peak_workspace_bytes:
         out["workspace"] = out.get("workspace", 0) + log.peak_workspace_bytes
-    return dict(sorted(out.items(), key=lambda kv: -kv[1]))
+    return dict(sorted([kv for kv in out.items() if kv[1]], key=lambda kv: -kv[1]))

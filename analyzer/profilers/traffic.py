@@ -128,6 +128,9 @@ def make_plan(signature: Signature) -> Plan:
     name = name.removesuffix("_") if in_place else name
     is_view = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write
                                            for r in schema.returns)
+    if schema.name == "fsdp::all_gather_copy_in":  # into a part of its results, which its schema does not say
+        packed = tuple(touched_bytes(a.spec) if a.name == "all_gather_inputs" else 0 for a in arguments)
+        return Plan(packed, Traffic(sum(packed), sum(packed)), False)
     if is_view or name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
         return nothing
     call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -99,15 +100,21 @@ class EagerStep:
         """All steps; the first makes states, the last is the steady state."""
         self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
         with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
-            for index in range(self.options.steps):
+            for index in count():
                 report_progress(index / self.options.steps, f"step {index + 1}")
                 self.recorder.start_step(index, placeholders=self.runs_model)
                 self.recorder.mode.state.random_seed = 0  # random control flow takes the same path in every step
                 self.run_step(index)
                 if self.mode == "train" and self.step is None and self.optimizer is not None:
                     self.update()
+                if self.is_last(index):
+                    break
             self.recorder.end()
             self.recorder.check()
+
+    def is_last(self, index: int) -> bool:
+        """Whether no step follows that of an index."""
+        return index + 1 >= self.options.steps
 
     def run_step(self, index: int) -> None:
         """A step but for the optimizer's part."""

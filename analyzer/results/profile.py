@@ -47,7 +47,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 5  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 6  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -71,7 +71,9 @@ class Profile(DeferredFields):
     torch_version: str = ""
     analyzer_version: str = ""
 
-    params: int | None = None                #: elements, each parameter once
+    params: int | None = None                #: elements, each parameter once; in a world those that this rank holds
+    #: in a world of ranks: elements of the whole parameters of which this rank holds a part; else None
+    whole_params: int | None = None
     param_bytes: int | None = None
     buffer_bytes: int | None = None
     optimizer_bytes: int | None = None       #: optimizer states

@@ -14,7 +14,7 @@ from analyzer.meta.shape_registry import device_shapes, host_shapes, register_sh
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec, spec_of, to_specs
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.storage import MetaStorage, next_number
 from analyzer.meta.tensor import META, MetaTensor, attach, kernel, parts_of
 
 from .account import hold_before
@@ -163,7 +163,7 @@ def _grow_written(call: OperatorCall) -> None:
     for _, written in call.written():
         storage = written.untyped_storage() if written.layout is torch.strided else None
         if isinstance(storage, MetaStorage) and storage.nbytes() > storage.region.bytes:
-            storage.space.resize(storage)
+            storage.space.resize(storage, next_number())
 
 
 def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:

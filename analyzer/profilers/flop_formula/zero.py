@@ -95,6 +95,7 @@ ZERO_FLOP_OPS: dict[str, frozenset[str]] = {
 
 #: Namespaces none of whose operators is counted here. Collectives move data between devices: the communication profiler
 #: counts their bytes, and the sums of a reducing one belong to it. `profiler` marks the regions of torch.profiler.
-ZERO_FLOP_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "profiler"})
+ZERO_FLOP_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "profiler",
+                                  "fsdp"})
 
 ZERO_FLOP_NAMES = frozenset().union(*ZERO_FLOP_OPS.values())
