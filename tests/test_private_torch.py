@@ -67,6 +67,11 @@ NAMES = {
     ],
     "distributed/mesh.py": ["torch.distributed.device_mesh.DeviceMesh._init_one_process_group",
                             "torch.distributed.device_mesh.DeviceMesh._concatenate"],
+    "distributed/parameter_group.py": [
+        *(f"torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.{name}"
+          for name in ("unshard", "wait_for_unshard", "post_backward")),
+        "torch.distributed.fsdp._runtime_utils._unshard", "torch.distributed.fsdp._runtime_utils._post_backward_hook"
+    ],
     "distributed/shard_chunk.py": ["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
     "distributed/sharding_cache.py": [

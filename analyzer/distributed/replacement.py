@@ -12,6 +12,7 @@ from . import (
     dtensor,
     mesh,
     object_collective,
+    parameter_group,
     pipeline_stage,
     process_group,
     random_number,
@@ -26,7 +27,7 @@ from .world_spec import WorldSpec
 
 def _replacements() -> Iterator[Undo]:
     for family in (process_group, mesh, object_collective, reducer, sharding_cache, dtensor, random_number, shard_chunk,
-                   pipeline_stage):
+                   parameter_group, pipeline_stage):
         yield from family.replacements()
 
 

@@ -21,6 +21,7 @@ _worlds: list[tuple[WorldSpec, int]] = []  # the one that there is, and the thre
 _mail: dict[int, Any] = {}  # what pipeline stages were told, by stage; kept from rank to rank in `mail_kept`
 _keeps = [0]
 _schedules: list[Any] = []  # of torch.distributed.pipelining, in the order in which the rank made them
+_worked_for: list[Any] = []  # modules, the innermost last
 _dimensions: dict[str, str] = {}  # by name of the group that was there before: for all ranks, torch makes no other
 
 
@@ -42,6 +43,21 @@ def made_schedules() -> list[Any]:
 def mesh_dimensions() -> dict[str, str]:
     """The names of dimensions of meshes of this world, by torch's name of the group that each has."""
     return _dimensions
+
+
+@contextmanager
+def working_for(module: Any) -> Iterator[None]:
+    """A block in which a wrapper works for ``module``, in whichever other module's hook it does."""
+    _worked_for.append(module)
+    try:
+        yield
+    finally:
+        _worked_for.pop()
+
+
+def module_worked_for() -> Any:
+    """The module that a wrapper works for now; None where it is the one that runs."""
+    return _worked_for[-1] if _worked_for else None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from analyzer.distributed.world_state import module_worked_for
 from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
@@ -44,6 +45,7 @@ class Recorder(ModuleRecorder):
         self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run
         self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a replayed block
         self._collective_of_sequence: dict[int, int] = {}
+        self._gathered_at: dict[int, int] = {}  # nodes of collectives of wrappers in forward, by the module's index
         self._last_sequence = -1
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
@@ -95,12 +97,15 @@ class Recorder(ModuleRecorder):
             self.begin(phase)
         forward: int | None = None
         recomputed = made_grad = False
-        module = self._stack[-1] if self._stack else self.outermost
+        owner = module_worked_for()
+        module = self._module_now(owner)
         node = self.node
         index = len(log.call_slots)
         if phase == "backward":
             recomputed = self._recomputes()
-            if not recomputed:
+            if owner is not None:
+                node = self._gathered_at.get(module, OUTSIDE)
+            elif not recomputed:
                 forward, module, node = self._forward_of_gradient(module, communicates(signature))
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
@@ -114,11 +119,9 @@ class Recorder(ModuleRecorder):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
             if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
                 node = self._add_operator(signature, inputs, outputs, module)
-            elif recomputed and node == OUTSIDE:
+            elif recomputed and node == OUTSIDE and owner is None:
                 node = self._node_run_again(index)
-        if takes_group(signature) and signature not in log.groups:  # while the group is there
-            log.groups[signature] = find_group(signature)
-            log.world = log.world or read_world()
+        self._note_group(signature, owner, module, node)
         in_numbers = tuple([s.number for s in inputs])
         if phase == "forward" and not self.watched.isdisjoint(in_numbers) and torch.is_grad_enabled():
             for number in self.watched.intersection(in_numbers):
@@ -132,6 +135,23 @@ class Recorder(ModuleRecorder):
             if lifetime is not None and lifetime.born_call == index and not lifetime.category:
                 lifetime.module, lifetime.node = module, node
                 lifetime.requires_grad = made_grad
+
+    def _module_now(self, owner: torch.nn.Module | None) -> int:
+        """The module that a wrapper works for, else the one that runs."""
+        running = self._stack[-1] if self._stack else self.outermost
+        return running if owner is None else self._module_index.get(id(owner), running)
+
+    def _note_group(self, signature: Signature, owner: torch.nn.Module | None, module: int, node: int) -> None:
+        """Read the process group of a call while it is there, and keep the node at which a wrapper communicates for a
+        module in forward: what it does in backward is there too.
+        """
+        if not takes_group(signature):
+            return
+        if owner is not None and self.phase == "forward":
+            self._gathered_at[module] = node
+        if signature not in self.log.groups:
+            self.log.groups[signature] = find_group(signature)
+            self.log.world = self.log.world or read_world()
 
     def count_calls(self) -> int:
         """Calls so far."""
@@ -222,6 +242,7 @@ class Recorder(ModuleRecorder):
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """As in the base class; autograd nodes that a backward pass made before belong to no call of the step."""
         super().start_step(step, placeholders)
+        self._gathered_at.clear()
         self.skip_sequence()
 
     def skip_sequence(self) -> int:

@@ -148,6 +148,31 @@ def test_a_sharded_model_gathers_in_one_dimension_and_reduces_in_two():
             assert row.seconds == pytest.approx(expected[row.group].seconds, rel=1e-6)
 
 
+def wrapped():
+    """The same with flat parameters, one a block."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    model = nn.Sequential(*(Block() for _ in range(3))).cuda()
+    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True)
+
+
+@pytest.mark.parametrize(("build", "path"), [
+    (sharded, "{}"), (wrapped, "_fsdp_wrapped_module.{}._fsdp_wrapped_module")])
+def test_what_is_communicated_for_a_block_belongs_to_it_in_whichever_hook(build, path):
+    """Backward gathers a block's parameters in the hook of the one behind it, and reduces their gradients at last."""
+    with world(16):
+        p = profile(build, args=(torch.rand(4, 512),), optimizer="sgd")
+    places = {(r.module_path, r.node): set() for r in p.comm}
+    for r in p.comm:
+        places[r.module_path, r.node].add((r.kind, r.phase))
+    assert len(places) == 3 and {module for module, _ in places} == {path.format(i) for i in range(3)}
+    expected = {("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")}
+    assert all(kinds - {("all_reduce", "backward")} == expected for kinds in places.values())
+    nodes = [n for n in p.nodes if n.fwd_comm_bytes or n.bwd_comm_bytes]
+    assert len(nodes) == 3 and sum(n.bwd_comm_bytes for n in nodes) == p.phases["backward"].comm_bytes
+
+
 def test_a_tensor_parallel_model_adds_up_activations():
     with world(16, rank=3):
         p = profile(parallel, args=(torch.rand(4, 512),), optimizer="sgd")
