@@ -8,6 +8,7 @@ from typing import NamedTuple
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.host_spec import host_of
 from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.meta.signature import Signature
 from analyzer.record.call_table import CallKind, CallTable
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
@@ -31,6 +32,7 @@ class TimedCall(NamedTuple):
     kernel: KernelTime
     kind: str
     turn: Hashable
+    signature: Signature
 
 
 class CallTimer:
@@ -61,7 +63,7 @@ class CallTimer:
             kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
             kind = find_kind(call.signature)
             turn = find_turn(call.signature, kind, kernel, self.device, self.log)
-            found = self._alike[key] = TimedCall(work, kernel, kind, turn)
+            found = self._alike[key] = TimedCall(work, kernel, kind, turn, call.signature)
         return found
 
     def calls(self, table: CallTable, places: Sequence[int]) -> Iterator[TimedCall]:

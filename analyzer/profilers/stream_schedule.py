@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from typing import NamedTuple
 
+from analyzer.meta.signature import Signature
 from analyzer.meta.stream_mark import StreamAction, StreamMark
 from analyzer.record.call_table import CallTable
 from analyzer.record.log import Log
@@ -19,6 +20,7 @@ from .schedule import PICOSECONDS, PhaseTime
 from .stream_clock import Moment, StreamClock
 
 _FUNCTIONAL = "_c10d_functional"
+_END = -1, None
 _WAIT, _WRAP = f"{_FUNCTIONAL}::wait_tensor", f"{_FUNCTIONAL}::_wrap_tensor_autograd"
 
 
@@ -49,22 +51,41 @@ def runs_in_turn(log: Log) -> bool:
 
 def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
     """Each step of a log, which begins on an idle device. Raises UnknownTimeError."""
-    log.write_out()
-    table, marks, phases = log.call_slots, deque(log.streams.marks), log.phases
-    calls = timer.calls(table, range(len(table)))
-    ends = [*(record.first_call for record in phases[1:]), len(table)]
-    place = current = 0
+    marks, phases = deque(log.streams.marks), log.phases
+    ends = [*(record.first_call for record in phases[1:]), len(log.call_slots)]
+    current, calls = 0, _list_calls(log, timer)
+    index, timed = next(calls, _END)
     for step, records in groupby(zip(phases, ends), key=lambda pair: pair[0].step):
-        schedule = _StepSchedule(timer, table, current)
+        schedule = _StepSchedule(timer, log.call_slots, current)
         for record, end in records:
-            for index in range(place, end):
+            while timed is not None and index < end:
                 while marks and marks[0].call <= index:
                     schedule.ask(marks.popleft())
-                schedule.run(index, next(calls))
-            place = end
+                schedule.run(index, timed)
+                index, timed = next(calls, _END)
             schedule.end_phase(record.phase)
         yield schedule.finish(step)
         current = schedule.current
+
+
+def _list_calls(log: Log, timer: CallTimer) -> Iterator[tuple[int, TimedCall | None]]:
+    """The index of each call and what it takes. Replays are written out only where it matters which storages calls
+    have: which of them wait for functional collectives.
+    """
+    if any(_is_functional(tally.call.signature) for tally in log.tallies()):
+        log.write_out()
+    table, place = log.call_slots, 0
+    for part in log.placed_parts():
+        places = table.written_places(place, part.first_call)
+        yield from zip(places, timer.calls(table, places))
+        yield from zip(count(part.first_call), timer.calls(*part.segment.places(part.start, part.stop, log)))
+        place = part.first_call
+    places = table.written_places(place, len(table))
+    yield from zip(places, timer.calls(table, places))
+
+
+def _is_functional(signature: Signature) -> bool:
+    return communicates(signature) and bool(signature.op.namespace.startswith(_FUNCTIONAL))
 
 
 class _StepSchedule:
@@ -101,16 +122,12 @@ class _StepSchedule:
             self._wait_for_results(self.table[index], timed)
         if not work.device:
             self.clock.host += work.host
-        elif timed.kind == COMMUNICATION and self._is_functional(index):
+        elif timed.kind == COMMUNICATION and _is_functional(timed.signature):
             self._run_functional(self.table[index], index, timed)
         else:
             self._launch(index, timed, self.current)
         if work.waits:
             self.clock.synchronize(self.clock.record(self.current), work.notice)
-
-    def _is_functional(self, index: int) -> bool:
-        signature = self.table.signatures[index]
-        return signature is not None and signature.op.namespace.startswith(_FUNCTIONAL)
 
     def _wait_for_results(self, call: OpCall, timed: TimedCall) -> None:
         """The results of functional collectives are waited for with ``wait_tensor``, which `AsyncCollectiveTensor`

@@ -18,6 +18,7 @@ from analyzer.profilers.lane import lanes
 US = 1e-6
 #: of the kernels below, in microseconds, and what bounds them
 TIMES = {"sin": (40, "arithmetic"), "cos": (100, "arithmetic"), "tan": (30, "latency"), "neg": (10, "memory"),
+         "mul": (5, "memory"),
          "all_reduce": (200, "communication"), "allreduce_": (200, "communication")}
 
 
@@ -100,6 +101,49 @@ def test_a_functional_collective_runs_beside_what_does_not_wait_for_it(group):
     assert microseconds(phase.exposed_comm_seconds) == 100 and phase.launch_seconds == 0
     assert sum(module.own.exposed_comm_seconds for module in p.modules.walk()) == pytest.approx(100 * US)
     assert [microseconds(n.exposed_comm_seconds) for n in p.nodes if n.exposed_comm_seconds] == [100]
+
+
+def test_a_result_that_is_read_twice_is_waited_for_once(group):
+    def forward(x):
+        reduced = collectives.all_reduce(x, "sum", dist.group.WORLD)  # 0 to 200
+        return reduced * reduced                                      # 200 to 205
+
+    assert microseconds(run(forward).step_seconds) == 205
+
+
+class Block(nn.Module):
+    """Large enough to be replayed."""
+
+    def __init__(self, reduces):
+        super().__init__()
+        self.parts, self.last = nn.ModuleList(nn.Identity() for _ in range(80)), nn.Identity()
+        self.weight, self.reduces = nn.Parameter(torch.empty(8)), reduces
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        x = (x * self.weight).sin()
+        return (collectives.all_reduce(x, "sum", dist.group.WORLD) if self.reduces else x).tan()
+
+
+class Blocks(nn.Module):
+    def __init__(self, reduces):
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block(reduces) for _ in range(4)])
+
+    def forward(self, x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = x.tan()
+        return self.blocks(x), y
+
+
+@pytest.mark.parametrize(("reduces", "expected"), [(True, 4 * 275), (False, 4 * 75)])  # mul, sin, all_reduce, tan
+def test_replayed_blocks_take_the_same_time(group, reduces, expected):
+    replayed, ran = (profile(Blocks(reduces), (torch.empty(8),), device="h100", mode="infer", reuse=reuse)
+                     for reuse in (True, False))
+    assert sum(row.replayed for row in replayed.replay if row.kind == "block") == 4
+    assert replayed.phases == ran.phases and replayed.modules == ran.modules
+    assert microseconds(replayed.step_seconds) == expected
 
 
 def test_a_collective_on_the_current_stream_is_waited_for(group):
