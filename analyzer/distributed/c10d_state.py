@@ -12,6 +12,8 @@ import torch.distributed.distributed_c10d as c10d
 
 _TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
 
+_stores: list[Any] = []  # of default groups: C++ keeps its half of the object alone
+
 
 @contextmanager
 def process_groups_kept_aside() -> Iterator[None]:
@@ -39,6 +41,7 @@ def process_groups_kept_aside() -> Iterator[None]:
 
 
 def _forget(module: Any) -> None:
+    _stores.clear()
     torch._C._distributed_c10d._unregister_all_process_groups()
     for name in _TABLES:
         getattr(module, name).clear()
@@ -49,9 +52,12 @@ def _forget(module: Any) -> None:
 
 def make_default_group(size: int, rank: int) -> None:
     """Make the group of all ranks, which moves no data."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers the backend
 
-    dist.init_process_group(dist.Backend.FAKE, store=FakeStore(), world_size=size, rank=rank)
+    from .store import SimulatedStore
+
+    _stores.append(SimulatedStore())
+    dist.init_process_group(dist.Backend.FAKE, store=_stores[-1], world_size=size, rank=rank)
 
 
 def count_group(ranks: list[int]) -> None:

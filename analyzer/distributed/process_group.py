@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.cuda.nccl
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import device_mesh
@@ -17,6 +18,9 @@ from . import collective
 from .c10d_state import count_group, make_default_group
 from .world_spec import WorldSpec
 from .world_state import current_world
+
+#: of the library that PyTorch is built with: .ci/docker/ci_commit_pins/nccl.txt (commit 0baa077)
+NCCL_VERSION = (2, 29, 3)
 
 _asked: dict[str, str] = {}  # the backend that was asked for, by the name of the group
 _is_adopted = [False]        # whether the program has called init_process_group itself
@@ -85,7 +89,7 @@ def _get_backend(original: Any) -> Any:
     return get_backend
 
 
-def _answers(value: bool) -> Any:
+def _answers(value: Any) -> Any:
     return lambda original: lambda *args, **kwargs: value if current_world() is not None else original(*args, **kwargs)
 
 
@@ -101,6 +105,7 @@ def replacements() -> Iterator[Undo]:
         yield replace(owner, "new_group", _new_group)
         yield replace(owner, "get_backend", _get_backend)
         yield replace(owner, "is_nccl_available", _answers(True))
+    yield replace(torch.cuda.nccl, "version", _answers(NCCL_VERSION))
     for name, make in (("new_group", _new_group), ("get_backend", _get_backend),
                        ("init_process_group", _init)):
         if hasattr(device_mesh, name):

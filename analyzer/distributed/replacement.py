@@ -19,6 +19,7 @@ from . import (
     reducer,
     shard_chunk,
     sharding_cache,
+    store,
 )
 from .c10d_state import make_default_group, process_groups_kept_aside
 from .collective import Collectives
@@ -27,7 +28,7 @@ from .world_spec import WorldSpec
 
 def _replacements() -> Iterator[Undo]:
     for family in (process_group, mesh, object_collective, reducer, sharding_cache, dtensor, random_number, shard_chunk,
-                   parameter_group, pipeline_stage):
+                   parameter_group, pipeline_stage, store):
         yield from family.replacements()
 
 
@@ -35,12 +36,13 @@ _world_replacements = SharedReplacements(_replacements)
 
 
 @contextmanager
-def simulated_world(spec: WorldSpec, contents: Any) -> Iterator[None]:
-    """A block in which torch.distributed is that of ``spec``."""
+def simulated_world(spec: WorldSpec, contents: Any, is_initialized: bool) -> Iterator[None]:
+    """A block in which torch.distributed is that of ``spec``, or will be when the program initialises it."""
     with ExitStack() as undo:
         undo.enter_context(process_groups_kept_aside())
         undo.enter_context(_world_replacements.installed())
         undo.enter_context(collective_hook.simulating(Collectives(spec.local_size, contents)))
         undo.enter_context(process_group.adopting(spec))
-        make_default_group(spec.size, spec.rank)
+        if is_initialized:
+            make_default_group(spec.size, spec.rank)
         yield

@@ -26,8 +26,9 @@ def current_entered() -> World | None:
 class World:
     """A context in which models of many ranks are built and run without data, on one process; see `world`."""
 
-    def __init__(self, spec: WorldSpec, contents: Any = None) -> None:
+    def __init__(self, spec: WorldSpec, contents: Any = None, is_initialized: bool = True) -> None:
         self.spec, self.contents = spec, contents
+        self.is_initialized = is_initialized  #: else the program does it, as one that was launched
         self.space = AddressSpace()  #: the memory of what is made in the block outside of a profile
         self.live = LiveStorages()
         self._undo: ExitStack | None = None
@@ -41,7 +42,7 @@ class World:
             undo.enter_context(InterruptsDeferred())
             undo.enter_context(entered(self.spec))
             undo.enter_context(launched(self.spec))
-            undo.enter_context(simulated_world(self.spec, self.contents))
+            undo.enter_context(simulated_world(self.spec, self.contents, self.is_initialized))
             self.space.listener = self.live
             undo.enter_context(MetaTensorMode(adopted_device=CPU, space=self.space))
             _entered.append(self)

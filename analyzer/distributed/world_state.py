@@ -18,6 +18,7 @@ class StageNotToldError(InputError):
 
 _lock = threading.Lock()
 _worlds: list[tuple[WorldSpec, int]] = []  # the one that there is, and the thread that entered it
+_joined: list[int] = []  # other threads that are in it
 _mail: dict[int, Any] = {}  # what pipeline stages were told, by stage; kept from rank to rank in `mail_kept`
 _keeps = [0]
 _schedules: list[Any] = []  # of torch.distributed.pipelining, in the order in which the rank made them
@@ -27,7 +28,20 @@ _dimensions: dict[str, str] = {}  # by name of the group that was there before: 
 
 def current_world() -> WorldSpec | None:
     """The world that this thread is in."""
-    return _worlds[-1][0] if _worlds and _worlds[-1][1] == threading.get_ident() else None
+    return _worlds[-1][0] if _worlds and threading.get_ident() in (_worlds[-1][1], *_joined) else None
+
+
+@contextmanager
+def joined(spec: WorldSpec | None) -> Iterator[None]:
+    """A block in which this thread is in the world ``spec`` that another one entered; in none for None."""
+    if spec is None or spec is not (_worlds[-1][0] if _worlds else None):
+        yield
+        return
+    _joined.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _joined.remove(threading.get_ident())
 
 
 def current_mail() -> dict[int, Any]:

@@ -7,21 +7,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from analyzer.api.world_option import add_world_options, check_world_options, read_world
 from analyzer.output import check_output
 from analyzer.report.choice import add_file_options, end_with_verdict, parse_depth, read_shown, save_profile
 from analyzer.report.short_text import describe_for_verdict
+from analyzer.results.profile import Profile
 
 _HELP = """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
 what it does besides torch (files it writes, servers it calls) happens. What was taken for granted is listed with the
 profile.
+
+With --world the script runs as torchrun would start it, one rank at a time: torch.distributed is there for so many
+ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further
+pipeline stage, and rank 1 where first and last differ. Each runs in a process of its own; what the first one prints is
+passed through. --json saves the table of ranks with a profile of each, --html the page of the rank that decides.
 """
 
 _EXAMPLES = """\
 examples:
   analyzer dryrun train.py
   analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
+  analyzer dryrun --world 64 train.py                        as torchrun would start it on 64 GPUs, some ranks of it
+  analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
 
 exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of memory,
 or does not fit on the device
@@ -45,20 +54,26 @@ def add_dryrun_command(commands: Any) -> None:
                         help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
     parser.add_argument("--depth", type=parse_depth, metavar="N",
                         help="show modules (and nodes by the module that holds them) down to this depth")
+    add_world_options(parser, several=True)
     add_file_options(parser)
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:
     """``analyzer dryrun``; the result is the exit code."""
     shown = read_shown(arguments.show, _SHOWN)
+    check_world_options(arguments)
     # the script may change the directory
     outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
     for path in outputs:
         check_output(path)
 
+    if arguments.world is not None and arguments.rank is None:
+        return _run_ranks(arguments, shown, *outputs)
+
     from .script import dry_run
 
-    run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps)
+    run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps,
+                  world=read_world(arguments))
     sys.stdout.flush()  # what the script printed comes before what follows on the other stream
     print(run.format_error(), end="", file=sys.stderr)
     found = run.profile
@@ -76,9 +91,39 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     if has_ended_early:
         return 1  # of what little ran there is nothing to tell
     print()
-    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=arguments.depth),
-                                           "summary": found.summary, "brief": lambda: describe_for_verdict(found),
-                                           "modules": lambda: found.module_tree(depth=arguments.depth)}
-    print("\n\n".join(texts[word]() for word in shown))
+    _print_profile(found, shown, arguments.depth)
     code = end_with_verdict(found.verdict)
     return 3 if found.out_of_memory is not None else 1 if run.error is not None else code
+
+
+def _print_profile(found: Profile, shown: list[str], depth: int | None) -> None:
+    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=depth), "summary": found.summary,
+                                           "brief": lambda: describe_for_verdict(found),
+                                           "modules": lambda: found.module_tree(depth=depth)}
+    print("\n\n".join(texts[word]() for word in shown))
+
+
+def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
+    """Several ranks of a job: their table, then the profile of the one that decides."""
+    from .job import dry_run_ranks
+
+    run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
+                        devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
+                        device=arguments.device, steps=arguments.steps)
+    failed, found = run.failed_rank, run.table.deciding
+    if failed is not None:
+        print(f"rank {failed}:\n{run.results[failed].error}", end="", file=sys.stderr)
+    if json is not None and run.table.profiles:
+        run.table.to_json(json)
+    if html is not None and found is not None:
+        found.to_html(html)
+    print(f"\n--- dry run of {arguments.script} as {len(run.results)} of {arguments.world} ranks"
+          f"{'' if failed is None else ', the script failed'}\n\n{run.table.table()}")
+    if found is None:
+        return 1
+    if len(run.table.profiles) > 1:
+        print(f"\n--- rank {run.table.deciding_rank}")
+    print()
+    _print_profile(found, shown, arguments.depth)
+    code = end_with_verdict(found.verdict)
+    return 3 if found.out_of_memory is not None else 1 if failed is not None else code

@@ -24,8 +24,11 @@ from analyzer.meta.value.known_value import small_enough
 
 from .checkpoint import read_headers_alone
 from .detection_ops import simulate_detection_ops
+from .distributed_checkpoint import replace_checkpoints
 from .host_clock import TIMERS
 from .late_import import replaced_once_imported
+from .launch import replace_launchers, run_one_process
+from .random_state import replace_random_states
 from .thread import follow_into_threads
 from .torchao_checks import answer_for_capability
 
@@ -41,7 +44,8 @@ def scripted() -> Iterator[None]:
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
             {"bitsandbytes.functional": answer_for_managed_memory, "torchao.utils": answer_for_capability,
-             **simulate_detection_ops()}))
+             **simulate_detection_ops(), **replace_checkpoints(), **replace_launchers(),
+             **replace_random_states()}))
         yield
 
 
@@ -89,6 +93,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch, "randint", _under_mode(_draw_integers))
     yield replace(torch, "save", _under_mode(_save_nothing))
     yield from follow_into_threads()
+    yield from run_one_process()
     yield from read_headers_alone()
     yield replace(torch, "load", _under_mode(_load_on_host))
     for timer, name in TIMERS:

@@ -6,12 +6,13 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from analyzer.api.session import Run, Session
+from analyzer.distributed.world import World
 from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
@@ -48,7 +49,7 @@ class DryRun:
 
 
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
-            options: ProfileOptions | None = None) -> DryRun:
+            options: ProfileOptions | None = None, world: World | None = None) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
     It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars
@@ -57,13 +58,26 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     does besides torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it
     would run out. An error of the script's own is in the result, not raised. Raises InputError for a script that is not
     there or steps below 1, UnknownDeviceError.
+
+    In a ``world`` the script runs as the rank of that world that ``torchrun`` started: it finds the environment and
+    initialises `torch.distributed` itself, no other rank is waited for, and the profile is of this rank. Libraries keep
+    what they were told of a world for as long as the process lives: run further ranks in other processes, as `analyzer
+    dryrun --ranks` does.
     """
+    if world is not None:
+        world = World(world.spec, world.contents, is_initialized=False)
     path = Path(script)
     if not path.is_file():
         raise InputError(f"{script}: no such file; give the path of a Python script")
     if steps < 1:
         raise InputError(f"steps={steps}: at least one optimizer step is needed")
     spec = find_device(device)
+    with nullcontext() if world is None else world:
+        return _execute(path, arguments, spec, steps, options)
+
+
+def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
+             options: ProfileOptions | None) -> DryRun:
     session = Session(spec, options or ProfileOptions(unknown_value="placeholder",
                                                       limit_to_device=spec.memory_bytes is not None))
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
@@ -93,7 +107,8 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
         del left
         trains = any(record.phase == "backward" for record in recorder.log.phases)
         profile = run.build(name=path.name, mode="train" if trains else "infer",
-                            optimizer=", ".join(recorder.step_counts) or None)
+                            optimizer=", ".join(recorder.step_counts) or None,
+                            host_peak_bytes=mode.space.host.peak_allocated_bytes)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
 
 

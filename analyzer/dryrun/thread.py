@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from analyzer.distributed.world_state import current_world, joined
 from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import MetaState, current
@@ -33,11 +34,11 @@ def follow_into_threads() -> Iterator[Undo]:
 
 def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` under the mode of this thread, for another one."""
-    spec = simulated_spec()
+    spec, world = simulated_spec(), current_world()
     state.space.share()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with state.join(), simulating(spec):
+        with state.join(), simulating(spec), joined(world):
             return function(*args, **kwargs)
 
     return run

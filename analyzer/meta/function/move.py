@@ -87,8 +87,15 @@ class MoveDevice(torch.autograd.Function):
 
 @handles(torch._C._nn._parse_to)
 def _parse_module_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of ``Module.to``: a device that is named is looked at, nothing is made on it."""
+    """The arguments of ``Module.to``: a device that is named is looked at, nothing is made on it; a number is that of
+    an accelerator.
+    """
+    args, kwargs = tuple([_device_of_number(a) for a in args]), {k: _device_of_number(a) for k, a in kwargs.items()}
     return func(*args, **kwargs)
+
+
+def _device_of_number(given: Any) -> Any:
+    return indexed_device(given) if isinstance(given, int) and not isinstance(given, bool) else given
 
 
 @handles(Tensor.cuda)

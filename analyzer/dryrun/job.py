@@ -1,0 +1,124 @@
+"""`dry_run_ranks`: a script as several ranks of a job, each as ``torchrun`` would start it, and their table."""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from analyzer.distributed.world_spec import WorldSpec
+from analyzer.errors import InputError
+from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
+from analyzer.parallel.rank_table import RankTable
+from analyzer.record.options import ProfileOptions
+from analyzer.results.profile import Profile
+
+from .rank_process import RankJob, RankProcess, RankResult
+
+FIRST, LAST, USUAL, STAGE, ASKED = "first", "last", "neither first nor last", "other pipeline stage", "asked for"
+#: kinds of messages between single ranks: those at the other end hold another part of the model
+_TO_ONE = ("send", "recv", "send_recv")
+_MOST_STAGES = 64
+
+
+@dataclass(frozen=True)
+class JobDryRun:
+    """What became of each rank that was run; ``table`` holds those that took a step, and what the others raised."""
+
+    table: RankTable
+    results: dict[int, RankResult]
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The first rank that failed."""
+        return next((rank for rank, result in sorted(self.results.items()) if result.error), None)
+
+
+def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: int, ranks: Iterable[int] | None = None,
+                  devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,
+                  device: str | DeviceSpec = "h200", steps: int = 3,
+                  options: ProfileOptions | None = None) -> JobDryRun:
+    """`dry_run` of ``script`` as ``ranks`` of a job of ``size``, each in a process of its own, two or more at once.
+
+    By default the ranks are chosen: the first, the last, one of each further pipeline stage (a rank that the first one
+    sends to or receives from), and, where first and last differ, rank 1, which tells what is usual between them. What
+    the first rank prints is passed through. Raises InputError for a script that is not there and ranks that are not in
+    the job, UnknownDeviceError.
+    """
+    path = Path(script).absolute()
+    if not path.is_file():
+        raise InputError(f"{script}: no such file; give the path of a Python script")
+    if steps < 1:
+        raise InputError(f"steps={steps}: at least one optimizer step is needed")
+    spec = WorldSpec.of(size, 0, devices_per_host, cluster)
+    job = RankJob(path, tuple(arguments), spec, find_device(device), steps, options)
+    if ranks is not None:
+        reasons = dict.fromkeys([replace(spec, rank=rank).rank for rank in ranks], ASKED)
+        if not reasons:
+            raise InputError("ranks=[]: give at least one rank to run, or none of them for those that are chosen")
+        results = _run(job, list(reasons), {}, next(iter(reasons)))
+    else:
+        reasons, results = _run_chosen(job)
+    taken = {rank: r.profile for rank, r in results.items() if r.profile is not None and (not r.error or r.steps)}
+    errors = {rank: _shorten(r.error) for rank, r in results.items() if rank not in taken}
+    return JobDryRun(RankTable(size, taken, {r: reasons[r] for r in results}, errors), results)
+
+
+def _run_chosen(job: RankJob) -> tuple[dict[int, str], dict[int, RankResult]]:
+    size = job.world.size
+    reasons = {0: FIRST}
+    results = _run(job, [0], {}, 0)
+    first = results[0].profile
+    if first is None or results[0].error and not results[0].steps:
+        return reasons, results  # the others would fail alike
+    stages = list_peers(first)[:_MOST_STAGES]
+    reasons |= dict.fromkeys(stages, STAGE)
+    if size > 1 and size - 1 not in reasons:
+        reasons[size - 1] = LAST
+    results |= _run(job, [rank for rank in reasons if rank not in results], results[0].mail, None)
+    last = results[size - 1].profile
+    if size > 2 and not stages and last is not None and not results[size - 1].error and describe(last) != describe(
+            first):
+        reasons[1] = USUAL
+        results |= _run(job, [1], results[0].mail, None)
+    return reasons, results
+
+
+def list_peers(profile: Profile) -> list[int]:
+    """The ranks of groups in which a rank sends to single others, but for itself: other stages of its pipeline."""
+    if profile.world is None:
+        return []
+    names = {row.group for row in profile.comm or () if row.kind in _TO_ONE}
+    groups = [group.ranks or () for group in profile.world.groups if group.name in names]
+    peers = {row.peer for row in profile.comm or () if row.kind in _TO_ONE and row.peer is not None}
+    found = {rank for ranks in groups if len(ranks) < profile.world.size for rank in ranks} | peers
+    return sorted(found - {profile.world.rank})
+
+
+def describe(profile: Profile) -> object:
+    """The figures by which kinds of ranks are told apart."""
+    return RankTable(1, {0: profile}).figures(0)
+
+
+def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: int | None) -> dict[int, RankResult]:
+    """The results of ranks, as many at once as there are cores; one after the other where stages leave each other mail.
+    """
+    results: dict[int, RankResult] = {}
+    letters = dict(mail)
+    at_once = 1 if letters else max(1, os.cpu_count() or 1)
+    for begin in range(0, len(ranks), at_once):
+        with ExitStack() as stack:
+            running = {rank: stack.enter_context(RankProcess(replace(
+                job, world=replace(job.world, rank=rank), mail=dict(letters)), shows=rank == shown))
+                for rank in ranks[begin:begin + at_once]}
+            for rank, process in running.items():
+                results[rank] = process.wait()
+                letters |= results[rank].mail
+    return results
+
+
+def _shorten(error: str) -> str:
+    """The last line of a traceback."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "took no step"

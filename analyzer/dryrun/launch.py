@@ -1,0 +1,94 @@
+"""Launchers inside a script: of the processes that they would start, the rank of the world runs, in this one."""
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing
+
+from analyzer.distributed.world_spec import WorldSpec
+from analyzer.distributed.world_state import current_world
+from analyzer.errors import InputError
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import current
+
+from .late_import import Make
+
+_LAUNCHER = "torch.distributed.launcher.api"
+
+
+def replace_launchers() -> Mapping[str, Make]:
+    """What to replace in which module."""
+    return {_LAUNCHER: _launch_agent}
+
+
+def run_one_process() -> Iterator[Undo]:
+    """Replace ``torch.multiprocessing.spawn`` and ``start_processes``; each result undoes one replacement."""
+    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
+        for name in ("spawn", "start_processes"):
+            if callable(getattr(owner, name, None)):
+                yield answer(owner, name, _spawn)
+
+
+def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+    spec = _world_of(f"torch.multiprocessing.spawn(nprocs={nprocs})", nprocs)
+    _check_size("torch.multiprocessing.spawn", nprocs, spec)
+    fn(spec.local_rank if nprocs == spec.local_size else spec.rank, *args)
+    return None if join else _Joined()
+
+
+class _Joined:
+    """Answers as the context of processes that have ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """All have ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """None are left."""
+        return []
+
+
+def _launch_agent() -> Iterator[Undo]:
+    yield answer(sys.modules[_LAUNCHER], "launch_agent", _launch)
+
+
+def _launch(config: Any, entrypoint: Any, args: list[Any], **_: Any) -> dict[int, Any]:
+    """``torch.distributed.run``: a function or a command, of which a Python script runs in this process."""
+    name = "torch.distributed.run"
+    spec = _world_of(name, config.max_nodes * config.nproc_per_node)
+    _check_size(name, config.nproc_per_node, spec)
+    os.environ.update(spec.environment())
+    if callable(entrypoint):
+        return {spec.local_rank: entrypoint(*args)}
+    words = [str(word) for word in args if word != "-u"]
+    if Path(str(entrypoint)).name.startswith("python") and words[:1] == ["-m"]:
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif Path(str(entrypoint)).name.startswith("python") and words:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).absolute().parent))
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        raise InputError(f"{name} would start {entrypoint!r}, which is no Python script: it cannot run without data")
+    return {}
+
+
+def _world_of(name: str, ranks: int) -> WorldSpec:
+    spec = current_world()
+    if spec is None:
+        raise InputError(f"{name} starts the {ranks} ranks of a job: add --world {ranks} to run one of them")
+    return spec
+
+
+def _check_size(name: str, processes: int, spec: WorldSpec) -> None:
+    state = current()
+    if processes not in (spec.local_size, spec.size) and state is not None:
+        state.assume(f"{name} would start {processes} processes on a host; the job that was asked for has "
+                     f"{spec.local_size} on each and {spec.size} in all, of which rank {spec.rank} ran")
