@@ -1,4 +1,4 @@
-"""A decoder sharded with fully_shard, made on meta, saved with torch.distributed.checkpoint: torchrun fsdp2_train.py."""
+"""A decoder sharded with fully_shard, saved with torch.distributed.checkpoint: torchrun fsdp2_train.py."""
 import os
 
 import torch

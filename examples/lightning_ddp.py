@@ -28,7 +28,7 @@ class Classifier(L.LightningModule):
 
 data = TensorDataset(torch.randn(1024, 256), torch.randint(8, (1024,)))
 loader = DataLoader(data, 64, shuffle=True, num_workers=2)
-trainer = L.Trainer(max_epochs=2, accelerator="gpu", devices=4, num_nodes=2, strategy="ddp", precision="bf16-mixed", accumulate_grad_batches=2,
-                    gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
+trainer = L.Trainer(max_epochs=2, accelerator="gpu", devices=4, num_nodes=2, strategy="ddp", precision="bf16-mixed",
+                    accumulate_grad_batches=2, gradient_clip_val=1.0, logger=False, enable_checkpointing=False,
                     enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Classifier(), loader, DataLoader(data, 64))

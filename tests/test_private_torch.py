@@ -12,6 +12,8 @@ import torch
 import torch._dispatch.python
 import torch._subclasses.schema_check_mode
 import torch.distributed._tools.sac_estimator
+import torch.distributed.checkpoint.state_dict_saver
+import torch.distributed.launcher.api
 import torch.utils.checkpoint
 from torch import nn
 
@@ -55,6 +57,13 @@ NAMES = {
         "torch._C._autograd._top_saved_tensors_default_hooks"
     ],
     "record/reference_count.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
+    "dryrun/distributed_checkpoint.py": [
+        f"torch.distributed.checkpoint.{name}" for name in (
+            "filesystem.FileSystem.create_stream", "default_planner._validate_global_plan",
+            "state_dict_saver._ProcessBasedAsyncCheckpointExecutor",
+            "_state_dict_stager.StateDictStager._offload_tensor")
+    ],
+    "dryrun/launch.py": ["torch.distributed.launcher.api.launch_agent"],
     "fx/graph/codegen.py": ["torch.fx.graph._format_target"],
     "fx/passes/shape_prop.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
     "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],

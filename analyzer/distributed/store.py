@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.rendezvous as rendezvous
@@ -17,7 +18,7 @@ from .world_state import current_world
 _KINDS = ("TCPStore", "FileStore", "HashStore")
 
 
-class SimulatedStore(dist.Store):
+class SimulatedStore(torch._C._distributed_c10d.Store):
     """Answers as a store that all ranks write to. Nothing is waited for: every rank is taken to have added what this
     one adds, and to have set the keys that this one sets; a key that this rank never set raises InputError.
     """

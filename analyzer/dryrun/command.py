@@ -110,7 +110,8 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
     run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
                         devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
                         device=arguments.device, steps=arguments.steps)
-    failed, found = run.failed_rank, run.table.deciding
+    failed, rank = run.failed_rank, run.deciding_rank
+    found = None if rank is None else run.table.profiles[rank]
     if failed is not None:
         print(f"rank {failed}:\n{run.results[failed].error}", end="", file=sys.stderr)
     if json is not None and run.table.profiles:
@@ -118,11 +119,11 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
     if html is not None and found is not None:
         found.to_html(html)
     print(f"\n--- dry run of {arguments.script} as {len(run.results)} of {arguments.world} ranks"
-          f"{'' if failed is None else ', the script failed'}\n\n{run.table.table()}")
+          f"{'' if failed is None else ', the script failed'}\n\n{run.table.render()}")
     if found is None:
         return 1
     if len(run.table.profiles) > 1:
-        print(f"\n--- rank {run.table.deciding_rank}")
+        print(f"\n--- rank {rank}")
     print()
     _print_profile(found, shown, arguments.depth)
     code = end_with_verdict(found.verdict)

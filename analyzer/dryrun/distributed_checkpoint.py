@@ -1,5 +1,5 @@
-"""`torch.distributed.checkpoint` under a dry run: its own code plans, copies to the host and writes, to no file. Private
-torch API.
+"""`torch.distributed.checkpoint` under a dry run: its own code plans, copies to the host and writes, to no file.
+Private torch API.
 """
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _create_stream(original: Any, system: Any, path: Any, mode: str) -> Abstract
         return found
     state = current()
     if state is not None:
-        state.assume(f"torch.distributed.checkpoint to {str(path).rpartition('/')[0]!r} wrote nothing: there is no data")
+        folder = str(path).rpartition("/")[0]
+        state.assume(f"torch.distributed.checkpoint to {folder!r} wrote nothing: there is no data")
     return tempfile.TemporaryFile(mode)
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 from analyzer.distributed.world_spec import WorldSpec
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
-from analyzer.parallel.rank_table import RankTable
+from analyzer.parallel.rank_table import RankRow, RankTable, describe_rank
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 
@@ -24,10 +24,18 @@ _MOST_STAGES = 64
 
 @dataclass(frozen=True)
 class JobDryRun:
-    """What became of each rank that was run; ``table`` holds those that took a step, and what the others raised."""
+    """What became of each rank that was run; ``table`` has a row for each kind of those that ran."""
 
     table: RankTable
     results: dict[int, RankResult]
+
+    @property
+    def deciding_rank(self) -> int | None:
+        """The first rank that ran out of memory, else the one that needs most; None where one's need is unknown."""
+        profiles = self.table.profiles
+        short = next((rank for rank in sorted(profiles) if profiles[rank].out_of_memory is not None), None)
+        fullest = self.table.fullest
+        return short if short is not None or fullest is None else fullest.rank
 
     @property
     def failed_rank(self) -> int | None:
@@ -60,9 +68,12 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
         results = _run(job, list(reasons), {}, next(iter(reasons)))
     else:
         reasons, results = _run_chosen(job)
-    taken = {rank: r.profile for rank, r in results.items() if r.profile is not None and (not r.error or r.steps)}
-    errors = {rank: _shorten(r.error) for rank, r in results.items() if rank not in taken}
-    return JobDryRun(RankTable(size, taken, {r: reasons[r] for r in results}, errors), results)
+    taken = {rank: r.profile for rank, r in sorted(results.items())
+             if r.profile is not None and (not r.error or r.steps)}
+    failed = tuple([f"rank {rank} failed: {_shorten(r.error)}" for rank, r in results.items() if r.error])
+    rows = tuple(_list_kinds(taken, reasons))
+    return JobDryRun(RankTable(size, rows, assumptions=(*failed, _describe_alike(size, rows, taken)),
+                               profiles=taken), results)
 
 
 def _run_chosen(job: RankJob) -> tuple[dict[int, str], dict[int, RankResult]]:
@@ -78,8 +89,7 @@ def _run_chosen(job: RankJob) -> tuple[dict[int, str], dict[int, RankResult]]:
         reasons[size - 1] = LAST
     results |= _run(job, [rank for rank in reasons if rank not in results], results[0].mail, None)
     last = results[size - 1].profile
-    if size > 2 and not stages and last is not None and not results[size - 1].error and describe(last) != describe(
-            first):
+    if size > 2 and not stages and last is not None and not results[size - 1].error and figures(last) != figures(first):
         reasons[1] = USUAL
         results |= _run(job, [1], results[0].mail, None)
     return reasons, results
@@ -96,14 +106,29 @@ def list_peers(profile: Profile) -> list[int]:
     return sorted(found - {profile.world.rank})
 
 
-def describe(profile: Profile) -> object:
-    """The figures by which kinds of ranks are told apart."""
-    return RankTable(1, {0: profile}).figures(0)
+def figures(profile: Profile) -> object:
+    """By which kinds of ranks are told apart: all that a row of the table says."""
+    return replace(describe_rank(profile, 0, (0,), ""), step_seconds=None), profile.out_of_memory
+
+
+def _list_kinds(profiles: Mapping[int, Profile], reasons: Mapping[int, str]) -> Iterator[RankRow]:
+    """A row for ranks of equal figures, by the first of them."""
+    kinds: dict[object, list[int]] = {}
+    for rank, profile in profiles.items():
+        kinds.setdefault(figures(profile), []).append(rank)
+    for ranks in kinds.values():
+        words = dict.fromkeys([reasons[rank] for rank in ranks])
+        yield describe_rank(profiles[ranks[0]], ranks[0], tuple(ranks), ", ".join(words))
+
+
+def _describe_alike(size: int, rows: Sequence[RankRow], profiles: Mapping[int, Profile]) -> str:
+    """What was run of how many."""
+    ran = f"{len(profiles)} of {size} ranks were run"
+    return f"{ran}, which are alike" if len(rows) == 1 and len(profiles) > 1 else ran
 
 
 def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: int | None) -> dict[int, RankResult]:
-    """The results of ranks, as many at once as there are cores; one after the other where stages leave each other mail.
-    """
+    """The results of ranks, as many at once as there are cores; in turn where stages leave each other mail."""
     results: dict[int, RankResult] = {}
     letters = dict(mail)
     at_once = 1 if letters else max(1, os.cpu_count() or 1)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 import torch.multiprocessing
 
 from analyzer.distributed.world_spec import WorldSpec
@@ -27,8 +29,11 @@ def replace_launchers() -> Mapping[str, Make]:
 
 
 def run_one_process() -> Iterator[Undo]:
-    """Replace ``torch.multiprocessing.spawn`` and ``start_processes``; each result undoes one replacement."""
-    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
+    """Replace what starts processes or waits for them; each result undoes one replacement."""
+    for owner in (dist, c10d):
+        yield answer(owner, "init_process_group", _init, passes_original=True)
+    modules = [torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]]
+    for owner in modules:
         for name in ("spawn", "start_processes"):
             if callable(getattr(owner, name, None)):
                 yield answer(owner, name, _spawn)
@@ -39,6 +44,14 @@ def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = Tr
     _check_size("torch.multiprocessing.spawn", nprocs, spec)
     fn(spec.local_rank if nprocs == spec.local_size else spec.rank, *args)
     return None if join else _Joined()
+
+
+def _init(original: Any, *args: Any, **kwargs: Any) -> None:
+    if current_world() is None:
+        size = kwargs.get("world_size", os.environ.get("WORLD_SIZE", "N"))
+        raise InputError(f"init_process_group() waits for the other ranks of a job: add --world {size} to run one of "
+                         f"them without the others")
+    original(*args, **kwargs)
 
 
 class _Joined:

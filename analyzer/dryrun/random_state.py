@@ -1,4 +1,4 @@
-"""Accelerate puts the random generators of all ranks into one state, which has no data here: they are taken to agree."""
+"""Accelerate puts the random generators of all ranks into one state, which has no data: they are taken to agree."""
 from __future__ import annotations
 
 import sys

@@ -15,6 +15,7 @@ from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_replay import Elsewhere, Instruction, Placements, replay_one_by_one
 
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
+_META_BASE = 0x4500_0000_0000
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
 _next_private = itertools.count(1 << 32).__next__  # numbers of streams that are none
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
@@ -52,8 +53,8 @@ class HostMemory:
 
     reserved_bytes = None
 
-    def __init__(self) -> None:
-        self._top = _HOST_BASE
+    def __init__(self, base: int = _HOST_BASE) -> None:
+        self._top = base
         self.observer: Callable[[str, int, int], None] | None = None  #: as `CachingAllocator.observer`
         self.allocated_bytes = self.peak_allocated_bytes = self._lap_peak_bytes = 0
 
@@ -140,6 +141,7 @@ class AddressSpace:
         self.capture: dict[int, int] | None = None
         self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph
         self.host = HostMemory()
+        self.nowhere = HostMemory(_META_BASE)  #: of what the program puts on meta, which takes no memory
         #: by library, device, thread and stream; never given back
         self.library_workspaces: dict[tuple[object, ...], Region] = {}
         #: held while an operator runs or a storage dies, once several threads use the space
@@ -166,7 +168,7 @@ class AddressSpace:
     def reserve(self, device: torch.device, nbytes: int) -> Region:
         """A new region of the memory of ``device``."""
         if device.type == "cpu" or device.type == "meta":
-            return self.host.allocate(nbytes)
+            return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
         return self.allocator(device.index or 0).allocate(nbytes, self._pool_key())
 
     def _pool_key(self) -> int:
@@ -198,7 +200,7 @@ class AddressSpace:
         if isinstance(region, Block):
             self.allocator(device.index or 0).free(region)
         elif isinstance(region, HostRegion):
-            self.host.free(region)
+            (self.nowhere if device.type == "meta" else self.host).free(region)
 
     def place(self, storage: Placed) -> None:
         """Give a storage a region, and tell the listener."""

@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from analyzer.errors import ProfileFormatError
+from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks, list_runs
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
@@ -13,7 +17,8 @@ from analyzer.units import format_bytes, format_count, format_seconds
 
 from .pipeline_timeline import PipelineTimeline
 
-_COLUMNS = ("ranks", "kind", "params", "allocated", "reserved", "peak in", "step", "sent and received")
+_FORMAT = "analyzer.ranks"
+_COLUMNS = ("ranks", "kind", "params", "allocated", "reserved", "host", "peak in", "step", "sent and received")
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class RankRow:
     - ``rank``: the one that was run. ``runs``: all that are taken to be alike, as runs of equal steps.
     - ``kind``: what tells it from the others, ``"stage 1 of 4"``; ``"each"`` where all ranks are alike.
     - ``peak_phase``: in which phase most is allocated. ``comm_bytes``: whole bytes of all collectives and messages.
+    - ``host_peak_bytes``: of tensors on the host, of a script that was run dry.
     - ``step_seconds``: of this rank alone, as if none made it wait.
     """
 
@@ -37,6 +43,7 @@ class RankRow:
     peak_phase: str | None
     step_seconds: float | None
     comm_bytes: int | None
+    host_peak_bytes: int | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -84,12 +91,15 @@ class RankTable:
     def render(self) -> str:
         """The table as text, and which rank decides what."""
         cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
-                  format_bytes(row.peak_reserved_bytes), row.peak_phase or "-", format_seconds(row.step_seconds),
+                  format_bytes(row.peak_reserved_bytes), format_bytes(row.host_peak_bytes), row.peak_phase or "-", format_seconds(row.step_seconds),
                   format_bytes(row.comm_bytes)] for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(_COLUMNS, *cells)]
+        headers = list(_COLUMNS)
+        if all(row.host_peak_bytes is None for row in self.rows):
+            cells, headers = [[*cell[:5], *cell[6:]] for cell in cells], [*headers[:5], *headers[6:]]
+        widths = [max(map(len, column)) for column in zip(headers, *cells)]
         lines = ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width)
                            for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
-                 for row in [list(_COLUMNS), *cells]]
+                 for row in [headers, *cells]]
         if self.fullest is not None:
             lines.append(f"most memory: rank {self.fullest.rank} ({self.fullest.kind}), "
                          f"{format_bytes(self.fullest.peak_allocated_bytes)} allocated")
@@ -112,6 +122,25 @@ class RankTable:
         return cls(data["size"], rows, None if timeline is None else PipelineTimeline.from_dict(timeline),
                    tuple(data["assumptions"]))
 
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The table and the profiles as JSON text, also written to ``path``; `from_json` reads it."""
+        profiles = {str(rank): json.loads(profile.to_json()) for rank, profile in self.profiles.items()}
+        text = json.dumps({"format": _FORMAT, "table": self.to_dict(), "profiles": profiles})
+        if path is not None:
+            write_output(Path(path), text)
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> RankTable:
+        """Read what `to_json` wrote, from text or from a file. Raises ProfileFormatError for anything else."""
+        try:
+            data = json.loads(source.read_text() if isinstance(source, Path) else source)
+            found = cls.from_dict(data["table"])
+            profiles = {int(rank): Profile.from_json(json.dumps(p)) for rank, p in data["profiles"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProfileFormatError(f"no table of ranks: {error!r}; give what RankTable.to_json wrote") from error
+        return dataclasses.replace(found, profiles=profiles)
+
 
 def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str) -> RankRow:
     """The row of ranks ``alike``, of which ``rank`` was profiled."""
@@ -122,4 +151,4 @@ def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str
     runs = tuple(RankRun(*run) for run in list_runs(alike))
     return RankRow(rank, runs, kind, profile.params, profile.param_bytes, profile.optimizer_bytes,
                    profile.peak_allocated_bytes, profile.peak_reserved_bytes, fullest[0] if fullest else None,
-                   profile.step_seconds, sum(known) if len(known) == len(comm) else None)
+                   profile.step_seconds, sum(known) if len(known) == len(comm) else None, profile.host_peak_bytes)

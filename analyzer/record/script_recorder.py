@@ -75,9 +75,25 @@ class ScriptRecorder(Recorder):
             self._mark_inputs(module, args, kwargs)
             if self.phase in (SETUP, "optimizer") and next(module.parameters(), None) is not None:
                 if self.phase == SETUP:
+                    self._follow_device()
                     self._hold_what_is_there()
                 self.begin("forward")
         return super().enter_module(module, args, kwargs)
+
+    def _follow_device(self) -> None:
+        """Watch the device that the script is on, where it has nothing on the one of its rank: a launcher may show each
+        process one device alone.
+        """
+        own, used = self.log.device, {index: a.allocated_bytes for index, a in self.space.allocators.items()
+                                      if a.allocated_bytes}
+        if self.memory is self.space.host or self.memory.allocated_bytes or not used:
+            return
+        index = max(used, key=used.__getitem__)
+        observer, self.memory.observer = self.memory.observer, None
+        self.memory = self.space.allocator(index)
+        self.memory.observer, self.log.device = observer, f"cuda:{index}"
+        self.mode.state.assume(f"the script is on cuda:{index}, though its local rank is {own.rpartition(':')[2]}: the "
+                               f"memory of cuda:{index} was followed")
 
     def _adopt(self, module: torch.nn.Module) -> None:
         """Take a module that the script calls into the log; one without state, such as a loss, stands for its class."""

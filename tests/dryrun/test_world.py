@@ -1,0 +1,189 @@
+"""Scripts as ranks of a job: what each rank holds and sends follows by hand from what the wrappers keep."""
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from analyzer.cli import main
+from analyzer.dryrun.job import list_peers
+from analyzer.dryrun.script import dry_run
+from analyzer.errors import ProfileFormatError
+from analyzer.parallel import RankTable, world
+from analyzer.results.communication import CommInfo
+from analyzer.results.profile import Profile
+from analyzer.results.world import GroupInfo, RankRun, WorldInfo
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LINEAR = 256 * 512 + 512 + 512 * 8 + 8  # parameters of the small model of the examples
+
+
+def test_data_parallel_example(capsys):
+    run = dry_run(EXAMPLES / "ddp_train.py", world=world(64, rank=11))
+    assert run.error is None and run.steps == 3, run.format_error()
+    p = run.profile
+    assert (p.param_bytes, p.optimizer_bytes) == (4 * LINEAR, 8 * LINEAR + 4 * 4)  # two moments, a step count a tensor
+    assert {name: phase.comm_bytes for name, phase in p.phases.items()} == {
+        "forward": 0, "backward": 4 * LINEAR, "optimizer": 0, "zero_grad": 0}
+    row, = p.comm or ()
+    # all gradients fit in the bucket of 25 MiB; a ring sends 63/64 of it twice
+    assert (row.kind, row.ranks, row.bytes, row.wire_bytes) == ("all_reduce", 64, 4 * LINEAR, 2 * 63 * 4 * LINEAR // 64)
+    assert p.world is not None and (p.world.size, p.world.rank) == (64, 11)
+    assert [x.device for x in p.inputs.values()] == ["cuda:3"] and p.batch_size == 16
+    assert capsys.readouterr().out == ""  # rank 0 prints
+
+
+# of the decoder of examples/fsdp2_train.py: embedding and head, and a layer: attention, feed-forward, two norms
+ENDS = 2 * 1024 * 256
+LAYER = 4 * 256 * 256 + 4 * 256 + 8 * 256 * 256 + 5 * 256 + 4 * 256
+TENSORS = 2 + 4 * 12
+
+
+def test_sharded_example_saves_its_states():
+    run = dry_run(EXAMPLES / "fsdp2_train.py", world=world(64, rank=0))
+    assert run.error is None and run.steps == 3, run.format_error()
+    p, params = run.profile, ENDS + 4 * LAYER
+    assert p.params == params
+    assert p.param_bytes == 4 * params // 64  # every first dimension is a multiple of 64
+    assert p.optimizer_bytes == 8 * params // 64 + 4 * TENSORS
+    assert {name: phase.comm_bytes for name, phase in p.phases.items()} == {
+        "forward": 2 * params,                        # gathered in bfloat16
+        "backward": 2 * 4 * LAYER + 4 * params,       # the root stays gathered; gradients are reduced in float32
+        "optimizer": 4 * TENSORS, "zero_grad": 0}     # a norm of each tensor
+    assert p.host_peak_bytes is not None
+    # rank 0 has the whole model on the host, beside the step counts
+    assert 0 <= p.host_peak_bytes - 4 * params - 4 * TENSORS <= 1024
+    assert any("'checkpoint'" in text and "wrote nothing" in text for text in p.assumptions)
+    assert not Path("checkpoint").exists() and not Path("checkpoint_async").exists()
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_nothing_waits_for_other_ranks(tmp_path):
+    """As the tutorials of PyTorch start processes, and every call that another rank would have to answer."""
+    run = dry_run(write(tmp_path, """
+    import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    def main(rank, size):
+        dist.init_process_group("nccl", init_method="tcp://10.0.0.1:23456", rank=rank, world_size=size)
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (5, 8, "nccl")
+        store = dist.TCPStore("10.0.0.1", 1234, size, rank == 0)
+        assert store.add("arrived", 1) == size
+        store.wait(["set by another rank"])
+        torch.cuda.set_device(rank)
+        model = DistributedDataParallel(nn.Linear(256, 256).to(rank), device_ids=[rank])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(10):
+            model(torch.randn(8, 256).to(rank)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            x = torch.zeros(4, device=rank)
+            dist.recv(x, src=1)
+            dist.irecv(x, src=1).wait()
+            dist.send(x, 1)
+            dist.barrier(device_ids=[rank])
+            dist.monitored_barrier(dist.new_group(backend="gloo"))
+            told = [None] * size
+            dist.all_gather_object(told, {"rank": rank})
+            assert told[0] == {"rank": 5}
+        assert dist.new_group([0, 1], backend="gloo") is dist.GroupMember.NON_GROUP_MEMBER
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        assert dist.get_backend() == "gloo"
+        store.get("a key of rank 0")
+
+    mp.spawn(main, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+    """), world=world(8, rank=5), steps=11)
+    assert run.steps == 10 and run.profile.param_bytes == 4 * (256 * 256 + 256)
+    assert str(run.error) == ("rank 5 waits for 'a key of rank 0' in a store, which another rank sets: no other rank "
+                              "runs; broadcast the value, or set it in every rank")
+
+
+def test_a_launcher_inside_a_script_runs_the_rank_in_this_process(tmp_path):
+    run = dry_run(write(tmp_path, f"""
+    from torch.distributed.run import main
+    main(["--nproc-per-node", "8", "--nnodes", "8", {str(EXAMPLES / 'ddp_train.py')!r}])
+    """), world=world(64, rank=1))
+    assert run.steps == 3 and run.profile.param_bytes == 4 * LINEAR, run.format_error()
+
+
+@pytest.mark.parametrize("text", ["import torch.distributed as dist; dist.init_process_group('nccl')",
+                                  "import torch.multiprocessing as mp; mp.spawn(print, nprocs=4)"])
+def test_without_a_world_a_script_of_many_ranks_is_told_of_it(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    assert "add --world 4" in str(dry_run(write(tmp_path, text)).error)
+
+
+def test_memory_is_that_of_the_device_that_a_rank_uses(tmp_path):
+    """A launcher that shows each process one device: all of them are cuda:0."""
+    run = dry_run(write(tmp_path, """
+    import torch
+    model = torch.nn.Linear(1024, 1024).cuda()
+    torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2, 1024, device="cuda"))
+    """), world=world(8, rank=3))
+    assert run.error is None and (run.profile.peak_allocated_bytes or 0) >= 4 * 1024 * 1024
+    assert any("the script is on cuda:0, though its local rank is 3" in text for text in run.profile.assumptions)
+
+
+RANK_ZERO_HOLDS_MORE = """
+import os, torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).to(device))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+averaged = [torch.empty(2**20, device=device)] if dist.get_rank() == 0 else []
+for step in range(9):
+    model(torch.ones(8, 1024, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_ranks_that_differ_are_run_and_told(tmp_path, capfd):
+    path = write(tmp_path, RANK_ZERO_HOLDS_MORE)
+    saved = tmp_path / "ranks.json"
+    assert main(["dryrun", "--world", "16", "--json", str(saved), "--show", "brief", str(path)]) == 0
+    out = capfd.readouterr().out
+    table = RankTable.from_json(saved)
+    assert [(row.ranks, row.kind) for row in table.rows] == [((0,), "first"), ((1, 15), "neither first nor last, last")]
+    assert table.fullest is not None and table.fullest.rank == 0
+    assert table.rows[0].param_bytes == table.rows[1].comm_bytes == 4 * 2**20
+    own, other = (table.profiles[rank].phases["backward"].allocated_bytes or 0 for rank in (0, 1))
+    assert own - other == 4 * 2**20
+    assert "as 3 of 16 ranks" in out and "most memory: rank 0 (first)" in out and "3 of 16 ranks were run" in out
+    line, = [line for line in out.splitlines() if line.startswith("1, 15 ")]
+    assert "4.00 MiB" in line and "neither first nor last, last" in line
+
+
+def test_ranks_of_other_stages_are_those_that_a_rank_sends_to():
+    info = WorldInfo(16, 1, groups=(GroupInfo("world", 16, (RankRun(0, 15),)), GroupInfo("pp", 4, (RankRun(1, 13, 4),)),
+                                    GroupInfo("dp", 4, (RankRun(0, 3),))))
+    profile = Profile(name="train.py", mode="train", world=info, comm=(CommInfo("send", "pp", 4, 64, 64, peer=5),
+                                                             CommInfo("all_reduce", "dp", 4, 64, 96)))
+    assert list_peers(profile) == [5, 9, 13]
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--rank", "3"], "--rank 3: of how many ranks? add --world N"),
+    (["--world", "8", "--rank", "8"], "world(size=8, rank=8): the ranks are 0 to 7"),
+    (["--world", "8", "--rank", "1", "--ranks", "2,3"], "--rank 1 --ranks 2,3: give one of them"),
+    (["--world", "8", "--ranks", "0,9"], "world(size=8, rank=9): the ranks are 0 to 7")])
+def test_command_lines_that_cannot_be(tmp_path, capsys, words, message):
+    assert main(["dryrun", *words, str(write(tmp_path, ""))]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_that_is_none():
+    with pytest.raises(ProfileFormatError, match="no table of ranks"):
+        RankTable.from_json("{}")
