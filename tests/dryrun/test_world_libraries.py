@@ -73,7 +73,7 @@ def test_lightning_on_two_hosts(profiles):
 def test_trainer_of_transformers(profiles):
     pytest.importorskip("transformers")
     p = profiles["transformers"]
-    # embedding and head; attention with 2 of 4 heads for keys and values, a gated feed-forward, two norms; the last norm
+    # embedding and head; attention with 2 of 4 heads for keys and values, a gated feed-forward, two norms; a last norm
     layer = 256 * (256 + 128 + 128 + 256) + 3 * 256 * 688 + 2 * 256
     params = 2 * 1024 * 256 + 2 * layer + 256
     assert (p.params, p.param_bytes) == (params, 4 * params)
