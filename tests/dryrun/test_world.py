@@ -162,8 +162,8 @@ def test_ranks_that_differ_are_run_and_told(tmp_path, capfd):
     own, other = (table.profiles[rank].phases["backward"].allocated_bytes or 0 for rank in (0, 1))
     assert own - other == 4 * 2**20
     assert "as 3 of 16 ranks" in out and "most memory: rank 0 (first)" in out and "3 of 16 ranks were run" in out
-    line, = [line for line in out.splitlines() if line.startswith("1, 15 ")]
-    assert "4.00 MiB" in line and "neither first nor last, last" in line
+    line, = [line for line in out.splitlines() if "neither first nor last, last" in line]
+    assert "4.00 MiB" in line
 
 
 def test_ranks_of_other_stages_are_those_that_a_rank_sends_to():
