@@ -92,7 +92,8 @@ class RankTable:
         """The table as text, and which rank decides what."""
         cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
                   format_bytes(row.peak_reserved_bytes), format_bytes(row.host_peak_bytes),
-                  row.peak_phase or "-", format_seconds(row.step_seconds), format_bytes(row.comm_bytes)] for row in self.rows]
+                  row.peak_phase or "-", format_seconds(row.step_seconds), format_bytes(row.comm_bytes)]
+                 for row in self.rows]
         headers = list(_COLUMNS)
         if all(row.host_peak_bytes is None for row in self.rows):
             cells, headers = [[*cell[:5], *cell[6:]] for cell in cells], [*headers[:5], *headers[6:]]
