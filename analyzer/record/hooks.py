@@ -1,6 +1,7 @@
 """Tells a recorder of module calls and of the phases of a step, by replacing a few functions of torch for a while."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from analyzer.meta.state import current
 
 from .optimizer_step import observed_steps
 
+_STAGES = "torch.distributed.pipelining.stage"
+_BACKWARD_OF_STAGE = ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
 FAILED = object()  #: what a module's call gave that ended with an exception
 
 
@@ -33,6 +36,11 @@ def listen(recorder: Any) -> Iterator[None]:
 
     def zero_grad(original: Any, *args: Any, **kwargs: Any) -> Any:
         with recorder.during("zero_grad"):
+            return original(*args, **kwargs)
+
+    def backward_of_stage(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """What a pipeline's stage does in Python beside the engine: sums of gradients, their scale, FSDP's reduction."""
+        with recorder.during("backward"):
             return original(*args, **kwargs)
 
     def checkpoint(original: Any, *args: Any) -> Any:
@@ -81,6 +89,10 @@ def listen(recorder: Any) -> Iterator[None]:
         yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
         yield replace(CheckpointFunction, "forward", while_mine(checkpoint))
         yield replace(torch.optim.Optimizer, "zero_grad", while_mine(zero_grad))
+        stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
+        for name in _BACKWARD_OF_STAGE:
+            if hasattr(stage, name):
+                yield replace(stage, name, while_mine(backward_of_stage))
 
     with SharedReplacements(replacements).installed(), observed_steps(*_optimizer_steps(recorder, mine)):
         yield

@@ -52,7 +52,7 @@ def small_stage(index=0):
 def run_small(name, **options):
     rows = torch.zeros(BATCHES * ROWS, WIDTH)
     return profile_ranks(lambda: pipeline(name, small_stage, torch.distributed.get_rank()), (rows, rows), size=RANKS,
-                         step=step, optimizer="sgd", options=ONE_STEP, **options)
+                         step=step, optimizer="sgd", **options)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -152,7 +152,7 @@ def test_stages_are_split_and_sharded_as_modules_are():
         return pipeline("Schedule1F1B", find, mesh["pp"].get_local_rank(), group=mesh["pp"].get_group())
 
     rows = torch.zeros(BATCHES * ROWS, WIDTH)
-    table = profile_ranks(build, (rows, rows), size=4 * RANKS, step=step, optimizer="adamw", options=ONE_STEP)
+    table = profile_ranks(build, (rows, rows), size=4 * RANKS, step=step, optimizer="adamw")
     assert list(table.profiles) == [0, 4, 8, 12] and [row.ranks for row in table.rows][1] == (4, 5, 6, 7)
     p = table.profiles[4]
     assert p.param_bytes == 2 * WIDTH * WIDTH * 4 // 4
