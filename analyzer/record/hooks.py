@@ -91,8 +91,7 @@ def listen(recorder: Any) -> Iterator[None]:
 
 
 def _backward_of_stages(recorder: Any, while_mine: Any) -> Iterator[Undo]:
-    """What a pipeline's stage does beside the engine is backward too: sums of gradients, their scale, what FSDP reduces.
-    """
+    """What a stage of a pipeline does beside the engine is backward too: sums of gradients, and what FSDP reduces."""
     def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         with recorder.during("backward"):
             return original(*args, **kwargs)
