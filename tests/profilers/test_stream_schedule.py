@@ -11,6 +11,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.hardware import find_device
 from analyzer.hardware.host_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
+from analyzer.parallel import world
 from analyzer.profilers import call_timer
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.lane import lanes
@@ -18,8 +19,9 @@ from analyzer.profilers.lane import lanes
 US = 1e-6
 #: of the kernels below, in microseconds, and what bounds them
 TIMES = {"sin": (40, "arithmetic"), "cos": (100, "arithmetic"), "tan": (30, "latency"), "neg": (10, "memory"),
-         "mul": (5, "memory"),
-         "all_reduce": (200, "communication"), "allreduce_": (200, "communication")}
+         "mul": (5, "memory"), "mm": (100, "arithmetic"),
+         "all_reduce": (200, "communication"), "allreduce_": (200, "communication"),
+         "_allgather_base_": (200, "communication"), "_reduce_scatter_base_": (200, "communication")}
 
 
 @pytest.fixture(autouse=True)
@@ -191,3 +193,41 @@ def test_lanes_are_the_streams_of_the_last_step(group):
     assert shown == {"stream 0": [(0, "compute", 0, 40, 0), (2, "compute", 40, 140, 0)],
                      "stream 1": [(1, "communication", 40, 240, 100)],
                      dist.group.WORLD.group_name: [(3, "communication", 240, 440, 200)]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_reduced_beside_the_backward_pass_but_for_the_last():
+    def build():
+        model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)]).cuda()
+        return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)  # a bucket each
+
+    with world(8):
+        p = profile(build, (torch.rand(4, 512),), optimizer="sgd", device="h100")
+    # of a layer the gradients of weight and input, 100 each, and the division of its bucket by 8, 5; of the first layer
+    # the weight's gradient alone: layers at 0 to 205, 205 to 410, 410 to 515. Reduced one after the other as they are
+    # there: 205 to 405, 410 to 610, 610 to 810
+    assert [microseconds(p.phases[phase].seconds) for phase in ("forward", "backward")] == [300, 810]
+    assert microseconds(p.phases["backward"].exposed_comm_seconds) == 810 - 515
+    assert [microseconds(row.exposed_seconds) for row in p.comm] == [0, 610 - 515, 200]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_are_gathered_a_layer_ahead():
+    def build():
+        from torch.distributed.fsdp import fully_shard
+        model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)]).cuda()
+        for layer in model:
+            fully_shard(layer)
+        return fully_shard(model)
+
+    with world(8):
+        p = profile(build, (torch.rand(4, 512),), optimizer="sgd", device="h100")
+    # Forward: the first gathering is exposed, of each later one what the layer before it, 100, does not hide: 0 to 200,
+    # 200 to 400, 400 to 600, layers 100 from there on. That of the last layer for backward waits for none: 600 to 800.
+    # Layers run 800 to 1000, 1000 to 1200, and, as the third gathering had to let the first scattering go first (both
+    # are over NVLink; ready at 1000, it was launched first), 1400 to 1500. The others scatter at 1400 and 1600.
+    assert [(row.kind, microseconds(row.exposed_seconds)) for row in p.comm] == [
+        ("all_gather", 200), ("all_gather", 100), ("all_gather", 100),
+        ("all_gather", 100), ("all_gather", 0), ("reduce_scatter", 0), ("all_gather", 200), ("reduce_scatter", 100),
+        ("reduce_scatter", 200)]
+    assert [microseconds(p.phases[phase].seconds) for phase in ("forward", "backward")] == [700, 1800 - 700]
