@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -28,13 +29,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from analyzer import ProfileOptions, profile
-from analyzer.hardware import ClusterSpec, find_cluster
+from analyzer import Profile, ProfileOptions, profile
+from analyzer.hardware import ClusterSpec, find_cluster, find_device
+from analyzer.hardware.host_spec import host_of
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
 from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
-from benchmarks.accuracy_memory import DOCUMENT, THROUGHPUT
+from benchmarks.accuracy_memory import DOCUMENT, SHARDED, THROUGHPUT
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
 
 TRUTH = Path(__file__).resolve().parent / "truth" / "vtrain.json"
@@ -116,10 +118,20 @@ def time_stage(shape: StageShape) -> StageTime:
     with world(shape.tensor_parallel, cluster=cluster()):
         p = profile(build, args, device=DEVICE, optimizer=MixedPrecisionAdam,
                     options=ProfileOptions(unknown_value="placeholder"))
-    assert p.step_seconds is not None and p.step_seconds_range is not None and p.params is not None
+    assert p.params is not None
     forward, backward, optimizer = (p.phases[name].seconds for name in ("forward", "backward", "optimizer"))
     assert forward is not None and backward is not None and optimizer is not None
-    return StageTime(forward, backward, optimizer, p.step_seconds_range[1] / p.step_seconds - 1, p.params)
+    return StageTime(forward, backward, optimizer, find_spread(p), p.params)
+
+
+def find_spread(p: Profile) -> float:
+    """How far nine in ten steps of other machines may be above the prediction, as a part of it. Their clocks and
+    versions move all kernels alike, so errors of kernels go together; waits for the host have their own.
+    """
+    assert p.step_seconds is not None and p.kernel_seconds is not None
+    kernels = math.fsum(operator.error_seconds or 0.0 for operator in p.operators)
+    waits = max(0.0, p.step_seconds - p.kernel_seconds) * host_of(find_device(DEVICE)).spread
+    return math.hypot(kernels, waits) / p.step_seconds
 
 
 def known(time: KernelTime | None) -> KernelTime:
@@ -164,12 +176,32 @@ def judge(runs: Sequence[Run], times: Mapping[StageShape, StageTime]) -> list[tu
 
 
 def time_stages(runs: Sequence[Run], processes: int) -> dict[StageShape, StageTime]:
-    """Each kind of stage of the runs, profiled once."""
+    """Each kind of stage of the runs, profiled with its fewest and its most layers; what lies between grows evenly."""
+    layers: dict[StageShape, set[int]] = {}
     shapes = list(dict.fromkeys(shape for run in runs for shape in run.stages()))
+    for shape in shapes:
+        layers.setdefault(dataclasses.replace(shape, layers=0), set()).add(shape.layers)
+    profiled = [dataclasses.replace(kind, layers=count) for kind, counts in layers.items()
+                for count in {min(counts), max(counts)}]
     if processes == 1:
-        return {shape: time_stage(shape) for shape in shapes}
-    with multiprocessing.get_context("spawn").Pool(processes, warnings.filterwarnings, ("ignore", )) as pool:
-        return dict(zip(shapes, pool.map(time_stage, shapes, chunksize=4)))
+        times = {shape: time_stage(shape) for shape in profiled}
+    else:
+        with multiprocessing.get_context("spawn").Pool(processes, warnings.filterwarnings, ("ignore", )) as pool:
+            times = dict(zip(profiled, pool.map(time_stage, profiled, chunksize=4)))
+    return {shape: times[shape] if shape in times else _between(shape, times) for shape in shapes}
+
+
+def _between(shape: StageShape, times: Mapping[StageShape, StageTime]) -> StageTime:
+    fewest, most = sorted((other for other in times if dataclasses.replace(other, layers=shape.layers) == shape),
+                          key=lambda other: other.layers)
+    share = (shape.layers - fewest.layers) / (most.layers - fewest.layers)
+    a, b = times[fewest], times[most]
+
+    def grow(x: float, y: float) -> float:
+        return x + (y - x) * share
+
+    return StageTime(grow(a.forward, b.forward), grow(a.backward, b.backward), grow(a.optimizer, b.optimizer),
+                     grow(a.spread, b.spread), round(grow(a.params, b.params)))
 
 
 PARTS: Mapping[str, Callable[[Run], bool]] = {
@@ -230,18 +262,20 @@ were fitted to tables of all-reduces, of which the same authors measured some. W
 {tables(judged)}
 
 Most steps of one host wait for the host, whose pace was fitted on another machine: layers of 1,024 or 2,048 columns,
-split over ranks, are shorter than their launches. There a layer takes about 3.6 ms whatever its size, and 5 ms on
-eight ranks, which share the host's processors; the prediction knows one pace. Of steps that wait for the device, those
-of 2,048 columns on one tensor-parallel rank compute faster than predicted (8.8 ms a layer of four samples, not 10.8),
-and their embedding and loss take longer (35 ms, not 19), as they would with a vocabulary that is not made a multiple of
-eight. The range holds fewer than it should: it is made of the errors of kernels, and these are of one machine and one
-setting each, which the source does not tell.
+split over ranks, are shorter than their launches. There a layer takes as long whatever its size, and longer on eight
+ranks, which share the host's processors; the prediction knows one pace. Of steps that wait for the device, those of
+2,048 columns on one tensor-parallel rank compute faster than predicted, and their embedding and loss take longer, as
+they would with a vocabulary that is not made a multiple of eight. The range takes the errors of all kernels to go
+together, as another machine's clocks and versions would move them; `Profile.step_seconds_range`, which takes those of
+different families to be independent, is narrower and holds fewer.
 """
 
 
 def write_section(text: str) -> None:
-    """Put the section at the end of docs/accuracy.md."""
-    DOCUMENT.write_text(f"{DOCUMENT.read_text().partition(THROUGHPUT)[0].rstrip()}\n\n{text}")
+    """Put the section in its place in docs/accuracy.md, before that on sharded models."""
+    before, _, rest = DOCUMENT.read_text().partition(THROUGHPUT)
+    _, title, after = rest.partition(SHARDED)
+    DOCUMENT.write_text(f"{before.rstrip()}\n\n{text}" + f"\n{title}{after}" * bool(title))
 
 
 def main() -> int:

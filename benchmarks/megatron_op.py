@@ -20,7 +20,7 @@ from analyzer.meta.signature import Signature
 Tensor = torch.Tensor
 
 
-def _stream(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+def stream_signature(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     return stream_time(sum(spec.nbytes for spec in (*signature.inputs, *signature.outputs)), device)
 
 
@@ -69,10 +69,10 @@ def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
 
 causal_softmax_op = _define("causal_softmax", _causal_softmax, _triangle)
 causal_softmax_backward_op = _define("causal_softmax_backward", _causal_softmax_backward, _triangle)
-bias_gelu_op = _define("bias_gelu", _bias_gelu, _stream)
-bias_gelu_backward_op = _define("bias_gelu_backward", _bias_gelu_backward, _stream)
+bias_gelu_op = _define("bias_gelu", _bias_gelu, stream_signature)
+bias_gelu_backward_op = _define("bias_gelu_backward", _bias_gelu_backward, stream_signature)
 bias_dropout_add_op = _define("bias_dropout_add", _bias_dropout_add, _random)
-dropout_backward_op = _define("dropout_backward", _dropout_backward, _stream)
+dropout_backward_op = _define("dropout_backward", _dropout_backward, stream_signature)
 
 
 def run(function: Any, *inputs: Any) -> Tensor:

@@ -14,6 +14,7 @@ import torch._subclasses.schema_check_mode
 import torch.distributed._tools.sac_estimator
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.launcher.api
+import torch.distributed.pipelining.schedules
 import torch.utils.checkpoint
 from torch import nn
 
@@ -56,6 +57,12 @@ NAMES = {
         "torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
         "torch._C._autograd._top_saved_tensors_default_hooks"
     ],
+    "parallel/pipeline_schedule.py": [
+        f"torch.distributed.pipelining.schedules.{name}"
+        for name in ("_Action.computation_type", "_Action.sub_actions", "_ComputationType.OVERLAP_F_B",
+                     "Schedule1F1B._get_pipeline_order", "ScheduleGPipe._get_pipeline_order")
+    ],
+    "distributed/pipeline_stage.py": ["torch.distributed.pipelining.schedules._PipelineSchedule.__init__"],
     "record/reference_count.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
     "dryrun/distributed_checkpoint.py": [
         f"torch.distributed.checkpoint.{name}" for name in (
