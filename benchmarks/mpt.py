@@ -1,0 +1,133 @@
+"""MPT as llm-foundry trained it at commit 5e85bd6 (llmfoundry/models/mpt/modeling_mpt.py and layers/), wrapped by FSDP
+as Composer wraps it, with FlashAttention and its fused cross entropy.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from analyzer import register_time_impl
+from benchmarks.megatron_op import run, stream_signature
+
+Tensor = torch.Tensor
+METRICS = 2  #: LanguageCrossEntropy and LanguagePerplexity, ``use_train_metrics``
+
+
+class LowPrecisionNorm(nn.LayerNorm):
+    """LPLayerNorm of layers/norm.py: in the narrow format under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.bfloat16
+        with torch.autocast("cuda", enabled=False):
+            return F.layer_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype))
+
+
+class Block(nn.Module):
+    """MPTBlock with biases, without dropout."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = LowPrecisionNorm(hidden), LowPrecisionNorm(hidden)
+        self.wqkv, self.out_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up_proj, self.down_proj = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, hidden = x.shape
+        q, k, v = self.wqkv(self.norm_1(x)).view(batch, seq, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out_proj(attended.transpose(1, 2).reshape(batch, seq, hidden))
+        out: Tensor = x + self.down_proj(F.gelu(self.up_proj(self.norm_2(x))))
+        return out
+
+
+def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return tuple(torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(2))  # type: ignore
+
+
+def _losses_backward(grad: Tensor, logits: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
+    return torch.empty_like(logits)
+
+
+@functools.cache
+def _operators() -> tuple[Any, Any]:
+    """The kernels of flash_attn.losses.cross_entropy: one forward, one backward, over the logits as they are."""
+    made = []
+    for name, fake in (("losses", _losses), ("losses_backward", _losses_backward)):
+        op = torch.library.custom_op(f"xentropy::{name}", fake, mutates_args=())
+        op.register_fake(fake)
+        register_time_impl(f"xentropy::{name}")(stream_signature)
+        made.append(op)
+    return made[0], made[1]
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """SoftmaxCrossEntropyLossFn."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        losses, sums = _operators()[0](logits, targets)
+        ctx.save_for_backward(logits, sums, targets)
+        out: Tensor = losses
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _operators()[1](grad.contiguous(), *ctx.saved_tensors), None
+
+
+class Mpt(nn.Module):
+    """MPTForCausalLM: learned positions, head tied to the embedding."""
+
+    def __init__(self, hidden: int, heads: int, layers: int, vocab: int, seq_len: int) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(seq_len, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm_f = LowPrecisionNorm(hidden)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm_f(x), self.wte.weight)
+
+
+def shard(model: Mpt, strategy: str, pure: bool, checkpointing: bool) -> nn.Module:
+    """FSDP of torch over each block and the whole, as Composer's ``prepare_fsdp_module`` sets it up; ``pure``: all in
+    bfloat16, else gradients are summed in float32.
+    """
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    reduced = torch.bfloat16 if pure else torch.float32
+    wrapped: nn.Module = FullyShardedDataParallel(
+        model, sharding_strategy=ShardingStrategy[strategy], auto_wrap_policy=ModuleWrapPolicy({Block}),
+        mixed_precision=MixedPrecision(torch.bfloat16, reduced, torch.bfloat16), use_orig_params=True, device_id=0)
+    if checkpointing:
+        apply_activation_checkpointing(wrapped, check_fn=lambda module: isinstance(module, Block))
+    return wrapped
+
+
+def run_step(model: Any, optimizer: torch.optim.Optimizer, ids: Tensor, micro_batches: int) -> None:
+    """A step of Composer's trainer: gradients are summed over ranks after every micro-batch, then clipped. After each
+    micro-batch cross entropy and perplexity are updated (``_eval_train_metrics``; ``LanguageCrossEntropy.update``).
+    """
+    for _ in range(micro_batches):
+        targets = ids.roll(-1).flatten()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(ids).flatten(0, 1)
+            losses = run(FusedCrossEntropy, logits, targets)
+        (losses.sum() / losses.numel() / micro_batches).backward()
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+            for _ in range(METRICS):
+                F.cross_entropy(logits, targets, reduction="sum")
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,25 @@
+"""Published steps of sharded models: that every row can be run as it says, and a small one is met."""
+from __future__ import annotations
+
+from benchmarks.accuracy_sharded import cluster_of_run, judge, read_runs, read_truth
+
+RUNS = {run.id: run for run in read_runs()}
+
+
+def test_a_published_step_is_met() -> None:
+    """MPT of 125 million parameters on 8 A100."""
+    assert judge(RUNS["mpt-125m-seq4096-8xa100_80gb-mb16-ga2-full_shard-acf-amp_bf16"]).error < 0.25
+
+
+def test_every_row_is_of_the_model_that_is_rebuilt() -> None:
+    """12 h^2 + 13 h a layer, its norms included; embedding, positions and the last norm."""
+    for run in RUNS.values():
+        layer = 12 * run.hidden**2 + 13 * run.hidden
+        whole = run.layers * layer + (run.vocab + run.seq_len) * run.hidden + 2 * run.hidden
+        assert abs(whole / run.params - 1) < 2e-3, run.id
+
+
+def test_sources_and_networks_are_told() -> None:
+    assert read_truth()["common"]["source"]["licence"] == "Apache-2.0"
+    told = cluster_of_run(RUNS["mpt-7b-seq2048-64xa100_40gb-mb18-ga1-full_shard-act-bf16"])
+    assert told.fabric is not None and told.fabric.bandwidth == 25e9
