@@ -4,14 +4,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from analyzer.distributed.world import World, current_entered
-from analyzer.errors import DataDependentError, InputError
+from analyzer.errors import InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
@@ -33,7 +32,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.wrapper import list_wrappers
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags, without_data
-from .rank import profile_rank
+from .expected_value import expect_values
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
@@ -104,6 +103,8 @@ def profile(
     session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     if (inside := current_entered()) is not None:
+        from .rank import profile_rank  # torch's wrappers are slow to import
+
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
@@ -268,18 +269,3 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                 replay.forbid(restart)
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)
-
-
-def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOptions) -> Profile:
-    """``run(options)``; expected contents are followed only in a second run, for a model that asks for them."""
-    if options.unknown_value != "expected":
-        return run(options)
-    try:
-        return run(replace(options, unknown_value="error"))
-    except DataDependentError as error:
-        try:
-            return run(options)
-        except (Restart, DeviceOutOfMemoryError):
-            raise
-        except Exception:  # what was expected leads nowhere
-            raise error from None

@@ -21,12 +21,14 @@ from analyzer.meta.tensor import device_of
 from analyzer.profilers.communication_buffer import BUILT, name_buffers
 from analyzer.record.collector import rare_collections
 from analyzer.record.module_walk import walk_modules
+from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile
 
-from .argument import argument_names
+from .argument import argument_names, keep_flags
+from .expected_value import expect_values
 from .rank_step import RankStep
 from .session import Run, Session, mark_inputs
 
@@ -41,18 +43,26 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
     with ExitStack() as stack:
         stack.enter_context(InterruptsDeferred())
         stack.enter_context(rare_collections())
-        is_module = isinstance(model, torch.nn.Module)
-        simulated = stack.enter_context(session.simulate(space=world.space if is_module else None))
+        return expect_values(lambda options: _run_in(session, model, args, kwargs, world, options), session.options)
+
+
+def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
+            kwargs: Mapping[str, Any], world: World, options: ProfileOptions) -> Profile:
+    is_module = isinstance(model, torch.nn.Module)
+    with session.simulate(options, space=world.space if is_module else None) as mode:
         live = world.live if is_module else LiveStorages()
-        simulated.space.listener = live
+        mode.space.listener = live
         try:
             module = model if isinstance(model, torch.nn.Module) else build_in(model, session.device)
         except DeviceOutOfMemoryError as error:
             raise InputError(f"the model does not fit while it is built: {error}") from error
         try:
-            return _run(session, simulated, module, live, args, kwargs)
+            with keep_flags(module):
+                if session.evaluates:
+                    module.eval()
+                return _run(session, mode, module, live, args, kwargs, options)
         finally:
-            simulated.space.listener = live
+            mode.space.listener = live
             for parameter in module.parameters():
                 parameter.grad = None
 
@@ -79,7 +89,7 @@ def _checked(build: Any, module: Any) -> torch.nn.Module:
 
 
 def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,
-         args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Profile:
+         args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions) -> Profile:
     torch.cuda.empty_cache()  # what building needed for a while is in no step
     with torch._C.DisableTorchFunction():
         device = next((found for t in _held(module) if (found := device_of(t)).type == session.device.type),
@@ -103,7 +113,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                     lifetime.category = BUILT
         RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
                  optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
-                 step=session.step, device_type=session.device.type, options=session.options).run()
+                 step=session.step, device_type=session.device.type, options=options).run()
         if collective.impl is not None:
             name_buffers(recorder.log, collective.impl.made_to_communicate)
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))

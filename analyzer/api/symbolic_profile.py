@@ -23,7 +23,7 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
 from .argument import as_keywords
-from .profile import expect_values
+from .expected_value import expect_values
 from .session import Profilers, Session
 
 
