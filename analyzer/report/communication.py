@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from analyzer.results.communication import CommTotal, sum_communication
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
+from analyzer.results.world import WorldInfo
 
 from .column import Column, check_layout, print_rows
 
@@ -27,6 +28,19 @@ def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "sim
     if not profile.comm:
         return "no communication"
     return print_totals(sum_communication(profile.comm, by_phase=by_phase), fmt)
+
+
+def describe_world(world: WorldInfo) -> str:
+    """Which rank of how many, and how they are arranged, in a line.
+
+    >>> describe_world(WorldInfo(16, 3, 8, "dgx_h100", {"dp": 2, "tp": 8}))
+    'rank 3 of 16, mesh dp=2 tp=8, 8 to a host, cluster dgx_h100'
+    """
+    facts = [f"rank {world.rank} of {world.size}",
+             world.mesh and "mesh " + " ".join([f"{name}={size}" for name, size in world.mesh.items()]),
+             world.devices_per_host and f"{world.devices_per_host} to a host",
+             world.cluster and f"cluster {world.cluster}"]
+    return ", ".join([str(fact) for fact in facts if fact])
 
 
 def print_totals(totals: Sequence[CommTotal], fmt: str = "simple") -> str:

@@ -13,7 +13,7 @@ from analyzer.units import UNKNOWN
 
 from .bound import find_remedy, list_bounds
 from .column import Column, escape_controls, format_quantity, print_rows
-from .communication import print_totals
+from .communication import describe_world, print_totals
 from .fits import find_least_need
 from .fused import list_fused_times, title_fused
 from .holder_group import group_holders, print_groups
@@ -39,6 +39,8 @@ def summarize(profile: Profile) -> str:
 def describe_run(profile: Profile) -> list[str]:
     """Lines that say what was profiled, on what and by which versions."""
     lines = [f"{profile.name}: one {profile.mode} step" + (f" on {profile.device}" if profile.device else "")]
+    if profile.world is not None and profile.world.size > 1:
+        lines.append(describe_world(profile.world))
     lines += [f"input {name}: {tensor} on {tensor.device}" for name, tensor in profile.inputs.items()]
     facts = (("optimizer", profile.optimizer), ("autocast", profile.autocast),
              ("torch", profile.torch_version), ("analyzer", profile.analyzer_version))

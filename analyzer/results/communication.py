@@ -30,6 +30,8 @@ class CommInfo:
     node: str | None = None               #: None outside the nodes, as in the optimizer's step
     operator: str = ""                    #: "c10d.allreduce_.default"
     peer: int | None = None               #: the global rank of the other end, or of the root
+    #: from the beginning of the step until it begins, where the program uses several streams
+    start_seconds: float | None = None
     seconds: float | None = None
     exposed_seconds: float | None = None  #: of these, those in which nothing is computed
 

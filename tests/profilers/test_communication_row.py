@@ -134,6 +134,7 @@ def test_the_table_adds_up(stepped):
     assert over_all[0] == CommTotal("all_gather", "tp", 8, None, 6, 6 * ROWS, 6 * ROWS // 8 * 7, over_all[0].seconds,
                                       over_all[0].exposed_seconds)
     assert 0 < over_all[0].exposed_seconds <= over_all[0].seconds
+    assert stepped.summary().splitlines()[1] == "rank 5 of 16, mesh dp=2 tp=8"
     assert "Communication" in stepped.summary() and "all_reduce" in stepped.summary()
     assert len(stepped.to_dataframe("comm")) == len(stepped.comm)
 

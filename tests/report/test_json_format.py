@@ -44,7 +44,7 @@ NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", 
           ReplayReport((ReplayInfo("a", "block", "Layer", False, "why"),)), ReplayInfo("b", "step", "Net", True),
           SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True),
           FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False),
-          CommInfo("send", None, 2, 8, 8, "backward", "a", None, "c10d.send.default", 1, 0.1, None),
+          CommInfo("send", None, 2, 8, 8, "backward", "a", None, "c10d.send.default", 1, 0.3, 0.1, None),
           GroupInfo("tp", 8, (RankRun(0, 7),)), WorldInfo(8, 1, 8, "dgx_h100", {"tp": 8}))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
