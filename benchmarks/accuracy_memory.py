@@ -32,7 +32,8 @@ from benchmarks.cases import Case, build, measured_cases, read_truth
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 LEFT_OUT = "## One model left out"  # the section that `benchmarks.accuracy_leave_one_out` writes
-PUBLISHED = "## Figures that others published"  # that of `benchmarks.accuracy_published`, before it
+PARALLEL = "## Training on many GPUs, as others published it"  # that of `benchmarks.accuracy_parallel`, before it
+PUBLISHED = "## Figures that others published"  # that of `benchmarks.accuracy_published`, before them
 TIME = "## Predicted time\n"
 THROUGHPUT = "## Steps of many GPUs\n"  # that of `benchmarks.accuracy_throughput`
 SHARDED = "## Steps of sharded models\n"  # that of `benchmarks.accuracy_sharded`, the last

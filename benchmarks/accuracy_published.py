@@ -28,7 +28,7 @@ from analyzer import profile
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import published_litgpt as litgpt
-from benchmarks.accuracy_memory import DOCUMENT, LEFT_OUT, PUBLISHED
+from benchmarks.accuracy_memory import DOCUMENT, PARALLEL, PUBLISHED
 from benchmarks.speed_table import markdown
 
 TRUTH = Path(__file__).resolve().parent / "truth" / "published.json"
@@ -225,8 +225,8 @@ Sources:
 
 
 def write_section(text: str) -> None:
-    """Put the section in its place in docs/accuracy.md, before that on one model left out."""
-    before, title, rest = DOCUMENT.read_text().partition(LEFT_OUT)
+    """Put the section in its place in docs/accuracy.md, before that on many GPUs."""
+    before, title, rest = DOCUMENT.read_text().partition(PARALLEL)
     DOCUMENT.write_text(before.partition(PUBLISHED)[0] + text + title + rest)
 
 

@@ -1,7 +1,7 @@
 """Published peaks, sampled: the small rows of each kind of step, as the benchmark predicts all of them."""
 import pytest
 
-from benchmarks.accuracy_memory import DOCUMENT, LEFT_OUT, PUBLISHED, read_section
+from benchmarks.accuracy_memory import DOCUMENT, PARALLEL, PUBLISHED, read_section
 from benchmarks.accuracy_published import NAMED_ABOVE, Row, judge, read_rows, read_truth, table, write_section
 
 ROWS = {row.id: row for row in read_rows()}
@@ -33,7 +33,7 @@ def test_every_row_has_its_source_and_its_note():
 
 
 def test_the_page_has_every_row_and_all_that_is_off_has_a_note():
-    lines = {line.split("|")[1].strip(): line for line in read_section(PUBLISHED, LEFT_OUT).splitlines()
+    lines = {line.split("|")[1].strip(): line for line in read_section(PUBLISHED, PARALLEL).splitlines()
              if line.startswith("| ")}
     assert set(ROWS) < set(lines)
     for row_id in ROWS:
@@ -53,9 +53,9 @@ def test_the_section_is_written_in_its_place(tmp_path, monkeypatch):
     page.write_text(DOCUMENT.read_text())
     for module in ("benchmarks.accuracy_memory", "benchmarks.accuracy_published"):
         monkeypatch.setattr(f"{module}.DOCUMENT", page)
-    before = read_section(PUBLISHED, LEFT_OUT)
+    before = read_section(PUBLISHED, PARALLEL)
     write_section(before.replace("median", "middle"))
-    assert read_section(PUBLISHED, LEFT_OUT) == before.replace("median", "middle")
+    assert read_section(PUBLISHED, PARALLEL) == before.replace("median", "middle")
     write_section(before)
     assert page.read_text() == DOCUMENT.read_text()
 

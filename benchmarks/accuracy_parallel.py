@@ -1,0 +1,223 @@
+"""How right predicted memory of one rank is against published runs on many GPUs; writes a section of docs/accuracy.md.
+
+    python -m benchmarks.accuracy_parallel [PART OF AN ID ...] [--processes N] [--rows FILE] [--found FILE]
+
+The rows are in ``benchmarks/truth/parallel.json``; ``--rows`` judges those of another file. What is rebuilt is in
+``benchmarks/parallel/``, around packages of the extra ``parallel``. Predictions are kept in ``--found`` as they come,
+and those that are in it already are not made again. With ids or rows given nothing is written.
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from analyzer.errors import MissingExtraError
+from benchmarks.accuracy_memory import DOCUMENT, LEFT_OUT, PARALLEL
+from benchmarks.parallel.family import Prediction, family_of, predict
+from benchmarks.parallel.note import APART, NOTES, Note, note_of
+from benchmarks.parallel.trend import Judged, find_trends
+from benchmarks.speed_table import markdown
+
+TRUTH = Path(__file__).resolve().parent / "truth" / "parallel.json"
+GIB = 2**30
+NAMED_ABOVE = 0.08
+PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
+LICENCES = {"NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0", "pytorch/torchtitan": "BSD-3-Clause",
+            "pytorch/ao": "BSD-3-Clause", "foundation-model-stack/fms-acceleration": "Apache-2.0"}
+
+
+def read_rows(path: Path = TRUTH) -> list[dict[str, Any]]:
+    """Rows of a file, which is a list of them or has one: those told as exact that have a figure of memory."""
+    told = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = told["rows"] if isinstance(told, dict) else told
+    return [row for row in rows if row["measured"].get("memory_gib") and row.get("confidence", "exact") == "exact"]
+
+
+def measured_bytes(row: dict[str, Any]) -> float:
+    """What a row tells."""
+    told = row["measured"]
+    return float(told.get("memory_bytes") or told["memory_gib"] * GIB)
+
+
+def require_packages() -> None:
+    """Raises MissingExtraError where what the rebuilds run is not installed, or is of another release."""
+    for name, release in PACKAGES.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            found = "not installed"
+        if not found.startswith(release):
+            raise MissingExtraError(f"benchmarks.accuracy_parallel needs {name} {release}, which is {found}: "
+                                    "pip install 'torch-analyzer[parallel]'")
+
+
+def judge(row: dict[str, Any]) -> Prediction | str:
+    """Predict; what went wrong, where something did."""
+    torch.set_num_threads(1)
+    try:
+        return predict(row)
+    except Exception:
+        return f"{row['id']}: {traceback.format_exc()}"
+
+
+def predict_all(rows: list[dict[str, Any]], found: Path | None, processes: int | None) -> dict[str, Prediction]:
+    """By id; what is in the file already is not made again. Failures are told."""
+    made = {p["row"]: Prediction(**p) for p in json.loads(found.read_text())} if found and found.exists() else {}
+    rest = [row for row in rows if row["id"] not in made]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for result in pool.imap_unordered(judge, rest):
+            if isinstance(result, str):
+                print(result, file=sys.stderr)
+                continue
+            made[result.row] = result
+            print(f"{result.row}: {result.predicted / GIB:.3f} GiB in {result.seconds:.0f} s", file=sys.stderr)
+            if found:
+                found.write_text(json.dumps([asdict(p) for p in made.values()]))
+    return {row["id"]: made[row["id"]] for row in rows if row["id"] in made}
+
+
+def error_of(one: Judged) -> float:
+    return one.predicted / one.measured - 1
+
+
+def describe(row: dict[str, Any]) -> str:
+    """How a row's job is laid out."""
+    parallel = row["parallel"]
+    parts = [f"{name.upper()} {parallel[name]}" for name in ("tp", "pp", "cp", "ep") if parallel.get(name, 1) > 1]
+    degree = parallel["fsdp"]["degree"]
+    return ", ".join([f"{row['hardware']['gpus']} {row['hardware']['gpu'].split()[0]}", *parts, f"sharded {degree}"])
+
+
+def shorten(row: dict[str, Any]) -> str:
+    return str(row["id"]).removeprefix("megatron-golden-")
+
+
+def table(judged: list[Judged], used: list[Note]) -> str:
+    """One row a figure; a number in the last column names a note."""
+    lines = []
+    for one in judged:
+        note = note_of(one.row, NOTES) if abs(error_of(one)) > NAMED_ABOVE else None
+        lines.append([shorten(one.row), describe(one.row), f"{one.measured / GIB:.3f}", f"{one.predicted / GIB:.3f}",
+                      f"{100 * error_of(one):+.2f} %", "" if note is None else str(used.index(note) + 1)])
+    return markdown(["row", "job", "published GiB", "predicted", "error", "note"], lines)
+
+
+def quantile(errors: list[float], share: float) -> float:
+    """The error that ``share`` of all do not exceed.
+
+    >>> quantile([0.1, 0.4, 0.2, 0.3], 0.5)
+    0.2
+    """
+    return sorted(errors)[max(0, -(-round(share * 1000) * len(errors) // 1000) - 1)]
+
+
+def summarize(judged: list[Judged]) -> str:
+    """Errors by source and of all."""
+    groups: dict[str, list[float]] = {}
+    for one in judged:
+        groups.setdefault(one.row["source"]["repo"], []).append(abs(error_of(one)))
+    groups["all"] = [abs(error_of(one)) for one in judged]
+    return markdown(["source", "rows", "median error", "nine in ten within", "worst", "above 8 %"], [
+        [name, str(len(errors)), f"{100 * statistics.median(errors):.2f} %", f"{100 * quantile(errors, 0.9):.2f} %",
+         f"{100 * max(errors):.1f} %", str(sum(e > NAMED_ABOVE for e in errors))] for name, errors in groups.items()])
+
+
+def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -> str:
+    """The section of docs/accuracy.md."""
+    off = [one for one in judged if abs(error_of(one)) > NAMED_ABOVE]
+    used = [note for note in NOTES if any(note_of(one.row, NOTES) is note for one in off)]
+    notes = "\n".join(f"{number}. {note.text}" for number, note in enumerate(used, 1))
+    trends = markdown(["group", "rows", "pairs that differ", "in the order measured"], [
+        [t.group, str(t.rows), str(t.pairs), str(t.ordered)] for t in find_trends(judged)])
+    reasons = [(note, [row for row in apart if note_of(row, APART) is note]) for note in APART]
+    left = "\n".join(f"- {len(rows)} rows ({', '.join(sorted({r['source']['repo'] for r in rows}))}): {note.text}"
+                     for note, rows in reasons if rows)
+    sources = "\n".join(f"- {repo} ({LICENCES[repo]}), at {len(commits)} commits" for repo, commits in sorted({
+        repo: {one.row["source"]["commit"] for one in judged if one.row["source"]["repo"] == repo}
+        for repo in LICENCES}.items()) if commits)
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return f"""{PARALLEL}
+
+By `python -m benchmarks.accuracy_parallel`, on {datetime.date.today()} with PyTorch {torch.__version__},
+{versions} on a machine with 2 cores and no GPU, in {seconds / 60:.0f}
+minutes of two processes beside other work. Peak memory of one GPU in runs on many that others published with
+configuration and commit. torchtitan's models are wrapped by its own parallelize functions; Megatron's are its own with
+its own wrappers, optimizers and schedules. Transformer Engine, which cannot be built without CUDA, is stood in for by
+layers that save what its layers save (`benchmarks/parallel/`). What code did otherwise at a row's commit is a setting
+of the rebuild, with its reason. Megatron's figures are allocated bytes of the last rank, torchtitan's are reserved
+bytes. No constant was fitted to a row; the rebuilds were made with the rows in view.
+
+{summarize(judged)}
+
+Blocks under torch.compile are profiled as written. Pairs of rows of one model that measured more than 5 % apart:
+
+{trends}
+
+{table(judged, used)}
+
+{notes}
+
+Told as exact and set apart, as the run is not rebuilt:
+
+{left}
+
+Sources:
+
+{sources}
+
+"""
+
+
+def write_section(text: str) -> None:
+    """Put the section in its place in docs/accuracy.md, before that on one model left out."""
+    before, title, rest = DOCUMENT.read_text().partition(LEFT_OUT)
+    DOCUMENT.write_text(before.partition(PARALLEL)[0] + text + title + rest)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="predict the rows whose id contains one of these")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--rows", type=Path, help="judge the rows of this file")
+    parser.add_argument("--found", type=Path, help="keep predictions in this file, and go on from it")
+    options = parser.parse_args()
+    require_packages()
+    began = time.perf_counter()
+    rows = [row for row in read_rows(options.rows or TRUTH)
+            if not options.parts or any(part in row["id"] for part in options.parts)]
+    apart = [row for row in rows if family_of(row) is None or note_of(row, APART) is not None]
+    rows = [row for row in rows if row not in apart]
+    found = predict_all(rows, options.found, options.processes)
+    judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows if row["id"] in found]
+    if not judged:
+        return 1
+    text = section(judged, apart, sum(p.seconds for p in found.values()) or time.perf_counter() - began)
+    print(text)
+    unnamed = [one.row["id"] for one in judged if abs(error_of(one)) > NAMED_ABOVE and note_of(one.row, NOTES) is None]
+    if unnamed:
+        print(f"no note says why these are off by more than 8 %: {', '.join(unnamed)}", file=sys.stderr)
+    failed = [row["id"] for row in rows if row["id"] not in found]
+    if failed:
+        print(f"not predicted: {', '.join(failed)}", file=sys.stderr)
+    if not options.parts and options.rows is None:
+        write_section(text)
+    return 1 if unnamed or failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""Megatron-LM's functional tests, rebuilt around the models, optimizers and schedules of `megatron-core`.
+
+``pretrain_gpt.py`` itself is in no package, so what it does between them is written here: the batch, the loss, the
+wrapping and the order of a step (megatron/training/training.py, `train_step` and `get_model`).
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.parallel import balanced_routing, megatron_encoder
+
+VOCABULARY = 50257  # of GPT-2, whose files the tests read
+Settings = dict[str, Any]
+
+
+def padded_vocabulary(arguments: Settings, tp: int, words: int = VOCABULARY) -> int:
+    """Rows of the embedding: a multiple of 128 for every rank (megatron/training/vocab_utils.py)."""
+    size = int(arguments.get("--vocab-size", words)) + int(arguments.get("--vocab-extra-ids", 0))
+    multiple = int(arguments.get("--make-vocab-size-divisible-by", 128)) * tp
+    return -(-size // multiple) * multiple
+
+
+def transformer_config(row: Settings) -> Any:
+    """What `core_transformer_config_from_args` makes of the test's arguments."""
+    from megatron.core.transformer import TransformerConfig
+    from torch.nn import functional
+
+    model, parallel, given = row["model"], row["parallel"], row["training"]["other_args"]
+    dtype = torch.float16 if "--fp16" in given else torch.bfloat16
+    pp, virtual = parallel["pp"], None
+    if "--num-layers-per-virtual-pipeline-stage" in given:
+        virtual = model["layers"] // pp // int(given["--num-layers-per-virtual-pipeline-stage"])
+    if "--num-virtual-stages-per-pipeline-rank" in given:
+        virtual = int(given["--num-virtual-stages-per-pipeline-rank"])
+    options: Settings = dict(
+        num_layers=model["layers"], hidden_size=model["hidden"], num_attention_heads=model["heads"],
+        ffn_hidden_size=int(given["--ffn-hidden-size"]) if "--ffn-hidden-size" in given else None,
+        tensor_model_parallel_size=parallel["tp"], pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=virtual if virtual and virtual > 1 else None,
+        context_parallel_size=parallel["cp"], expert_model_parallel_size=parallel["ep"],
+        sequence_parallel=bool(parallel["sp"]) and parallel["tp"] > 1,
+        bf16=dtype is torch.bfloat16, fp16=dtype is torch.float16, params_dtype=dtype, pipeline_dtype=dtype,
+        attention_softmax_in_fp32="--attention-softmax-in-fp32" in given,
+        apply_query_key_layer_scaling="--apply-query-key-layer-scaling" in given,
+        gradient_accumulation_fusion="--no-gradient-accumulation-fusion" not in given,
+        perform_initialization=False, use_cpu_initialization=False,
+        add_bias_linear="--disable-bias-linear" not in given,
+        bias_activation_fusion="--no-bias-gelu-fusion" not in given and "--disable-bias-linear" not in given,
+        bias_dropout_fusion=True, masked_softmax_fusion=True, persist_layer_norm=True,
+        qk_layernorm="--qk-layernorm" in given, hidden_dropout=float(given.get("--hidden-dropout", 0.1)),
+        attention_dropout=float(given.get("--attention-dropout", 0.1)),
+        num_query_groups=int(given["--num-query-groups"]) if "--num-query-groups" in given else None,
+        normalization=given.get("--normalization", "LayerNorm"), cp_comm_type="p2p",
+        deterministic_mode=bool(row["training"]["deterministic"]), batch_p2p_comm=virtual is None,
+        overlap_p2p_comm=bool(virtual and virtual > 1), deallocate_pipeline_outputs=True,
+        cross_entropy_loss_fusion="--cross-entropy-loss-fusion" in given,
+        cross_entropy_fusion_impl=given.get("--cross-entropy-fusion-impl", "native"),
+        calculate_per_token_loss="--calculate-per-token-loss" in given,
+        apply_rope_fusion="--no-rope-fusion" not in given,
+        account_for_embedding_in_pipeline_split="--account-for-embedding-in-pipeline-split" in given,
+        account_for_loss_in_pipeline_split="--account-for-loss-in-pipeline-split" in given)
+    for name in ("first", "last"):
+        if f"--decoder-{name}-pipeline-num-layers" in given:
+            options[f"num_layers_in_{name}_pipeline_stage"] = int(given[f"--decoder-{name}-pipeline-num-layers"])
+    if "--defer-embedding-wgrad-compute" in given:
+        options.update(defer_embedding_wgrad_compute=True, wgrad_deferral_limit=int(given["--wgrad-deferral-limit"]))
+    if "--expert-tensor-parallel-size" in given:
+        options["expert_tensor_parallel_size"] = int(given["--expert-tensor-parallel-size"])
+    if "--microbatch-group-size-per-virtual-pipeline-stage" in given:
+        options["microbatch_group_size_per_vp_stage"] = int(given["--microbatch-group-size-per-virtual-pipeline-stage"])
+    if "--rotary-interleaved" in given:
+        options["rotary_interleaved"] = True
+    if "--kv-channels" in given:
+        options["kv_channels"] = int(given["--kv-channels"])
+    if "--swiglu" in given:
+        options.update(activation_func=functional.silu, gated_linear_unit=True)
+        if options["ffn_hidden_size"] is None:  # arguments.py: two thirds of four times the width, in 64s
+            options["ffn_hidden_size"] = int(4 * model["hidden"] * 2 / 3 / 64) * 64
+    if "--squared-relu" in given:
+        from megatron.core.activations import squared_relu
+        options["activation_func"] = squared_relu
+    if "--recompute-granularity" in given:
+        options.update(recompute_granularity=given["--recompute-granularity"],
+                       recompute_method=given.get("--recompute-method"),
+                       recompute_num_layers=int(given["--recompute-num-layers"])
+                       if "--recompute-num-layers" in given else None)
+    if "--num-experts" in given:
+        options.update(moe_options(given))
+    return TransformerConfig(**options)
+
+
+def moe_options(given: Settings) -> Settings:
+    """Of a mixture of experts."""
+    options: Settings = dict(
+        num_moe_experts=int(given["--num-experts"]), moe_router_topk=int(given.get("--moe-router-topk", 2)),
+        moe_grouped_gemm="--moe-grouped-gemm" in given,
+        moe_token_dispatcher_type=given.get("--moe-token-dispatcher-type", "allgather"),
+        moe_router_pre_softmax="--moe-router-pre-softmax" in given,
+        moe_router_score_function=given.get("--moe-router-score-function", "softmax"),
+        moe_router_enable_expert_bias="--moe-router-enable-expert-bias" in given,
+        moe_router_dtype=given.get("--moe-router-dtype"), moe_permute_fusion=False)
+    # the highest expert alone without its softmax has no gradient, so these tests balance by sinkhorn
+    alone = options["moe_router_topk"] == 1 and not options["moe_router_pre_softmax"]
+    options.update(moe_router_load_balancing_type="sinkhorn" if alone else "aux_loss", moe_aux_loss_coeff=1e-2)
+    if options["moe_router_score_function"] == "sigmoid":
+        options.update(moe_router_load_balancing_type="seq_aux_loss")
+    for flag, name in (("--moe-router-group-topk", "moe_router_group_topk"),
+                       ("--moe-router-num-groups", "moe_router_num_groups")):
+        if flag in given:
+            options[name] = int(given[flag])
+    if "--moe-router-topk-scaling-factor" in given:
+        options["moe_router_topk_scaling_factor"] = float(given["--moe-router-topk-scaling-factor"])
+    if "--moe-layer-freq" in given:
+        options["moe_layer_freq"] = eval(given["--moe-layer-freq"])  # a sum of lists, as Megatron reads it
+    if "--moe-ffn-hidden-size" in given:
+        options["moe_ffn_hidden_size"] = int(given["--moe-ffn-hidden-size"])
+    if "--moe-shared-expert-intermediate-size" in given:
+        options["moe_shared_expert_intermediate_size"] = int(given["--moe-shared-expert-intermediate-size"])
+    return options
+
+
+def build_chunks(row: Settings, config: Any) -> list[nn.Module]:
+    """The parts of a GPT model that this rank of the pipeline holds."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    given, model, parallel = row["training"]["other_args"], row["model"], row["parallel"]
+    te = row["training"]["transformer_impl"] == "transformer_engine"
+    family = model["family"].split()[0]
+    if family in megatron_encoder.WORDS:
+        build = {"bert": megatron_encoder.build_bert, "t5": megatron_encoder.build_t5}[family]
+        return [build(row, config, padded_vocabulary(given, parallel["tp"], megatron_encoder.WORDS[family]))]
+    chunks = []
+    for stage in range(config.virtual_pipeline_model_parallel_size or 1):
+        vp = stage if config.virtual_pipeline_model_parallel_size else None
+        if config.num_moe_experts:
+            spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=te, vp_stage=vp)
+        elif te:
+            spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+        else:
+            spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+        chunk = GPTModel(
+            config, spec, vocab_size=padded_vocabulary(given, parallel["tp"]), max_sequence_length=model["seq_len"],
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp),
+            share_embeddings_and_output_weights="--untie-embeddings-and-output-weights" not in given,
+            position_embedding_type=given.get("--position-embedding-type", "learned_absolute"),
+            rotary_percent=float(given.get("--rotary-percent", 1.0)), vp_stage=vp)
+        chunks.append(chunk)
+    return chunks
+
+
+def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any], Any]:
+    """Megatron's DDP around 16-bit modules, and its optimizer (megatron/training/training.py, `get_model`)."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer.module import Float16Module
+
+    given = row["training"]["other_args"]
+    distributed = "--use-distributed-optimizer" in given
+    overlap = "--overlap-grad-reduce" in given
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32="--fp16" not in given and "--grad-reduce-in-bf16" not in given,
+        overlap_grad_reduce=overlap, use_distributed_optimizer=distributed,
+        overlap_param_gather="--overlap-param-gather" in given,
+        check_for_nan_in_grad=True, average_in_collective="--ddp-average-in-collective" in given,
+        num_distributed_optimizer_instances=int(given.get("--num-distributed-optimizer-instances", 1)))
+    modules = [Float16Module(config, chunk.cuda()) for chunk in chunks]
+    wrapped = [DistributedDataParallel(config, ddp, module, disable_bucketing=number > 0)
+               for number, module in enumerate(modules)]
+    optimizer = get_megatron_optimizer(OptimizerConfig(
+        optimizer="adam", lr=1e-4, bf16=config.bf16, fp16=config.fp16, params_dtype=config.params_dtype,
+        use_distributed_optimizer=distributed, clip_grad=1.0, log_num_zeros_in_grad=False,
+        overlap_param_gather="--overlap-param-gather" in given), wrapped)
+    config.grad_scale_func = optimizer.scale_loss
+    if overlap:
+        syncs = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = syncs[0] if len(wrapped) == 1 else syncs
+    if "--overlap-param-gather" in given:
+        starts = [chunk.start_param_sync for chunk in wrapped]
+        config.param_sync_func = starts[0] if len(wrapped) == 1 else starts
+    from megatron.core.distributed import finalize_model_grads
+    config.finalize_model_grads_func = finalize_model_grads
+    return wrapped, optimizer
+
+
+def batches(row: Settings) -> Iterator[dict[str, Tensor]]:
+    """What a micro-batch puts on the device; the mask is made by the data loader."""
+    b, s = row["training"]["micro_batch"], row["model"]["seq_len"]
+    s_local = s // row["parallel"]["cp"]
+    masked = "--no-create-attention-mask-in-dataloader" not in row["training"]["other_args"]
+    while True:
+        whole = {name: torch.zeros(b, s, dtype=torch.int64, device="cuda") for name in ("tokens", "labels", "ids")}
+        whole["loss_mask"] = torch.ones(b, s, dtype=torch.float32, device="cuda")
+        if s_local != s:
+            whole = {name: t[:, :s_local].contiguous() for name, t in whole.items()}
+        if masked:
+            whole["mask"] = torch.zeros(b, 1, s, s, dtype=torch.bool, device="cuda")[:, :, :s_local]
+        yield whole
+
+
+def compute_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """`loss_func` of pretrain_gpt.py."""
+    losses = output.view(-1).float()
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(losses * mask)
+    tokens = mask.sum().clone().detach().to(torch.int)
+    return loss, tokens, {"lm loss": torch.cat([loss.clone().detach().view(1), tokens.view(1)])}
+
+
+def forward_step(iterator: Iterator[dict[str, Tensor]], model: Any) -> tuple[Any, Callable[..., Any]]:
+    """`forward_step` of pretrain_gpt.py."""
+    batch = next(iterator)
+    output = model(batch["tokens"], batch["ids"], batch.get("mask"), labels=batch["labels"])
+    loss_mask = batch["loss_mask"]
+    return output, lambda out: compute_loss(loss_mask, out)
+
+
+class Job:
+    """One rank of a test: its model, and a step of it."""
+
+    def __init__(self, row: Settings) -> None:
+        self.row = row
+
+    def build(self) -> nn.Module:
+        """Chunks wrapped; the optimizer holds float32 copies from here on."""
+        from megatron.core import parallel_state, tensor_parallel
+        parallel = self.row["parallel"]
+        given = self.row["training"]["other_args"]
+        parallel_state.destroy_model_parallel()
+        config = transformer_config(self.row)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=parallel["tp"], pipeline_model_parallel_size=parallel["pp"],
+            virtual_pipeline_model_parallel_size=config.virtual_pipeline_model_parallel_size,
+            context_parallel_size=parallel["cp"], expert_model_parallel_size=parallel["ep"],
+            num_distributed_optimizer_instances=int(given.get("--num-distributed-optimizer-instances", 1)),
+            expert_tensor_parallel_size=config.expert_tensor_parallel_size,
+            order="tp-cp-ep-pp-dp" if "--use-tp-pp-dp-mapping" in given else "tp-cp-ep-dp-pp")
+        tensor_parallel.model_parallel_cuda_manual_seed(1)
+        chunks = build_chunks(self.row, config)
+        self.chunks, self.optimizer = wrap(self.row, config, chunks)
+        self.config, self.iterator = config, batches(self.row)
+        return nn.ModuleList(self.chunks)
+
+    def forward(self, iterator: Any, model: Any) -> tuple[Any, Callable[..., Any]]:
+        """`forward_step` of the test's script."""
+        family = self.row["model"]["family"].split()[0]
+        special = {"bert": megatron_encoder.forward_bert, "t5": megatron_encoder.forward_t5}.get(family)
+        return forward_step(iterator, model) if special is None else special(self.row, model, compute_loss)
+
+    def step(self, *_: Any) -> None:
+        """`train_step` of megatron/training/training.py."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        many = len(self.chunks) > 1
+        with balanced_routing.installed():
+            self.losses = get_forward_backward_func()(
+                forward_step_func=self.forward,
+                data_iterator=[self.iterator] * len(self.chunks) if many else self.iterator,
+                model=self.chunks if many else self.chunks[0], forward_only=False,
+                num_microbatches=self.row["training"]["micro_batches_per_step"],
+                seq_length=self.row["model"]["seq_len"], micro_batch_size=self.row["training"]["micro_batch"])
+        self.optimizer.step()
+
+
+def prepare(row: Settings) -> Job:
+    """A job, in a process whose environment is the test's."""
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron refuses to change its own
+        os.environ.pop(name, None)
+    os.environ.update({name: str(value) for name, value in row["training"].get("env", {}).items()})
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    return Job(row)

@@ -1,0 +1,180 @@
+"""Rows of torchtitan (and of torchao, measured with it), rebuilt by torchtitan's own models and parallelize functions.
+
+The package is that of one release; what its code did otherwise at the commit of a row is a `Code`.
+"""
+from __future__ import annotations
+
+import copy
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.parallel.absent_kernel import triton_stand_in
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """What of torchtitan changed with time."""
+
+    keeps_logits: bool                               #: in float32, until the next are there; to 2024-06-12 (#391)
+    one_root: bool                                   #: embedding, norm and output in one group; to 2025-07-28 (#1094)
+    saves_cudnn: bool                                #: attention by cuDNN is on the list of what is kept, from 2025-12
+    compiled_loss: bool                              #: with compile on, from 2025-04-02
+
+
+def code_of(row: Settings) -> Code:
+    """By the date of the row's commit."""
+    date = row["source"]["date"]
+    return Code(keeps_logits=date < "2024-06-12", one_root=date < "2025-07-28", saves_cudnn=date >= "2025-12",
+                compiled_loss=bool(row["training"]["compile"]) and (
+                    date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
+
+
+class CompiledCrossEntropy(torch.autograd.Function):
+    """What torch.compile makes of a cross entropy on float32 logits: no float32 copy is stored.
+
+    It keeps the 16-bit logits and two float32 numbers a token; the gradient is written in 16 bits by one kernel.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        statistics = [torch.empty(logits.shape[0], 1, dtype=torch.float32, device=logits.device) for _ in range(2)]
+        ctx.save_for_backward(logits, labels, *statistics)
+        return torch.empty((), dtype=torch.float32, device=logits.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+def compiled_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """`torch.compile(cross_entropy_loss)`."""
+    loss: Tensor = CompiledCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, 1), labels.flatten(0, 1))
+    return loss
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """`cross_entropy_loss` of torchtitan/components/loss.py."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+def flavor_of(row: Settings) -> tuple[str, str]:
+    """torchtitan's names of the row's model."""
+    family = row["model"]["family"].lower()
+    if "qwen3" in family:
+        return "qwen3", row["model"]["family"].partition("-")[2]
+    if "debugmodel" in family:
+        return "llama3", "debugmodel"
+    return "llama3", row["model"]["family"].rpartition("-")[2]
+
+
+class Job:
+    """One rank of a row: its model, and a step of it."""
+
+    def __init__(self, row: Settings) -> None:
+        self.row, self.code = row, code_of(row)
+        self.logits: Tensor | None = None
+
+    def build(self) -> nn.Module:
+        """The model parallelized, its weights made, and its optimizer."""
+        from torchtitan.config import JobConfig
+        from torchtitan.distributed import ParallelDims, utils
+        from torchtitan.protocols import train_spec
+        from torchtitan.tools.utils import set_default_dtype
+
+        row, parallel, training = self.row, self.row["parallel"], self.row["training"]
+        family, flavor = flavor_of(row)
+        spec = train_spec.get_train_spec(family)
+        config = JobConfig()
+        config.model.name, config.model.flavor = family, flavor
+        config.training.seq_len, config.training.local_batch_size = row["model"]["seq_len"], training["micro_batch"]
+        shards = parallel["fsdp"]["degree"] // parallel["cp"]
+        config.parallelism.data_parallel_shard_degree = shards
+        config.parallelism.data_parallel_replicate_degree = parallel["dp_replicate"]
+        config.parallelism.tensor_parallel_degree = parallel["tp"]
+        config.parallelism.pipeline_parallel_degree = parallel["pp"]
+        config.parallelism.context_parallel_degree = parallel["cp"]
+        if "reshard_after_forward True everywhere" in parallel["fsdp"]["kind"]:
+            config.parallelism.fsdp_reshard_after_forward = "always"
+        checkpointing = config.activation_checkpoint
+        kind = training["activation_checkpointing"]
+        checkpointing.mode = next(mode for mode in ("full", "selective", "none") if kind.startswith(mode))
+        checkpointing.selective_ac_option = "2" if "every 2nd block" in kind else "op"
+        checkpointing.preserve_rng_state = False
+        dims = ParallelDims(dp_replicate=parallel["dp_replicate"], dp_shard=shards, cp=parallel["cp"],
+                            tp=parallel["tp"], pp=parallel["pp"], ep=1, etp=1, world_size=row["hardware"]["gpus"])
+        arguments = copy.deepcopy(spec.model_args[flavor])
+        arguments.vocab_size, arguments.n_layers = row["model"]["vocab"], row["model"]["layers"]
+        arguments.update_from_config(config)
+        with torch.device("meta"), set_default_dtype(torch.float32):
+            model = spec.model_cls(arguments)
+        module: Any = importlib.import_module(spec.parallelize_fn.__module__)
+        shard, kept = module.apply_fsdp, module._op_sac_save_list
+        if self.code.one_root:
+            module.apply_fsdp = shard_with_one_root
+        if not self.code.saves_cudnn:
+            module._op_sac_save_list = kept - {torch.ops.aten._scaled_dot_product_cudnn_attention.default}
+        try:
+            spec.parallelize_fn(model, dims, config)
+        finally:
+            module.apply_fsdp, module._op_sac_save_list = shard, kept
+        model.to_empty(device="cuda")
+        with torch.no_grad():
+            model.init_weights(buffer_device=None)
+        model.train()
+        fused = "fused" in training["optimizer"] and "not fused" not in training["optimizer"]
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
+                                           fused=fused, foreach=not fused)
+        self.dims, self.utils, self.model = dims, utils, model
+        return nn.ModuleList([model])  # which takes no arguments: `step` has them
+
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Token ids and labels of this rank."""
+        shape = (self.row["training"]["micro_batch"], self.row["model"]["seq_len"] // self.row["parallel"]["cp"])
+        ids = torch.zeros(shape, dtype=torch.int64, device="cuda")
+        return ids, torch.zeros_like(ids)
+
+    def step(self, *_: Any) -> None:
+        """`train_step` of torchtitan/train.py."""
+        self.optimizer.zero_grad()
+        context = self.utils.get_train_context(self.dims.tp_enabled)
+        compute = compiled_cross_entropy if self.code.compiled_loss else cross_entropy
+        for _micro_batch in range(self.row["training"]["grad_accum"]):
+            ids, labels = self.inputs()
+            with context():
+                logits = self.model(ids)
+                if self.code.keeps_logits:
+                    logits = self.logits = logits.float()  # by the model itself
+                loss = compute(logits, labels)
+                del logits
+                loss.backward()
+        self.utils.clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True)
+        self.optimizer.step()
+
+
+def shard_with_one_root(model: Any, mesh: Any, param_dtype: torch.dtype, reduce_dtype: torch.dtype, pp_enabled: bool,
+                        cpu_offload: bool = False, reshard_after_forward_policy: str = "default") -> None:
+    """`apply_fsdp` until #1094: blocks, the last not resharded after its forward pass, and the rest in the root."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    options: Settings = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
+    if cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    always = reshard_after_forward_policy == "always"
+    last = max(int(name) for name in model.layers)
+    for name, block in model.layers.items():
+        reshard = always or reshard_after_forward_policy == "default" and not pp_enabled and int(name) < last
+        fully_shard(block, **options, reshard_after_forward=reshard)
+    fully_shard(model, **options, reshard_after_forward=not pp_enabled)
+
+
+def prepare(row: Settings) -> Job:
+    """A job, in a process started as torchrun would."""
+    with triton_stand_in():
+        importlib.import_module("torchtitan.protocols.train_spec").get_train_spec(flavor_of(row)[0])
+    return Job(row)
