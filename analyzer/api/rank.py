@@ -29,6 +29,7 @@ from analyzer.results.profile import Profile
 
 from .argument import argument_names, keep_flags
 from .expected_value import expect_values
+from .parameter_group import keep_layouts_apart
 from .rank_step import RankStep
 from .session import Run, Session, mark_inputs
 
@@ -111,8 +112,9 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
             for lifetime in recorder.log.storages.values():
                 if not lifetime.category:
                     lifetime.category = BUILT
+        optimizer = keep_layouts_apart(session.facts["optimizer"], session.optimizer)
         RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
-                 optimizer=session.optimizer if session.mode == "train" else None, autocast=session.autocast,
+                 optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
                  step=session.step, device_type=session.device.type, options=options).run()
         if collective.impl is not None:
             name_buffers(recorder.log, collective.impl.made_to_communicate)
