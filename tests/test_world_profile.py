@@ -1,6 +1,8 @@
 """`profile` in a world keeps what it promises outside of one."""
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -45,3 +47,32 @@ def test_world_may_be_given():
     with world(4, rank=3):
         entered = profile(replica, args=(X,), optimizer="sgd")
     assert given == entered and given.world.rank == 3 and not torch.distributed.is_initialized()
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def fully_sharded():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    return FullyShardedDataParallel(Stack().cuda(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=0)
+
+
+def test_reports_show_the_wrappers_levels_and_the_ranks_share():
+    with world(8):
+        p = profile(fully_sharded, args=(torch.rand(4, 64),), optimizer="sgd", device="h100")
+    text = p.report("deepspeed")
+    figures = dict(re.findall(r"^(params [a-z ]+):\s+(\S+)", text, re.M))
+    # three layers of 64 x 64, of which each of eight ranks holds an eighth
+    assert figures == {"params per device": "1.54", "params of model": "12.29"}
+    levels = [module.path for module in p.modules.walk() if module.type == "FullyShardedDataParallel"]
+    assert levels == ["", *(f"_fsdp_wrapped_module.blocks.{i}" for i in range(3))]
+    rows = [module for module in p.modules.walk() if module.type == "Linear"]
+    assert [(row.params, row.fwd_macs) for row in rows] == [(512, 4 * 64 * 64)] * 3
+    assert sum(row.fwd_seconds for row in rows) <= p.modules.fwd_seconds

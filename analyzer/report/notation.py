@@ -37,7 +37,10 @@ def list_notations(profile: Profile, as_string: bool = True,
     yield "model parallel size", plain(models)
     yield "batch size per device", plain(profile.batch_size)
     yield "params per device", count(profile.params, kilo="k")
-    yield "params of model = params per device * mp_size", count(_times(profile.params, models), kilo="k")
+    if profile.whole_params is None:
+        yield "params of model = params per device * mp_size", count(_times(profile.params, models), kilo="k")
+    else:  # ranks share parameters, whoever has copies of the whole
+        yield "params of model", count(profile.whole_params, kilo="k")
     yield "fwd MACs per device", count(fwd_macs, "MACs")
     yield "fwd flops per device", count(fwd_flops)
     yield "fwd flops of model = fwd flops per device * mp_size", count(_times(fwd_flops, models))
