@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
+from analyzer.record.process_group import communicates, takes_group
 
 from .annotation import WAYS, Annotation
 from .collective.omission import NOT_UNDERSTOOD
@@ -17,6 +18,8 @@ from .message_flow import find_purposes
 
 def find_message(log: Log, call: OpCall) -> Message | None:
     """What a call communicates; None where it is no communication."""
+    if not (communicates(call.signature) or takes_group(call.signature)):
+        return None
     return message_of(call.signature, log.group_of(call.signature))
 
 
@@ -76,11 +79,15 @@ def _fill_rows(log: Log, out: Annotation) -> None:
     out.start_rows(log, {"fwd_comm_bytes": 0, "bwd_comm_bytes": 0})
     unknown: list[tuple[OpCall, str]] = []
     purposes = find_purposes(log)
+    # what a hook of a parameter's gradient communicates, as DDP's do, has no node of its own: its module's last one
+    last_nodes = {node.module: i for i, node in enumerate(log.nodes) if node.step == log.steps - 1}
     for index, call in enumerate(log.calls):
         if call.step != log.steps - 1 or (message := find_message(log, call)) is None:
             continue
         if index in purposes:
             call = replace(call, **purposes[index]._asdict())
+        elif call.node < 0 and call.phase in WAYS:
+            call = replace(call, node=last_nodes.get(call.module, call.node))
         out.communication[index].update(message._asdict(), phase=call.phase, module=call.module, node=call.node)
         if call.phase not in WAYS:
             continue

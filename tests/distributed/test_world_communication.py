@@ -173,6 +173,20 @@ def test_what_is_communicated_for_a_block_belongs_to_it_in_whichever_hook(build,
     assert len(nodes) == 3 and sum(n.bwd_comm_bytes for n in nodes) == p.phases["backward"].comm_bytes
 
 
+def test_gradients_of_copies_are_reduced_at_nodes_of_their_modules():
+    """A bucket is ready when the gradient of its first layer is: the last layer's 262,656 float32 are more than the
+    1 MiB of the first bucket, all others are less than the 25 MiB of the second.
+    """
+    with world(16):
+        p = profile(copied, args=(torch.rand(4, 512),), optimizer="sgd")
+    last, others = WHOLE // 2, 5 * WHOLE // 2
+    assert [(r.kind, r.phase, r.module_path, r.bytes, r.wire_bytes) for r in p.comm] == [
+        ("all_reduce", "backward", "module.2.down", last, 2 * 15 * last // 16),
+        ("all_reduce", "backward", "module.0.up", others, 2 * 15 * others // 16)]
+    assert [(n.name, n.module_path, n.bwd_comm_bytes) for n in p.nodes if n.bwd_comm_bytes] == [
+        (r.node, r.module_path, r.bytes) for r in reversed(p.comm)]
+
+
 def test_a_tensor_parallel_model_adds_up_activations():
     with world(16, rank=3):
         p = profile(parallel, args=(torch.rand(4, 512),), optimizer="sgd")
