@@ -28,7 +28,7 @@ from .distributed_checkpoint import replace_checkpoints
 from .host_clock import TIMERS
 from .late_import import replaced_once_imported
 from .launch import replace_launchers, run_one_process
-from .random_state import replace_random_states
+from .rank_agreement import replace_agreements
 from .thread import follow_into_threads
 from .torchao_checks import answer_for_capability
 
@@ -45,7 +45,7 @@ def scripted() -> Iterator[None]:
         undo.enter_context(replaced_once_imported(
             {"bitsandbytes.functional": answer_for_managed_memory, "torchao.utils": answer_for_capability,
              **simulate_detection_ops(), **replace_checkpoints(), **replace_launchers(),
-             **replace_random_states()}))
+             **replace_agreements()}))
         yield
 
 

@@ -16,7 +16,7 @@ from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
-from .quantized_parameter import parts_of_parameter
+from .quantized_parameter import parts_of_parameter, partition_of
 from .tensor_walk import describe, describe_tensors, local_part, tensors_in
 from .token_count import count_tokens, name_tensors
 
@@ -270,7 +270,7 @@ class ModuleRecorder(MemoryRecorder):
                         continue
                     self._parameter_owner.setdefault(id(tensor), index)
                     label = f"{path}.{name}" if path else name
-                    if type(tensor) not in _PLAIN and category == "parameter":
+                    if category == "parameter" and (type(tensor) not in _PLAIN or partition_of(tensor) is not None):
                         for suffix, kind, part in parts_of_parameter(tensor):
                             self._own(part, kind, label + suffix, index)
                     else:

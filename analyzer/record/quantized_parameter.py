@@ -23,6 +23,8 @@ def parts_of_parameter(parameter: torch.Tensor) -> Iterator[tuple[str, str, torc
         return
     yield "", PARAMETER, parameter
     attributes = parameter.__dict__
+    if (partition := partition_of(parameter)) is not None:
+        yield ".ds_tensor", PARAMETER, partition
     scales = attributes.get("SCB")  # bitsandbytes.nn.Int8Params
     if isinstance(scales, torch.Tensor):
         yield ".SCB", BUFFER, scales
@@ -34,10 +36,20 @@ def parts_of_parameter(parameter: torch.Tensor) -> Iterator[tuple[str, str, torc
                 yield f"{prefix}.{name}", BUFFER, value
 
 
+def partition_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """This rank's part of a parameter under ZeRO-3, which is itself empty but where it is gathered; None of others.
+    Source: deepspeed/runtime/zero/partition_parameters.py, ``_partition_param``.
+    """
+    found = parameter.__dict__.get("ds_tensor")
+    return found if isinstance(found, torch.Tensor) else None
+
+
 def count_elements(parameter: torch.Tensor) -> int:
     """The elements of a parameter, of which several may be packed in one of a tensor; of a sharded one the part's."""
     if (part := getattr(parameter, "_local_tensor", None)) is not None:
         return count_elements(part)
+    if (partition := partition_of(parameter)) is not None:
+        return partition.numel()
     state: Any = parameter.__dict__.get("quant_state")
     shape = getattr(state, "shape", None)
     return parameter.numel() if shape is None else prod(shape)

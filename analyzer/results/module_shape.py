@@ -1,6 +1,7 @@
 """What a profile says of a module without a run: its class, settings and parameters, kept when it has changed."""
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -92,7 +93,7 @@ class ModuleShape:
                       for name, p in module._parameters.items() if p is not None]
         children = [(name, cls._describe(child, isomorphs, firsts)) for name, child in module._modules.items()
                     if child is not None]
-        found = firsts[id(module)] = cls(id(module), type(module).__name__, module.extra_repr(), module.training,
+        found = firsts[id(module)] = cls(id(module), type(module).__name__, _describe_settings(module), module.training,
                                          _kernel_size(module), tuple(parameters), tuple(children))
         return found
 
@@ -125,6 +126,20 @@ class ModuleShape:
             found.update((p.key, p) for p in module.parameters)
             waiting += [child for _, child in module.children]
         return found
+
+
+def _describe_settings(module: torch.nn.Module) -> str:
+    """``extra_repr`` of a module, which asks for parameters: a container of another class than torch's may gather what
+    it hands out (deepspeed/runtime/zero/parameter_offload.py, ``ZeROOrderedDict``), so a plain one stands in.
+    """
+    container = module._parameters
+    if type(container) in (dict, OrderedDict):
+        return module.extra_repr()
+    module.__dict__["_parameters"] = dict(container.items())
+    try:
+        return module.extra_repr()
+    finally:
+        module.__dict__["_parameters"] = container
 
 
 def _find_sharding(parameter: Any) -> tuple[str, ...] | None:
