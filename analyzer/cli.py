@@ -12,6 +12,7 @@ import torch
 
 from analyzer.advice.command import add_advise_command, find_advice, run_advise
 from analyzer.api.models_command import add_models_command, run_models
+from analyzer.api.world_option import add_world_options, check_world_options, read_world
 from analyzer.calibration.command import add_calibrate_command, run_calibrate
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
@@ -54,7 +55,8 @@ TARGET is one of
   package.module:factory                                a callable of no arguments that returns an nn.Module
   FILE.py:factory                                       such a callable in a file, e.g. a class: mynet.py:Net
 
-Several targets make one table with a row each.
+Several targets make one table with a row each. With --world, a factory wraps the model as a script would (DDP,
+fully_shard, parallelize_module), and the profile is that of one rank.
 """
 
 _PROFILE_EXAMPLES = """\
@@ -104,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
                      "launches each pass as one CUDA graph; alone: the eager kernels launched so")
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
+    add_world_options(run)
     choice.add_file_options(run)
     add_run_options(run)
     choice.add_report_options(run)
@@ -186,6 +189,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
     check_run_options(arguments)
+    check_world_options(arguments)
     if arguments.others:
         choice.check_model_options(arguments, _DEFAULT_SHOWN)
         rows = list(zip([arguments.target, *arguments.others], _predict(arguments), strict=True))
@@ -240,14 +244,17 @@ def _predict(arguments: argparse.Namespace) -> list[Profile]:
     options = ProfileOptions(fused=_find_fused(arguments))
 
     def build(target: Target) -> torch.nn.Module:
-        return build_model(partial(recipe.build, target.build)).train(train)
+        make = partial(recipe.build, target.build)
+        # in a world the model is built and run under one mode
+        return (make() if arguments.world is not None else build_model(make)).train(train)
 
     found = []
     for i, (target, specs) in enumerate(zip(targets, inputs, strict=True)):
         with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
-                                 options=options, profilers={"flops": make_flops_profiler(arguments.convention)},
+                                 world=read_world(arguments), options=options,
+                                 profilers={"flops": make_flops_profiler(arguments.convention)},
                                  **command_option.find_step(arguments, recipe)))
     return found
 

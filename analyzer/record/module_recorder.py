@@ -16,7 +16,7 @@ from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
-from .quantized_parameter import parts_of_parameter, partition_of
+from .quantized_parameter import partition_of, parts_of_parameter
 from .tensor_walk import describe, describe_tensors, local_part, tensors_in
 from .token_count import count_tokens, name_tensors
 

@@ -37,7 +37,7 @@ def parts_of_parameter(parameter: torch.Tensor) -> Iterator[tuple[str, str, torc
 
 
 def partition_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """This rank's part of a parameter under ZeRO-3, which is itself empty but where it is gathered; None of others.
+    """The rank's own part of a parameter under ZeRO-3, which is itself empty but where it is gathered; None of others.
     Source: deepspeed/runtime/zero/partition_parameters.py, ``_partition_param``.
     """
     found = parameter.__dict__.get("ds_tensor")

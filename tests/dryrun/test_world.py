@@ -187,3 +187,21 @@ def test_command_lines_that_cannot_be(tmp_path, capsys, words, message):
 def test_a_table_that_is_none():
     with pytest.raises(ProfileFormatError, match="no table of ranks"):
         RankTable.from_json("{}")
+
+
+def test_a_factory_that_wraps_is_profiled_as_one_rank(tmp_path, capsys):
+    path = write(tmp_path, """
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    def build():
+        return fully_shard(torch.nn.Linear(1024, 1024, bias=False).cuda())
+    """)
+    saved = tmp_path / "profile.json"
+    assert main(["profile", f"{path}:build", "--input", "8x1024", "--optimizer", "sgd", "--world", "16", "--rank", "9",
+                 "--cluster", "dgx_h100", "--show", "brief", "--json", str(saved)]) == 0
+    p = Profile.from_json(saved)
+    assert p.param_bytes == 4 * 2**20 // 16 and p.world is not None and (p.world.size, p.world.rank) == (16, 9)
+    assert p.phases["forward"].comm_bytes == p.phases["backward"].comm_bytes == 4 * 2**20  # gathered once: a root
+    assert main(["profile", f"{path}:build", "--input", "8x1024", "--rank", "9"]) == 2
+    assert "--rank 9: of how many ranks? add --world N" in capsys.readouterr().err
