@@ -14,7 +14,7 @@ from analyzer.results.world import GroupInfo
 from .pipeline_schedule import read_schedule
 from .pipeline_timeline import PipelineTimeline
 from .profiled_stage import TRANSFERS, join_profiles, list_group, list_stages
-from .rank_table import RankTable, describe_rank
+from .rank_table import RankTable, describe_rank, merge_alike
 
 
 class _Run(NamedTuple):
@@ -120,11 +120,14 @@ def _share_out(size: int, peers: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _tabulate(size: int, runs: Mapping[int, _Run], alike: Mapping[int, tuple[int, ...]]) -> RankTable:
-    ordered = dict(sorted(runs.items()))
+    peers = next(iter(runs.values())).peers if runs else ()
+    ordered = {rank: runs[rank] for rank in (peers if set(peers) == set(runs) else sorted(runs))}
     profiles = {rank: one.profile for rank, one in ordered.items()}
     timeline, assumptions = _join(ordered)
     kinds = _name_kinds(ordered)
     rows = [describe_rank(one, rank, alike[rank], kinds[rank]) for rank, one in profiles.items()]
+    if timeline is None:
+        rows = merge_alike(rows)
     missing = size - len({rank for row in rows for rank in row.ranks})
     if missing:
         assumptions = (*assumptions, f"{missing} of {size} ranks were not run and are in no row")
@@ -137,7 +140,7 @@ def _name_kinds(runs: Mapping[int, _Run]) -> dict[int, str]:
         return dict.fromkeys(runs, "each")
     kinds = {}
     for rank, one in runs.items():
-        stages = list_stages(one.schedule)
+        stages = [] if one.schedule is None else list_stages(one.schedule)
         kinds[rank] = f"rank {rank}" if not stages else (
             f"stage {'+'.join(str(stage.stage_index + 1) for stage in stages)} of {stages[0].num_stages}")
     return kinds

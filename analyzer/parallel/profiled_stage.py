@@ -61,7 +61,8 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
     used = {row.group for row in rows if row.phase == "forward"}
     sums = [row.exposed_seconds for row in rows
             if row.kind in _SUMS and row.phase == "backward" and row.group not in used]
-    known = [*waited["forward"], *waited["backward"], *sums, forward, backward, optimizer]
+    known = [*waited["forward"], *waited["backward"], *sums, forward, backward, optimizer,
+             *(row.seconds for row in rows if row.kind in TRANSFERS)]
     if any(seconds is None for seconds in known):
         return None
     exchange = sum(s for s in sums if s is not None)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,19 @@ class RankTable:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileFormatError(f"no table of ranks: {error!r}; give what RankTable.to_json wrote") from error
         return dataclasses.replace(found, profiles=profiles)
+
+
+def merge_alike(rows: Sequence[RankRow]) -> list[RankRow]:
+    """One row for all whose figures are equal, by the first of them; ``"each"`` where that is all there are."""
+    found: dict[RankRow, list[RankRow]] = {}
+    for row in rows:
+        found.setdefault(dataclasses.replace(row, rank=0, runs=(), kind=""), []).append(row)
+    merged = []
+    for same in found.values():
+        ranks = [rank for row in same for rank in row.ranks]
+        kind = "each" if len(found) == 1 < len(same) else same[0].kind
+        merged.append(dataclasses.replace(same[0], runs=tuple(RankRun(*run) for run in list_runs(ranks)), kind=kind))
+    return merged
 
 
 def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str) -> RankRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +180,10 @@ def test_the_chart() -> None:
     timeline = join_timeline(list_actions("1F1B", 2, 3), [StageCost(1.0, 1.0, optimizer=1.0)] * 2)
     assert timeline.render(40) + "\n" == CHART
     assert max(map(len, join("1F1B", 8, 32).render().splitlines())) <= 120
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    costs = [StageCost(forward=0.010, backward=0.020, send_forward=0.001, send_backward=0.001)] * 4
+    text = join_timeline(list_actions("1F1B", ranks=4, micro_batches=8), costs).render()
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    assert text.partition("\n0-9 forward")[0] in page

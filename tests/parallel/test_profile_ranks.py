@@ -116,6 +116,25 @@ def test_a_stage_that_nobody_tells_its_shapes_is_an_error() -> None:
         run("1F1B", ranks=[2])
 
 
+def test_ranks_of_a_ring_exchange_messages_and_are_alike() -> None:
+    import torch.distributed as dist
+
+    def pass_on(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+        out, received = model(x), torch.empty_like(x)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, (rank + 1) % size),
+                                            dist.P2POp(dist.irecv, received, (rank - 1) % size)]):
+            work.wait()
+        (out * received).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    table = profile_ranks(lambda: nn.Linear(64, 64).cuda(), lambda: (torch.rand(4, 64, device="cuda"), ), size=4,
+                          step=pass_on, optimizer="sgd", device="h100")
+    assert [(row.kind, row.ranks) for row in table.rows] == [("each", (0, 1, 2, 3))]
+    assert sorted(table.profiles) == [0, 1, 2, 3]
+
+
 def test_the_table_says_who_decides() -> None:
     def build() -> nn.Module:
         return nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
