@@ -1,6 +1,7 @@
 """Published steps of sharded models: that every row can be run as it says, and a small one is met."""
 from __future__ import annotations
 
+from benchmarks.accuracy_memory import DOCUMENT, SHARDED
 from benchmarks.accuracy_sharded import cluster_of_run, judge, read_runs, read_truth
 
 RUNS = {run.id: run for run in read_runs()}
@@ -23,3 +24,7 @@ def test_sources_and_networks_are_told() -> None:
     assert read_truth()["common"]["source"]["licence"] == "Apache-2.0"
     told = cluster_of_run(RUNS["mpt-7b-seq2048-64xa100_40gb-mb18-ga1-full_shard-act-bf16"])
     assert told.fabric is not None and told.fabric.bandwidth == 25e9
+
+
+def test_the_page_has_the_section() -> None:
+    assert f"{len(RUNS)} steps of MPT" in DOCUMENT.read_text().partition(SHARDED)[2]
