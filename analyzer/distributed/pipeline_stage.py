@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 
@@ -71,10 +72,21 @@ def _note(original: Any) -> Any:
     return note
 
 
+def _refuse(original: Any) -> Any:
+    """``torch.export``, by which `pipeline()` splits a model, knows no simulated device."""
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            return original(*args, **kwargs)
+        raise InputError("pipeline() splits a model by torch.export, which takes no tensors without data: cut the model "
+                         "into stages by hand, and make a PipelineStage of each")
+    return staticmethod(trace)
+
+
 def replacements() -> Iterator[Undo]:
     """What stages ask their neighbours, and which schedule a rank makes; each result undoes one replacement."""
     schedules: Any = importlib.import_module("torch.distributed.pipelining.schedules")
     yield replace(schedules._PipelineSchedule, "__init__", _note)
+    yield replace(importlib.import_module("torch.distributed.pipelining._IR").Pipe, "_trace_with_export", _refuse)
     for name, make in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
                        ("_recv_meta", _receive), ("_send_meta", _send)):
         if hasattr(pipelining.PipelineStage, name):  # torch 2.9 to 2.12 infer shapes in another way

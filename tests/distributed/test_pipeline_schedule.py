@@ -4,12 +4,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from analyzer import ProfileOptions, profile
+from analyzer.errors import InputError
 from analyzer.parallel import profile_ranks, world
 from analyzer.zoo.llama import DecoderLayer, LlamaConfig, RMSNorm, rotary_angles
 
@@ -168,3 +170,8 @@ def test_stages_are_split_and_sharded_as_modules_are():
         ("all_reduce", "tp", "backward"): message, ("reduce_scatter", "dp", "backward"): weights}
     assert {key: n for key, n in totals.items() if key[1] == "pp"} == {
         (kind, "pp", phase): message for kind in ("send", "recv") for phase in ("forward", "backward")}
+
+
+def test_a_model_that_is_split_by_tracing_is_an_error_that_says_what_to_do():
+    with world(RANKS), pytest.raises(InputError, match="into stages by hand"):
+        pipelining.pipeline(small_stage(), mb_args=(torch.zeros(ROWS, WIDTH, device="cuda"),))
