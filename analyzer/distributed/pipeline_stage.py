@@ -77,8 +77,8 @@ def _refuse(original: Any) -> Any:
     def trace(*args: Any, **kwargs: Any) -> Any:
         if current() is None:
             return original(*args, **kwargs)
-        raise InputError("pipeline() splits a model by torch.export, which takes no tensors without data: cut the model "
-                         "into stages by hand, and make a PipelineStage of each")
+        raise InputError("pipeline() splits a model by torch.export, which takes no tensors without data: cut the "
+                         "model into stages by hand, and make a PipelineStage of each")
     return staticmethod(trace)
 
 
