@@ -62,6 +62,32 @@ NAMES = {
         for name in ("_Action.computation_type", "_Action.sub_actions", "_ComputationType.OVERLAP_F_B",
                      "Schedule1F1B._get_pipeline_order", "ScheduleGPipe._get_pipeline_order")
     ],
+    "distributed/c10d_state.py": [
+        *(f"torch.distributed.distributed_c10d.{name}" for name in (
+            "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag",
+            "_group_count", "_backend", "_default_pg_init_method", "_process_group_name", "_world.default_pg",
+            "_world.pg_coalesce_state")),
+        "torch._C._distributed_c10d._register_process_group",
+        "torch._C._distributed_c10d._unregister_all_process_groups"
+    ],
+    "distributed/collective.py": ["torch._C.fork", "torch._C._distributed_c10d._create_work_from_future"],
+    "distributed/known_content.py": ["torch._C._distributed_c10d._resolve_process_group"],
+    "distributed/store.py": ["torch._C._distributed_c10d.Store"],
+    "distributed/process_group.py": ["torch.distributed.distributed_c10d._get_default_group"],
+    "distributed/reducer.py": [
+        *(f"torch.nn.parallel.distributed.{name}" for name in (
+            "_verify_param_shape_across_processes", "DistributedDataParallel._ddp_init_helper",
+            "DistributedDataParallel._check_comm_hook")),
+        "torch._C._distributed_c10d.Reducer._rebuild_buckets"
+    ],
+    "distributed/object_collective.py": ["torch.distributed.optim.zero_redundancy_optimizer._broadcast_object"],
+    "distributed/random_number.py": ["torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region"],
+    "distributed/dtensor.py": [
+        "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
+        "torch.distributed.tensor._dtensor_spec.TensorMeta",
+        "torch.distributed.tensor.placement_types._StridedShard.local_shard_size_and_offset"
+    ],
+    "distributed/flat_parameter.py": ["torch.distributed.fsdp._flat_param.FlatParameter._init_metadata"],
     "distributed/pipeline_stage.py": ["torch.distributed.pipelining.schedules._PipelineSchedule.__init__"],
     "record/reference_count.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
     "dryrun/distributed_checkpoint.py": [

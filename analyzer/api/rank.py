@@ -92,6 +92,7 @@ def _checked(build: Any, module: Any) -> torch.nn.Module:
 def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,
          args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions) -> Profile:
     torch.cuda.empty_cache()  # what building needed for a while is in no step
+    mode.space.host.begin_lap()
     with torch._C.DisableTorchFunction():
         device = next((found for t in _held(module) if (found := device_of(t)).type == session.device.type),
                       session.device)
@@ -119,7 +120,8 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         if collective.impl is not None:
             name_buffers(recorder.log, collective.impl.made_to_communicate)
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))
-    return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before)
+    return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before,
+                     host_peak_bytes=None if device.type == "cpu" else mode.space.host.lap_peaks()[0])
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

@@ -44,6 +44,11 @@ def joined(spec: WorldSpec | None) -> Iterator[None]:
         _joined.remove(threading.get_ident())
 
 
+def is_world_elsewhere() -> bool:
+    """Whether another thread is in a world."""
+    return bool(_worlds) and current_world() is None
+
+
 def current_mail() -> dict[int, Any]:
     """What pipeline stages were sent by those before them, by stage."""
     return _mail

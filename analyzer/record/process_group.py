@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from analyzer.distributed.world_state import current_world, mesh_dimensions
+from analyzer.distributed.world_state import current_world, is_world_elsewhere, mesh_dimensions
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.signature import Signature
@@ -107,11 +107,13 @@ def takes_group(signature: Signature) -> bool:
 
 
 def read_world() -> WorldFacts | None:
-    """The job that this process is one of; None where torch.distributed was not initialised."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """The job that this process is one of; None where torch.distributed was not initialised, and in a thread that is
+    not in the simulated world that another is in.
+    """
+    spec = current_world()
+    if not (dist.is_available() and dist.is_initialized()) or spec is None and is_world_elsewhere():
         return None
     groups = [describe_group(group) for group in dist.distributed_c10d._world.pg_names]
-    spec = current_world()
     return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]),
                       None if spec is None else spec.devices_per_host, None if spec is None else spec.cluster,
                       tuple(mesh_dimensions().items()))

@@ -96,7 +96,7 @@ class Profile(DeferredFields):
     peak_reserved_bytes: int | None = None
     #: where ``record_stream`` holds memory back: peak_reserved_bytes, and the same if it did so as long as it can
     peak_reserved_bytes_range: tuple[int, int] | None = None
-    host_peak_bytes: int | None = None       #: of tensors on the host; None where it is not followed
+    host_peak_bytes: int | None = None       #: of tensors on the host, of a rank and of a dry run; else None
     peak_by_category: dict[str, int] = field(default_factory=dict)  #: adds up to peak_allocated_bytes
     holders: tuple[HolderInfo, ...] = ()     #: at the peak, largest first
     first_step: dict[str, PhaseInfo] = field(default_factory=dict)
