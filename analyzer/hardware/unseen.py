@@ -48,8 +48,12 @@ _UNKNOWN = (
 # github.com/NVIDIA/nccl/issues/964: 4 A100 with NVLink, an all-reduce of 4 MB in each process group
 _NCCL_PAIR_BYTES, _NCCL_GROUP_BYTES = 544 * _MIB, 688 * _MIB
 _NCCL_SOURCE = "NVIDIA/nccl issue 964: measured on 4 A100 with NVLink, {}; every further communicator takes as much"
-_NCCL_ELSEWHERE = ("not known for this device: grows with channels and communicators (NVIDIA/nccl issue 986); 544 to "
-                   "688 MB on A100 (issue 964)")
+# NCCL's src/init.cc, computeBuffSizes: each connection receives into buffers of the protocols LL (8 lines of 16 bytes,
+# 512 threads, 8 steps: 512 KiB), LL128 (120 elements of 8 bytes, 640 threads, 8 steps: 4800 KiB) and Simple
+# (NCCL_BUFFSIZE, 4 MiB), which with what steers them take 10 MiB in pages of 2 MiB, and 2 MiB to send: the sizes that
+# issue 1685 lists. How many channels are connected, up to 32, is decided when it runs.
+_NCCL_ELSEWHERE = ("not known for this device: 12 MiB a connection of each channel and communicator (NVIDIA/nccl issue "
+                   "1685), and it decides how many when it runs (issue 986); 544 to 688 MB on A100 (issue 964)")
 
 
 def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, ...]:

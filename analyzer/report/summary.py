@@ -14,7 +14,7 @@ from analyzer.units import UNKNOWN
 from .bound import find_remedy, list_bounds
 from .column import Column, escape_controls, format_quantity, print_rows
 from .communication import describe_world, print_totals
-from .fits import find_least_need
+from .fits import check_fit, find_least_need
 from .fused import list_fused_times, title_fused
 from .holder_group import group_holders, print_groups
 from .notation import list_notations
@@ -97,7 +97,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
 def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:
     ended = p.out_of_memory is not None
     peak = lay_out(("", "Size"), [("allocated", _size(p.peak_allocated_bytes)),
-                                  ("reserved", _size(p.peak_reserved_bytes))])
+                                  ("reserved", _size(p.peak_reserved_bytes)), *_list_beyond(p)])
     if peak:
         yield "Peak memory" + (" until it ran out" if ended else ""), peak
     if ended and p.holders:
@@ -115,6 +115,17 @@ def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[t
             yield title, print_rows(("Phase", *(column.header for column in PHASE_COLUMNS)), [
                 (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
                 for name, phase in phases.items()])
+
+
+def _list_beyond(p: Profile) -> Iterator[tuple[str, str]]:
+    """For a rank of a job: what the device has in use, as nvidia-smi shows it: reserved, and what the driver and the
+    libraries take (`analyzer.hardware.unseen`), as far as that is known.
+    """
+    if p.device is None or p.out_of_memory is not None or (p.world_size or 1) < 2 or p.peak_reserved_bytes is None:
+        return
+    needs = check_fit(p).needs
+    least = "at least " if any(line.bytes is None for line in needs) else ""
+    yield "in use on the device, as nvidia-smi shows", f"{least}{_size(sum(line.bytes or 0 for line in needs))}"
 
 
 def _print_known(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

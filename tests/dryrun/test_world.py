@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,16 @@ def test_a_factory_that_wraps_is_profiled_as_one_rank(tmp_path, capsys):
     assert p.phases["forward"].comm_bytes == p.phases["backward"].comm_bytes == 4 * 2**20  # gathered once: a root
     assert main(["profile", f"{path}:build", "--input", "8x1024", "--rank", "9"]) == 2
     assert "--rank 9: of how many ranks? add --world N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device, text", [
+    # 1 GiB, 547,283,272 bytes of an RTX 4090's context, and 688 MiB of NCCL's buffers
+    ("a100_80gb", "2.18 GiB"),
+    # 1 GiB and 702,734,664 bytes of context; how much NCCL takes is not known
+    ("h200", "at least 1.65 GiB")])
+def test_what_is_in_use_on_the_device_of_a_rank(device, text):
+    p = Profile(name="train.py", mode="train", device=device, world_size=8, peak_allocated_bytes=2**29,
+                peak_reserved_bytes=2**30)
+    line, = [line for line in p.summary().splitlines() if "nvidia-smi" in line]
+    assert line.split("shows")[1].strip() == text
+    assert "nvidia-smi" not in replace(p, world_size=1).summary()
