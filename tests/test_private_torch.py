@@ -115,6 +115,7 @@ NAMES = {
         "torch.distributed.fsdp._runtime_utils._unshard", "torch.distributed.fsdp._runtime_utils._post_backward_hook"
     ],
     "distributed/shard_chunk.py": ["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
+    "replay/lap/chain.py": ["torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
     "distributed/sharding_cache.py": [
         "torch.distributed.tensor._redistribute", "torch.distributed.tensor._random._rng_tracker",

@@ -106,7 +106,7 @@ def profile(
         from .rank import profile_rank  # torch's wrappers are slow to import
 
         with noting_failures():
-            return profile_rank(session, model, args, kwargs, inside)
+            return profile_rank(session, model, args, kwargs, inside, reuse)
     module = model if isinstance(model, torch.nn.Module) else build_model(model)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from analyzer.distributed import process_group
 from analyzer.distributed.flat_parameter import list_flat_parameters
 from analyzer.distributed.live_storage import LiveStorages
 from analyzer.distributed.whole_parameter import count_whole
@@ -23,6 +24,9 @@ from analyzer.record.collector import rare_collections
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
+from analyzer.replay.lap.chain import Chain, find_chain
+from analyzer.replay.lap.run import WholeRun, run_some
+from analyzer.replay.match import Mismatch
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile
@@ -33,22 +37,37 @@ from .parameter_group import keep_layouts_apart
 from .rank_step import RankStep
 from .session import Run, Session, mark_inputs
 
-NOT_REPLAYED = "ranks of a world are run"
+NOT_REPLAYED = "a model that was built before, or reuse=False, is run"
+STEPS_RUN = "each step of a rank is run"
 
 
 def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
-                 kwargs: Mapping[str, Any], world: World) -> Profile:
+                 kwargs: Mapping[str, Any], world: World, reuse: bool = True) -> Profile:
     """The profile of the rank that ``world`` runs. ``model`` builds it, or was built in the world: then it is run as it
-    is, in the memory where it was built, and what its wrappers make in a first step stays.
+    is, in the memory where it was built, and what its wrappers make in a first step stays. With ``reuse``, of blocks
+    that are alike some are run (`analyzer.replay.lap`); what is built is built anew where that turns out to be wrong.
     """
+    def run(options: ProfileOptions) -> Profile:
+        reason = NOT_REPLAYED
+        if reuse and not isinstance(model, torch.nn.Module):
+            try:
+                with process_group.attempting():
+                    return _run_in(session, model, args, kwargs, world, options, None)
+            except Mismatch as mismatch:
+                reason = str(mismatch)
+            except Exception as error:  # which running all raises, too, where it is the model's own
+                reason = f"with some of its blocks alone it fails: {type(error).__name__}: {error}"
+        return _run_in(session, model, args, kwargs, world, options, reason)
+
     with ExitStack() as stack:
         stack.enter_context(InterruptsDeferred())
         stack.enter_context(rare_collections())
-        return expect_values(lambda options: _run_in(session, model, args, kwargs, world, options), session.options)
+        return expect_values(run, session.options)
 
 
 def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
-            kwargs: Mapping[str, Any], world: World, options: ProfileOptions) -> Profile:
+            kwargs: Mapping[str, Any], world: World, options: ProfileOptions, reason: str | None) -> Profile:
+    """The profile of one run, of all blocks for a ``reason``, or of some of those that are alike."""
     is_module = isinstance(model, torch.nn.Module)
     with session.simulate(options, space=world.space if is_module else None) as mode:
         live = world.live if is_module else LiveStorages()
@@ -61,7 +80,7 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             with keep_flags(module):
                 if session.evaluates:
                     module.eval()
-                return _run(session, mode, module, live, args, kwargs, options)
+                return _run(session, mode, module, live, args, kwargs, options, reason)
         finally:
             mode.space.listener = live
             for parameter in module.parameters():
@@ -90,7 +109,7 @@ def _checked(build: Any, module: Any) -> torch.nn.Module:
 
 
 def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,
-         args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions) -> Profile:
+         args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None) -> Profile:
     torch.cuda.empty_cache()  # what building needed for a while is in no step
     mode.space.host.begin_lap()
     with torch._C.DisableTorchFunction():
@@ -114,14 +133,38 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                 if not lifetime.category:
                     lifetime.category = BUILT
         optimizer = keep_layouts_apart(session.facts["optimizer"], session.optimizer)
-        RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
-                 optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
-                 step=session.step, device_type=session.device.type, options=options).run()
-        if collective.impl is not None:
-            name_buffers(recorder.log, collective.impl.made_to_communicate)
-    replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, NOT_REPLAYED),))
+
+        def run_steps() -> None:
+            RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
+                     optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
+                     step=session.step, device_type=session.device.type, options=options).run()
+            if collective.impl is not None:
+                name_buffers(recorder.log, collective.impl.made_to_communicate)
+
+        replay, whole = _run_blocks(recorder, module, live, run_steps, reason)
+    host = mode.space.host
+    if whole is not None:
+        recorder.log, host = whole.log, whole.space.host
     return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before,
-                     host_peak_bytes=None if device.type == "cpu" else mode.space.host.lap_peaks()[0])
+                     host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])
+
+
+def _run_blocks(recorder: Recorder, module: torch.nn.Module, live: LiveStorages, run: Callable[[], None],
+                reason: str | None) -> tuple[ReplayReport, WholeRun | None]:
+    """Run all blocks for a ``reason``, or some: then the second result is what a run of all is."""
+    chain: Chain | None = None
+    if reason is None:
+        try:
+            chain = find_chain(module)
+        except Mismatch as mismatch:
+            reason = str(mismatch)
+    step = ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN)
+    if chain is None:
+        run()
+        return ReplayReport((step,)), None
+    whole = run_some(recorder, chain, live, run)
+    return ReplayReport((step, *(ReplayInfo(chain.paths[i], "block", type(chain.blocks[i]).__name__, True)
+                                 for i in chain.skipped))), whole
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

@@ -37,6 +37,17 @@ def adopting(spec: WorldSpec) -> Iterator[None]:
         _asked.clear()
 
 
+@contextmanager
+def attempting() -> Iterator[None]:
+    """A block after which, where it ends with an exception, the program may initialise torch.distributed as before."""
+    before = _is_adopted[0]
+    try:
+        yield
+    except BaseException:
+        _is_adopted[0] = before
+        raise
+
+
 def _init(original: Any) -> Any:
     def init_process_group(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1,
                            rank: int = -1, store: Any = None, *args: Any, **kwargs: Any) -> None:

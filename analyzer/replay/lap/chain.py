@@ -1,0 +1,156 @@
+"""The blocks of a sharded model that are alike: which of them are run, and which the log says as if they had been."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from analyzer.meta.plain_type import LEAVES
+from analyzer.record.module_walk import walk_modules
+
+from ..match import Mismatch
+
+HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not
+REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for each of them
+_DEEPEST = 8  # containers and objects in each other that are compared
+_FEWEST = 16  # of fewer, running all takes no longer than looking at what some do
+#: attributes that are compared otherwise, or that no step reads
+_LEFT_OUT = frozenset({"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
+                       "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"})
+# what FSDP2 keeps of a block that decides what it does; torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+_GROUP = ("mp_policy", "offload_policy", "mesh_info", "post_forward_mesh_info", "_all_reduce_hook", "reduce_grads",
+          "all_reduce_grads", "reshard_after_backward", "unshard_in_backward", "unshard_async_op",
+          "gradient_divide_factor", "force_sum_reduction_for_comms", "reduce_scatter_unused_params",
+          "reduce_scatter_max_input_buffers")
+_STATE = ("_mp_policy", "_device", "_auto_reshard_after_forward")
+
+
+class Chain(NamedTuple):
+    """Blocks of one list, of which those between `HEAD` and `TAIL` are not run; ``unread`` are attributes of the
+    reference (path, name) in which others differ.
+    """
+
+    blocks: list[nn.Module]
+    paths: list[str]
+    unread: set[tuple[str, str]]
+
+    @property
+    def skipped(self) -> range:
+        """The places of blocks that are not run."""
+        return range(HEAD, len(self.blocks) - TAIL)
+
+
+def find_chain(root: nn.Module) -> Chain:
+    """The longest list of blocks in ``root`` that are alike. Raises Mismatch where there is none."""
+    for module in root.modules():
+        if isinstance(module, (nn.parallel.DistributedDataParallel, torch.distributed.fsdp.FullyShardedDataParallel)):
+            raise Mismatch(f"{type(module).__name__} holds the blocks' parameters in buffers of its own")
+    walked = walk_modules(root)
+    lists = [m for _, m in walked if isinstance(m, (nn.ModuleList, nn.ModuleDict, nn.Sequential))]
+    longest = list(max(lists, key=len).children()) if lists else []
+    if len(longest) < _FEWEST:
+        raise Mismatch(f"no list of {_FEWEST} or more blocks")
+    path_of = {id(module): path for path, module in walked}
+    if len({id(block) for block in longest}) < len(longest):
+        raise Mismatch("its blocks are one module")
+    reference, unread = longest[REFERENCE], set[tuple[str, str]]()
+    below = walk_modules(reference)
+    for block in longest[1:-1]:
+        _compare(below, block, unread)
+    return Chain(longest, [path_of[id(block)] for block in longest], unread)
+
+
+def _compare(below: list[tuple[str, nn.Module]], block: nn.Module, unread: set[tuple[str, str]]) -> None:
+    others = list(walk_modules(block))
+    if [path for path, _ in below] != [path for path, _ in others]:
+        raise Mismatch("its blocks have other modules")
+    for (path, mine), (_, other) in zip(below, others):
+        if type(mine) is not type(other) and type(mine).__mro__[1:] != type(other).__mro__[1:]:
+            raise Mismatch(f"its blocks have other modules at {path!r}")
+        held, theirs = vars(mine), vars(other)
+        if held.keys() != theirs.keys():
+            raise Mismatch(f"its blocks have other attributes at {path!r}")
+        if mine._parameters.keys() != other._parameters.keys() or mine._buffers.keys() != other._buffers.keys() or any(
+                _specs(a) != _specs(b) for a, b in zip(_tensors(mine), _tensors(other))):
+            raise Mismatch(f"its blocks have other parameters or buffers at {path!r}")
+        for name, value in held.items():
+            if name not in _LEFT_OUT and not _same(value, theirs[name]):
+                if type(value) in (int, float) and type(theirs[name]) is type(value):
+                    unread.add((path, name))
+                else:
+                    raise Mismatch(f"its blocks differ in {path + '.' if path else ''}{name}")
+
+
+def _tensors(module: nn.Module) -> Iterator[Any]:
+    yield from module._parameters.values()
+    yield from module._buffers.values()
+
+
+def _specs(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    if own := vars(tensor).keys() - {"_is_param"}:  # torch/nn/parameter.py; others are how a wrapper finds its buffers
+        raise Mismatch(f"its parameters have attributes: {', '.join(sorted(own))}")
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    spec = tensor._spec if isinstance(tensor, DTensor) else None
+    with torch._C.DisableTorchFunction():
+        return (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
+                len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
+
+
+def _same(mine: Any, other: Any, depth: int = 0) -> bool:
+    """Whether two values are the same to code that does not ask for their identity."""
+    if mine is other:
+        return True
+    if type(mine) is not type(other) or depth > _DEEPEST:
+        return False
+    if type(mine) in LEAVES and not isinstance(mine, FunctionType):
+        return bool(mine == other)
+    if isinstance(mine, dict):
+        pairs, is_hooks = zip(mine.items(), other.items()), isinstance(mine, OrderedDict)  # by a number of the process
+        return len(mine) == len(other) and all(
+            (is_hooks and isinstance(a, int) or a == b) and _same(x, y, depth + 1) for (a, x), (b, y) in pairs)
+    if isinstance(mine, torch.Tensor):
+        return False
+    if isinstance(mine, (list, tuple)):
+        return len(mine) == len(other) and all(_same(x, y, depth + 1) for x, y in zip(mine, other))
+    if isinstance(mine, MethodType):
+        return mine.__func__ is other.__func__ and _same_owner(mine.__self__, other.__self__, depth)
+    if isinstance(mine, partial):
+        return _same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
+    if isinstance(mine, FunctionType):
+        return mine.__code__ is other.__code__ and _same(
+            _cells(mine), _cells(other), depth + 1) and _same(mine.__defaults__, other.__defaults__, depth + 1)
+    return _same_owner(mine, other, depth)
+
+
+def _cells(function: FunctionType) -> tuple[Any, ...]:
+    return tuple([cell.cell_contents for cell in function.__closure__ or ()])
+
+
+def _same_owner(mine: Any, other: Any, depth: int) -> bool:
+    """Modules are compared where they stand; of what FSDP2 keeps, what decides its behaviour is."""
+    if isinstance(mine, nn.Module):
+        return type(mine).__qualname__ == type(other).__qualname__
+    if hasattr(mine, "_fsdp_param_groups"):
+        groups = mine._fsdp_param_groups, other._fsdp_param_groups
+        if mine._states_to_forward_prefetch or mine._states_to_backward_prefetch or (
+                other._states_to_forward_prefetch or other._states_to_backward_prefetch):
+            raise Mismatch("its blocks prefetch blocks that are named")
+        return len(groups[0]) == len(groups[1]) and all(
+            _same(getattr(mine, name, None), getattr(other, name, None), depth + 1) for name in _STATE) and all(
+                _like_field(getattr(a, name, None), getattr(b, name, None)) for a, b in zip(*groups) for name in _GROUP)
+    if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
+        return bool(mine == other)
+    is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))
+    return is_torchs and hasattr(mine, "__dict__") and _same(vars(mine), vars(other), depth + 1)
+
+
+def _like_field(mine: Any, other: Any) -> bool:
+    return mine is other or type(mine) is type(other) and bool(mine == other)

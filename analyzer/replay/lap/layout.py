@@ -1,0 +1,335 @@
+"""Where the laps of a noted run are, what each speaks of, and whether they are equal up to a shift of blocks."""
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.meta.stream_mark import StreamAction
+from analyzer.record.event import BORN, CALLED, DIED, OUTSIDE
+from analyzer.record.log import Log
+
+from ..match import Mismatch
+from .chain import HEAD, REFERENCE, TAIL
+from .tape import LAP, ORDERED, STEP, Cut, Tape
+
+LapKind = tuple[str, int, int]
+"""Forward or backward, the step, and which pass through the chain."""
+_HELD = ("parameter", "buffer")
+REACH = 2  #: how many blocks from its own a lap may speak of storages and events
+LOOK = 2   #: and of modules, nodes and calls
+
+
+class Origin(NamedTuple):
+    """Where something is from: a kind of lap, the block (as numbered among those that are run), and its place there."""
+
+    lap: LapKind
+    block: int
+    place: int
+
+
+@dataclass
+class Stretch:
+    """Events from one cut to the next: the lap of a block, or what runs before the first (None). ``is_open`` is one
+    that ends with something else than another block's.
+    """
+
+    lap: LapKind | None
+    block: int
+    events: list[Any]
+    nodes: range = range(0)
+    module_calls: range = range(0)
+    is_open: bool = False
+    calls: list[int] = field(default_factory=list)
+
+
+class Layout:
+    """The laps of a tape; ``before`` are the storages that were there. Raises Mismatch where laps are not periodic."""
+
+    def __init__(self, tape: Tape, log: Log, before: Iterable[int]) -> None:
+        self.tape, self.log, self._before = tape, log, set(before)
+        count = len(tape.chain.blocks)
+        self.run = [place for place in range(count) if place not in tape.chain.skipped]
+        self._short = {place: i for i, place in enumerate(self.run)}
+        self.stretches: list[Stretch] = []
+        self.storages: dict[int, Origin] = {}
+        self.marks: dict[int, Origin] = {}       # of events that were recorded on a stream
+        self.nodes: dict[int, Origin] = {}
+        self.births: dict[tuple[LapKind, int], list[int]] = {}
+        self._first_calls: list[int] = []        # of forward laps, in order
+        self._forward: list[Stretch] = []
+        self._first_nodes: list[int] = []
+        self._signatures: dict[int, Any] = {}
+        self.block_of_module, self.own = self._find_own(tape.chain.paths)
+        self._cut_forward()
+        self._cut_backward()
+        self._trace()
+        self._check()
+
+    # ---- cuts
+
+    def _cut_forward(self) -> None:
+        """Stretches from each call of a block to the next."""
+        current = Stretch(None, 0, [])
+        nodes = calls = 0
+        step, passed, expected = -1, -1, 0
+        skipping = False
+        for event in self.tape.events:
+            if event[0] == STEP:
+                step, passed = event[1], -1
+            if event[0] != LAP:
+                if skipping:
+                    raise Mismatch("something runs between blocks")
+                current.events.append(event)
+                continue
+            cut: Cut = event[1]
+            if cut.block == 0:
+                passed, expected = passed + 1, 0
+            if cut.block != expected:
+                raise Mismatch("its blocks are not called in order")
+            expected += 1
+            if cut.block not in self._short:
+                if cut.block == HEAD:
+                    self._end(current, nodes, calls, cut)
+                    nodes, calls = cut.nodes, cut.module_calls
+                skipping = True
+                if cut.nodes != nodes:
+                    raise Mismatch("something runs between blocks")
+                continue
+            if skipping:
+                nodes, calls, skipping = cut.nodes, cut.module_calls, False
+            else:
+                self._end(current, nodes, calls, cut)
+                nodes, calls = cut.nodes, cut.module_calls
+            current = Stretch(("forward", step, passed), self._short[cut.block], [],
+                              is_open=cut.block == len(self.tape.chain.blocks) - 1)
+        self._end(current, nodes, calls, Cut(0, len(self.log.node_slots), len(self.log.module_call_slots)))
+
+    def _end(self, stretch: Stretch, nodes: int, calls: int, cut: Cut) -> None:
+        stretch.nodes, stretch.module_calls = range(nodes, cut.nodes), range(calls, cut.module_calls)
+        self.stretches.append(stretch)
+
+    def _cut_backward(self) -> None:
+        """Stretches from the first call of a block's backward pass to that of the block before it."""
+        self._note_forward()
+        found: list[Stretch] = []
+        slots = self.log.call_slots
+        for stretch in self.stretches:
+            found.append(stretch)
+            if not stretch.is_open:
+                continue
+            events, stretch.events = stretch.events, []
+            current = stretch
+            for event in events:
+                if event[0] == CALLED and (call := slots[event[1]]).phase == "backward":
+                    lap = self._lap_of(call)
+                    if lap is not None and (current.lap is None or (current.lap[0], current.lap[2]) != (
+                            "backward", lap[0]) or lap[1] < current.block):
+                        is_next = current.lap is not None and current.lap[0] == "backward" and (
+                            lap == (current.lap[2], current.block - 1))
+                        if not is_next and lap[1] != len(self.run) - 1:
+                            raise Mismatch("its blocks' backward passes are not in order")
+                        current = Stretch(("backward", call.step, lap[0]), lap[1], [], is_open=lap[1] == 0)
+                        current.nodes = range(stretch.nodes.stop, stretch.nodes.stop)
+                        current.module_calls = range(stretch.module_calls.stop, stretch.module_calls.stop)
+                        found.append(current)
+                current.events.append(event)
+            stretch.calls = [what for kind, what in stretch.events if kind == CALLED]
+        self.stretches = found
+
+    def _note_forward(self) -> None:
+        for stretch in self.stretches:
+            if stretch.lap is not None:
+                stretch.calls = [what for kind, what in stretch.events if kind == CALLED]
+                first = stretch.calls[0] if stretch.calls else len(self.log.call_slots)
+                self._first_calls.append(first)
+                self._first_nodes.append(stretch.nodes.start)
+                self._forward.append(stretch)
+
+    def _lap_of(self, call: Any) -> tuple[int, int] | None:
+        """The pass and the block whose backward pass, or recomputation, a call is of."""
+        if call.forward is not None:
+            at, module = bisect_right(self._first_calls, call.forward) - 1, self.log.call_slots.place(call.forward)[0]
+        elif call.recomputed and call.node != OUTSIDE:
+            at, module = bisect_right(self._first_nodes, call.node) - 1, call.module
+        else:
+            return None
+        found = self.block_of_module.get(module)
+        if at < 0 or found is None:
+            return None
+        stretch = self._forward[at]
+        assert stretch.lap is not None
+        is_own = stretch.lap[1] == call.step and stretch.block == self._short.get(found[0])
+        return (stretch.lap[2], stretch.block) if is_own else None
+
+    # ---- what is from where
+
+    def _trace(self) -> None:
+        for stretch in self.stretches:
+            if stretch.lap is None:
+                self._before.update(what[0] for kind, what in stretch.events if kind == BORN)
+                continue
+            for place, index in enumerate(stretch.nodes):
+                self.nodes[index] = Origin(stretch.lap, stretch.block, place)
+            born = self.births.setdefault((stretch.lap, stretch.block), [])
+            recorded = 0
+            for kind, what in stretch.events:
+                if kind == BORN:
+                    if (number := what[0]) not in self.storages and number not in self._before:
+                        self.storages[number] = Origin(stretch.lap, stretch.block, len(born))
+                        born.append(number)
+                elif kind == ORDERED and what[0] is StreamAction.RECORD:
+                    self.marks[what[2]] = Origin(stretch.lap, stretch.block, recorded)
+                    recorded += 1
+
+    def _find_own(self, paths: list[str]) -> tuple[dict[int, tuple[int, str]], dict[int, tuple[int, str]]]:
+        """The block of each module below one, and of each parameter's storage, both with the rest of the path."""
+        place = {path: i for i, path in enumerate(paths)}
+        modules: dict[int, tuple[int, str]] = {}
+        for index, module in enumerate(self.log.modules):
+            parts = module.path.split(".")
+            for length in range(len(parts), 0, -1):
+                if (at := place.get(".".join(parts[:length]))) is not None:
+                    modules[index] = at, ".".join(parts[length:])
+                    break
+        own: dict[int, tuple[int, str]] = {}
+        for number, life in self.log.storage_table.items():
+            if life.category in _HELD and (at_module := modules.get(life.module)) is not None:
+                own[number] = at_module[0], life.label.removeprefix(paths[at_module[0]])
+        return modules, own
+
+    def short(self, place: int) -> int | None:
+        """The number of a block among those that are run."""
+        return self._short.get(place)
+
+    # ---- whether laps are equal
+
+    def _check(self) -> None:
+        laps: dict[LapKind, dict[int, Stretch]] = {}
+        for stretch in self.stretches:
+            if stretch.lap is not None:
+                laps.setdefault(stretch.lap, {})[stretch.block] = stretch
+        count = len(self.run)
+        if not laps or any(len(found) != count for found in laps.values()):
+            raise Mismatch("not all of its blocks have a forward and a backward pass")
+        self.reach = self._find_reach(laps)
+        for stretch in self.stretches:
+            if stretch.lap is None or stretch.is_open:
+                for kind, what in stretch.events:
+                    for number in self._speaks_of(kind, what):
+                        origin = self.storages.get(number)
+                        if origin is not None and origin.block == REFERENCE and number not in self.tape.gradients:
+                            raise Mismatch("something outlives the blocks next to its own")
+
+    def _find_reach(self, laps: dict[LapKind, dict[int, Stretch]]) -> int:
+        reason = ""
+        for reach in range(REACH, 0, -1):
+            window = range(REFERENCE - reach, REFERENCE + min(reach, TAIL - 1) + 1)
+            unequal = next(((lap, block) for lap, found in laps.items() for block in window
+                            if not self._equal(found[block], found[REFERENCE], reach)), None)
+            if unequal is None:
+                self._check_rows([found for lap, found in laps.items() if lap[0] == "forward"])
+                return reach
+            reason = f"the {unequal[0][0]} passes of blocks {unequal[1]} and {REFERENCE} that are run differ"
+        raise Mismatch(reason)
+
+    def _check_rows(self, forward: list[dict[int, Stretch]]) -> None:
+        """Nodes and calls are named by their place in a lap, also in laps that differ in what they do to memory."""
+        for found in forward:
+            rows = self._rows(found[REFERENCE])
+            for block in range(REFERENCE - LOOK, REFERENCE + LOOK + 1):
+                if self._rows(found[block]) != rows:
+                    raise Mismatch(f"the forward passes of blocks {block} and {REFERENCE} that are run differ")
+
+    def _equal(self, mine: Stretch, other: Stretch, reach: int) -> bool:
+        if mine is other:
+            return True
+        if len(mine.events) != len(other.events) or len(mine.nodes) != len(other.nodes) or len(
+                mine.module_calls) != len(other.module_calls):
+            return False
+        return self._rows(mine) == self._rows(other) and all(
+            a == b for a, b in zip(self.canonical(mine, reach), self.canonical(other, reach)))
+
+    def _rows(self, stretch: Stretch) -> list[Any]:
+        """Its nodes and calls of modules, as seen from its block."""
+        nodes, calls = self.log.node_slots, self.log.module_call_slots
+        return [*(self.log.call_slots[i].signature.op for i in stretch.calls),
+                *((node.op, None if node.op == "call_module" else node.target, self._module(node.module, stretch),
+                   _frozen([spec for _, spec in node.outputs]), len(node.inputs), len(node.reads), node.region)
+                  for i in stretch.nodes if (node := nodes[i]) is not None),
+                *((self._module(call.module, stretch), _frozen(call.inputs), _frozen(call.outputs))
+                  for i in stretch.module_calls if (call := calls[i]) is not None)]
+
+    def canonical(self, stretch: Stretch, reach: int) -> Iterator[Any]:
+        """Its events with everything named by where it is from, as seen from its block."""
+        slots, table = self.log.call_slots, self.log.storage_table
+        for kind, what in stretch.events:
+            if kind == CALLED:
+                call = slots[what]
+                yield (self._signature(call.signature), call.phase, call.recomputed,
+                       [self._name(n, stretch, reach) for n in call.inputs],
+                       [self._name(n, stretch, reach) for n in call.outputs], self._module(call.module, stretch),
+                       call.node if (made := self.nodes.get(call.node)) is None else self._seen(
+                           made, call.node, stretch, LOOK))
+            elif kind == BORN:
+                life = table[what[0]]
+                yield (kind, what[1], life.device, life.category, self._module(life.module, stretch),
+                       self._name(what[0], stretch, reach))
+            elif kind == DIED:
+                yield kind, self._name(what, stretch, reach)
+            elif kind == ORDERED:
+                action, stream, event = what
+                origin = self.marks.get(event)
+                yield kind, action, stream, event if origin is None else self._seen(origin, event, stretch, reach)
+            else:
+                yield kind, what
+
+    def _name(self, number: int, stretch: Stretch, reach: int) -> Any:
+        own = self.own.get(number)
+        if own is not None:
+            at = self._short.get(own[0])
+            return number if at is None else (at - stretch.block, own[1])
+        origin = self.storages.get(number)
+        return number if origin is None else self._seen(origin, number, stretch, reach)
+
+    def _seen(self, origin: Origin, number: int, stretch: Stretch, reach: int) -> Any:
+        distance = origin.block - stretch.block
+        return (origin.lap, distance, origin.place) if abs(distance) <= reach else number
+
+    def _module(self, module: int, stretch: Stretch) -> Any:
+        found = self.block_of_module.get(module)
+        at = None if found is None else self._short.get(found[0])
+        if found is None or at is None or abs(at - stretch.block) > LOOK:
+            return module
+        return at - stretch.block, found[1]
+
+    def _signature(self, signature: Signature) -> Any:
+        """What is the same of two calls, of which each was given an object of its own for its process group."""
+        found = self._signatures.get(id(signature))
+        if found is None:
+            found = self._signatures[id(signature)] = (
+                signature.op, _frozen(signature.args), _frozen(signature.kwargs), _frozen(signature.outputs),
+                self.log.groups.get(signature))
+        return found
+
+    def _speaks_of(self, kind: int, what: Any) -> tuple[int, ...]:
+        if kind == CALLED:
+            call = self.log.call_slots[what]
+            return (*call.inputs, *call.outputs)
+        return (what,) if kind == DIED else (what[0],) if kind == BORN else ()
+
+
+def _frozen(value: Any) -> Any:
+    """Arguments to compare: two specs are equal where they are one object."""
+    if isinstance(value, TensorSpec):
+        return id(value)
+    if isinstance(value, (list, tuple)):
+        return [_frozen(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return type(value) if isinstance(value, torch.ScriptObject) else value

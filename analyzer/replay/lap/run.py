@@ -1,0 +1,50 @@
+"""Runs some blocks of a chain, and gives the log of a run of all."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+
+from analyzer.memory.memory_copy import copy_with_memory
+from analyzer.meta.address_space import AddressSpace
+from analyzer.meta.storage import MetaStorage
+from analyzer.record.log import Log
+from analyzer.record.recorder import Recorder
+
+from ..attribute_watch import watch_reads
+from ..match import Mismatch
+from .chain import REFERENCE, Chain
+from .extension import Extension
+from .tape import Tape
+
+
+class WholeRun(NamedTuple):
+    """The log of a run of all blocks, and the memory that it leaves."""
+
+    log: Log
+    space: AddressSpace
+
+
+def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None]) -> WholeRun:
+    """The log and memory of what ``run`` does as if all blocks ran. Raises Mismatch where it cannot be told."""
+    space = recorder.space
+    listener, space.listener = space.listener, None
+    try:
+        placed = {storage.number: (storage.device, storage.region) for storage in live}
+        before, memory, regions = copy_with_memory((recorder.log, space, placed), space.allocators)
+    finally:
+        space.listener = listener
+    tape = Tape(recorder, chain)
+    with tape.running(), watch_reads(chain.blocks[REFERENCE]) as reads:
+        run()
+    read = next(((path, name) for path, name in sorted(reads) if (path, name) in chain.unread or (
+        name == "*" and any(p == path for p, _ in chain.unread))), None)
+    if read is not None:
+        raise Mismatch(f"its blocks read {'.'.join(filter(None, read))}, in which they differ")
+    if recorder.log.shortage is not None:
+        raise Mismatch("memory ran out")
+    try:
+        return WholeRun(Extension(tape, before, memory, regions).write(), memory)
+    except torch.OutOfMemoryError as error:
+        raise Mismatch("memory ran out") from error

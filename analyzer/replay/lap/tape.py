@@ -1,0 +1,188 @@
+"""Runs some blocks of a chain and notes, in order, all that a log is made of."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from analyzer.meta.address_space import Region
+from analyzer.meta.intercept.replacement import replace
+from analyzer.meta.storage import MetaStorage
+from analyzer.meta.stream_mark import StreamAction
+from analyzer.record.event import BORN, TAKEN
+from analyzer.record.module_walk import walk_modules
+from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import tensors_in
+
+from ..match import Mismatch
+from .chain import REFERENCE, Chain
+
+STEP, LAP, ORDERED, KEPT = range(TAKEN + 1, TAKEN + 5)
+"""Events beside those of a step that is captured: STEP with its number, LAP with a `Cut`, ORDERED with what was asked
+of a stream, KEPT with the number of a library's workspace. Here BORN is with a number and bytes: a storage that is
+resized is born once more.
+"""
+
+
+class Cut(NamedTuple):
+    """A block is called: its place in the chain, and how many nodes and calls of modules there were before."""
+
+    block: int
+    nodes: int
+    module_calls: int
+
+
+class Tape:
+    """What is noted of a run in which the blocks of ``chain`` between its ends pass on what they are given.
+
+    ``gradients`` of run blocks are storages by number, each with the block whose parameters it is of; ``stand_ins`` are
+    those of other blocks, with the block, and the storage of the reference block's that each stands beside.
+    """
+
+    def __init__(self, recorder: Recorder, chain: Chain) -> None:
+        self.recorder, self.chain = recorder, chain
+        self.events: list[Any] = []
+        self.gradients: dict[int, int] = {}
+        self.stand_ins: dict[int, tuple[int, int]] = {}
+        self._place = {id(block): place for place, block in enumerate(chain.blocks)}
+        self._output: Any = None  # what the last block gave: whether it is a tuple, and its tensor
+        self._parameters = [[p for m in walk_modules(block) for p in m[1]._parameters.values() if p is not None]
+                            for block in chain.blocks]
+        self._like: dict[int, Any] = {}  # by place of a block that is not run: gradients by that of the reference
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Note what happens in a block."""
+        recorder: Any = self.recorder
+        recorder.events = self.events
+        recorder.replay_block = self._enter
+        ordered, kept, start, leave, bear = (recorder.ordered, recorder.kept_workspace, recorder.start_step,
+                                             recorder.leave_module, recorder.born)
+        events = self.events
+
+        def note_birth(storage: MetaStorage) -> None:
+            bear(storage)
+            if recorder.events is events:
+                events[-1] = BORN, (storage.number, storage.nbytes())
+
+        def note_order(action: StreamAction, stream: int, event: int) -> None:
+            events.append((ORDERED, (action, stream, event)))
+            ordered(action, stream, event)
+
+        def note_kept(region: Region, nbytes: int, claim: torch.device, label: str) -> None:
+            kept(region, nbytes, claim, label)
+            events.append((KEPT, next(reversed(recorder.log.storage_table))))
+
+        def note_step(step: int, placeholders: bool = True) -> None:
+            recorder.end()
+            events.append((STEP, step))
+            start(step, placeholders)
+
+        def note_output(module: nn.Module, token: int, result: Any) -> None:
+            leave(module, token, result)
+            if self._place.get(id(module), -1) >= 0 and recorder.phase == "forward":
+                self._left(result)
+
+        def completing(original: Any) -> Any:
+            def run_backward(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    self._complete_gradients()
+                return result
+            return run_backward
+
+        recorder.ordered, recorder.kept_workspace, recorder.start_step = note_order, note_kept, note_step
+        recorder.leave_module, recorder.born = note_output, note_birth
+        undo = replace(torch.autograd, "_engine_run_backward", completing)
+        try:
+            yield
+        finally:
+            undo()
+            del recorder.ordered, recorder.kept_workspace, recorder.start_step, recorder.leave_module, recorder.born
+            recorder.events = None
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module is called: one that is not to be run gives what the block before it gave."""
+        place = self._place.get(id(module))
+        if place is None or self.recorder.phase != "forward":
+            return NotImplemented
+        log, call = self.recorder.log, self.recorder.running_call()
+        count = len(log.module_call_slots)
+        is_own = call == count - 1 and call is not None
+        self.events.append((LAP, Cut(place, len(log.node_slots), count - is_own)))
+        if place not in self.chain.skipped:
+            return NotImplemented
+        before = self._given(args, kwargs)
+        return before
+
+    def _left(self, result: Any) -> None:
+        """A block that was run gave ``result``."""
+        tensors = tensors_in(result)
+        is_plain = isinstance(result, torch.Tensor) or isinstance(result, tuple) and len(tensors) == 1 and all(
+            x is None or isinstance(x, torch.Tensor) for x in result)
+        if len(tensors) != 1 or not is_plain:
+            self._output = None
+            return
+        self._output = weakref.ref(tensors[0]), None if isinstance(result, torch.Tensor) else [
+            x is None for x in result]
+
+    def _given(self, args: Any, kwargs: Any) -> Any:
+        output = None if self._output is None else self._output[0]()
+        if output is None or not any(t is output for t in tensors_in((args, kwargs))):
+            raise Mismatch("a block is not given what the one before it gave")
+        shape = self._output[1]
+        return output if shape is None else tuple([None if is_none else output for is_none in shape])
+
+    # ---- gradients of blocks that are not run
+
+    def _complete_gradients(self) -> None:
+        """Give the parameters of blocks that were not run gradients like those of the reference."""
+        recorder = self.recorder
+        lists = self._parameters
+        for place, parameters in enumerate(lists):
+            if place not in self.chain.skipped:
+                for parameter in parameters:
+                    if parameter.grad is not None and (number := self._number(parameter.grad)) is not None:
+                        self.gradients.setdefault(number, place)
+        kept: Any = recorder.events
+        recorder.events = []
+        try:
+            for place in self.chain.skipped:
+                made: dict[int, torch.Tensor] = {}
+                for mine, theirs in zip(lists[place], lists[REFERENCE]):
+                    self._stand_in(place, mine, theirs, made)
+        finally:
+            recorder.events = kept
+
+    def _number(self, tensor: Any) -> int | None:
+        storage = self.recorder.storage_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+        return None if storage is None else storage.number
+
+    def _stand_in(self, place: int, mine: Any, theirs: Any, made: dict[int, torch.Tensor]) -> None:
+        gradient = theirs.grad
+        if gradient is None:
+            if mine.grad is not None:
+                raise Mismatch("gradients of a block that was run are dropped before the step ends")
+            return
+        number = self._number(gradient)
+        if mine.grad is not None:
+            known = self.stand_ins.get(self._number(mine.grad) or -1)
+            if known is None or known[1] != number:
+                raise Mismatch("a backward pass replaces gradients")
+            return
+        local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+        if number is None:
+            raise Mismatch("a gradient is in no memory of the world's")
+        if number not in made:
+            made[number] = torch.empty(local.untyped_storage().nbytes(), dtype=torch.uint8,
+                                       device=self.recorder.storage_of(local).device)  # type: ignore[union-attr]
+            found = self._number(made[number])
+            assert found is not None
+            self.stand_ins[found] = place, number
+        view = made[number].view(local.dtype).as_strided(local.shape, local.stride(), local.storage_offset())
+        mine.grad = DTensor(view, gradient._spec, requires_grad=False) if isinstance(gradient, DTensor) else view
