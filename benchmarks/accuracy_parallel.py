@@ -131,6 +131,9 @@ def summarize(judged: list[Judged]) -> str:
     groups: dict[str, list[float]] = {}
     for one in judged:
         groups.setdefault(one.row["source"]["repo"], []).append(abs(error_of(one)))
+    compiled = [abs(error_of(one)) for one in judged if one.row["training"].get("compile")]
+    if compiled:
+        groups["(of these, blocks under torch.compile)"] = compiled
     groups["all"] = [abs(error_of(one)) for one in judged]
     return markdown(["source", "rows", "median error", "nine in ten within", "worst", "above 8 %"], [
         [name, str(len(errors)), f"{100 * statistics.median(errors):.2f} %", f"{100 * quantile(errors, 0.9):.2f} %",

@@ -61,7 +61,7 @@ def transformer_config(row: Settings) -> Any:
         cross_entropy_loss_fusion="--cross-entropy-loss-fusion" in given,
         cross_entropy_fusion_impl=given.get("--cross-entropy-fusion-impl", "native"),
         calculate_per_token_loss="--calculate-per-token-loss" in given,
-        apply_rope_fusion="--no-rope-fusion" not in given,
+        apply_rope_fusion="--no-rope-fusion" not in given, tp_comm_overlap="--tp-comm-overlap" in given,
         account_for_embedding_in_pipeline_split="--account-for-embedding-in-pipeline-split" in given,
         account_for_loss_in_pipeline_split="--account-for-loss-in-pipeline-split" in given)
     for name in ("first", "last"):

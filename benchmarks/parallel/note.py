@@ -20,26 +20,19 @@ NOTES = [
          "The steps of the loss are under torch.compile, which makes copies of float32 logits where the code writes in "
          "place: one in the row on GB200, more in the row on A100, which is ten months older. The profile is of the "
          "eager steps."),
-    Note(("native-fp8", ), "Weights and what layers save are in 8 bits; the layers are rebuilt in 16."),
     Note(("deepseek-proxy-fsdp", "zp-z3"),
          "Megatron-FSDP shards parameters and gradients too; rebuilt is the distributed optimizer."),
-    Note(("muon", ), "Muon is rebuilt as Adam."),
-    Note(("te-ep8-resume", "te-tp4-ep2-etp2"),
-         "Tokens go to experts as the data has it, and are taken to be spread evenly. The same test on another GPU "
-         "differs by 6.5 % for that reason."),
+    Note(("muon", ), "Muon is rebuilt as Adam, and tokens are taken to be spread evenly over the experts."),
     Note(("sac-rowwise-abs-saved", ),
          "The row shows a fault: what the checkpoint kept were absolute values of gathered weights, within a compiled "
          "region. The profile is of eager steps in 16 bits."),
-    Note(("torchao-mi300x", "h200-llama3-8b-64gpu-float8"),
+    Note(("h200-llama3-8b-64gpu-float8", ),
          "Blocks and loss are under torch.compile. The loss is rebuilt as TorchInductor makes it; what it saves of the "
          "blocks is not modelled, and is as in the eager step."),
     Note(("8a100-fused", ),
          "PyTorch of June 2024 with the default allocator, whose FSDP2 and first selective checkpoint held more; "
          "rebuilt are today's."),
-    Note(("debug-cp8", ),
-         "Told to two digits (0.25 GiB), of which most are blocks of the allocator and workspaces; in the rebuild "
-         "context parallelism splits the sequence and exchanges nothing."),
-    Note(("4h100-fsdp2-tp2", ), "PyTorch of spring 2024, whose tensor parallel loss was not sharded."),
+    Note(("debug-cp8", ), "Told to two digits (0.25 GiB), of which most are the allocator's blocks and workspaces."),
     Note(("flex", ), "FlexAttention is compiled; rebuilt with scaled_dot_product_attention."),
     Note(("fms-acceleration", ),
          "peft and transformers of the row (4.48) are rebuilt by today's model and this package's adapters."),

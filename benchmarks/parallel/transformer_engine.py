@@ -17,23 +17,26 @@ import torch
 from torch import Tensor, nn
 
 VERSION = "2.8.0"
-NORM_OUTPUT_SAVED = True
+STREAMS = 4  #: on which grouped products run: transformer_engine/common, nvte_get_num_compute_streams
+OVERLAP_STREAMS = 3  #: on which a product runs that overlaps its communication: _NUM_MAX_UB_STREAMS
 
 
 def workspace_bytes() -> int:
     """Of one cuBLASLt call (cpp_extensions/gemm.py, get_cublas_workspace_size_bytes)."""
-    return 33_554_432 if torch.cuda.get_device_properties(0).major >= 9 else 4_194_304
+    return 32 * 2**20 + 1024 if torch.cuda.get_device_properties(0).major >= 9 else 4 * 2**20
 
 
 class _Workspace:
-    """The process's own, allocated by the first product (module/base.py, get_workspace)."""
+    """The process's own (cpp_extensions/gemm.py, get_cublas_workspace): one by the first product, one for each of four
+    streams by the first grouped product, and one for each of three by the first that overlaps its communication.
+    """
 
-    held: Tensor | None = None
+    held: dict[int, list[Tensor]] = {}               #: by how many
 
     @classmethod
-    def take(cls) -> None:
-        if cls.held is None:
-            cls.held = torch.empty(workspace_bytes(), dtype=torch.uint8, device="cuda")
+    def take(cls, count: int = 1) -> None:
+        if count not in cls.held:
+            cls.held[count] = [torch.empty(workspace_bytes(), dtype=torch.uint8, device="cuda") for _ in range(count)]
 
 
 def _gather(x: Tensor, group: Any) -> Tensor:
@@ -51,9 +54,9 @@ def _scatter(x: Tensor, group: Any) -> Tensor:
     return out
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> Tensor:
     """One GEMM with the bias in its epilogue."""
-    _Workspace.take()
+    _Workspace.take(OVERLAP_STREAMS if overlaps else 1)
     flat = x.reshape(-1, x.shape[-1])
     out = torch.mm(flat, weight.t()) if bias is None else torch.addmm(bias, flat, weight.t())
     return out.view(*x.shape[:-1], -1)
@@ -80,7 +83,7 @@ class _Linear(torch.autograd.Function):
         ctx.layer, ctx.bias = layer, bias is not None
         ctx.save_for_backward(x, weight)
         total = _gather(x, layer.tp_group) if layer.gathers else x
-        out = _product(total, weight, bias)
+        out = _product(total, weight, bias, layer.overlaps)
         if layer.scatters:
             return _scatter(out, layer.tp_group)
         if layer.reduces:
@@ -145,7 +148,7 @@ class _LayerNormLinear(torch.autograd.Function):
         ctx.layer, ctx.bias, ctx.beta = layer, bias is not None, beta is not None
         total = _gather(normed, layer.tp_group) if layer.gathers else normed
         ctx.save_for_backward(x, normed, gamma, weight, *statistics)
-        return _product(total, weight, bias)
+        return _product(total, weight, bias, layer.overlaps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -174,9 +177,10 @@ class Linear(Base):
     def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: Any = None,
                  tp_size: int = 1, init_method: Any = None, bias: bool = True, return_bias: bool = False,
                  parallel_mode: str | None = None, params_dtype: torch.dtype | None = None, device: Any = "cuda",
-                 fuse_wgrad_accumulation: bool = False, **_: Any) -> None:
+                 fuse_wgrad_accumulation: bool = False, **others: Any) -> None:
         super().__init__()
         self.fused = fuse_wgrad_accumulation
+        self.overlaps = any(others.get(name) for name in ("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_dgrad"))
         self.tp_group, self.tp_size, self.parallel_mode = tp_group, tp_size, parallel_mode
         self.in_features, self.out_features, self.use_bias, self.return_bias = (
             in_features, out_features, bias, return_bias)
@@ -263,7 +267,7 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, splits: list[int], biased: bool, fused: bool, *weights: Tensor) -> Tensor:
-        _Workspace.take()
+        _Workspace.take(STREAMS)
         ctx.splits, ctx.biased = splits, biased
         kernels = weights[:len(splits)]
         ctx.fused = fused
@@ -539,12 +543,13 @@ def fresh(backend: str) -> Iterator[None]:
     modules = _modules()
     sys.modules.update(modules)
     before, DotProductAttention.backend = DotProductAttention.backend, backend
-    _Workspace.held = None
+    _Workspace.held.clear()
     _Dummy.held.clear()
     try:
         yield
     finally:
         for name in modules:
             sys.modules.pop(name, None)
-        DotProductAttention.backend, _Workspace.held = before, None
+        DotProductAttention.backend = before
+        _Workspace.held.clear()
         _Dummy.held.clear()
