@@ -14,6 +14,7 @@ import torch._subclasses.schema_check_mode
 import torch.distributed._tools.sac_estimator
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.launcher.api
+import torch.distributed.optim.zero_redundancy_optimizer
 import torch.distributed.pipelining.schedules
 import torch.utils.checkpoint
 from torch import nn

@@ -17,6 +17,8 @@ from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta import collective
+from analyzer.profilers.communication_buffer import name_buffers
 from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
@@ -105,6 +107,8 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
                 error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(
                     raised, path)
         del left
+        if collective.impl is not None:
+            name_buffers(recorder.log, collective.impl.made_to_communicate)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
         profile = run.build(name=path.name, mode="train" if trains else "infer",
                             optimizer=", ".join(recorder.step_counts) or None,

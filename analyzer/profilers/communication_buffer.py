@@ -7,10 +7,10 @@ from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
-from .memory import forward_ends
+from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends
 
 BUILT = "held by the model"  #: what a wrapper made that is neither parameter nor buffer
-UNSHARDED, RESHARDED, BUFFER, CAST = "unsharded parameter", "resharded parameter", "communication buffer", "cast copy"
+CAST = "cast copy"  #: of a parameter
 _GATHERS = {"_allgather_base_", "allgather_into_tensor_coalesced_"}
 _SENDS = {"send"}  # what is sent is what a stage computed
 _COPIES = {"aten::copy_", "aten::_to_copy"}  # of FSDP1: a shard in the dtype of computation, or from the host

@@ -10,6 +10,10 @@ from .annotation import Annotation
 from .deferred_free import hold_back
 from .saved_tensor import list_saved
 
+#: categories of what wrappers hold: parameters that were gathered, what is left of them, what collectives use
+UNSHARDED, RESHARDED, BUFFER = "unsharded parameter", "resharded parameter", "communication buffer"
+#: categories of what the forward pass makes, and no module computes
+NO_ACTIVATIONS = frozenset({"loss", "workspace", "host copy", UNSHARDED, RESHARDED, BUFFER})
 _HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
 
@@ -69,8 +73,7 @@ def _fill_rows(log: Log, out: Annotation) -> None:
             if trains and lifetime.number in log.saved_inputs:
                 saved_at[lifetime.number] = lifetime.nbytes
             continue
-        if lifetime.step != last or lifetime.phase != "forward" or lifetime.category in ("loss", "workspace",
-                                                                                         "host copy"):
+        if lifetime.step != last or lifetime.phase != "forward" or lifetime.category in NO_ACTIVATIONS:
             continue
         saved = trains and (lifetime.died is None or lifetime.died > forward_end)
         if saved:

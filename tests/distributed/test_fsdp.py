@@ -166,6 +166,7 @@ def test_what_is_gathered_has_a_name_at_the_peak(build):
     gathered = held["unsharded parameter"] + held.get("communication buffer", 0)  # FSDP2 copies out of its buffer
     assert U <= gathered < U + 512 * TENSORS
     assert held["activation"] == plain["activation"]
+    assert Run(build).profile.modules.saved_bytes == one().profile.modules.saved_bytes
 
 
 @pytest.mark.parametrize("build", [
