@@ -118,6 +118,11 @@ NAMES = {
     "distributed/shard_chunk.py": ["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
     "replay/lap/chain.py": ["torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"],
     "runtime/storage.py": ["torch.UntypedStorage._cdata"],
+    "cuda/kernel_registry.py": ["torch._C._AutoDispatchBelowAutograd"],
+    "record/hooks.py": [
+        f"torch.distributed.pipelining.stage._PipelineStageBase.{name}"
+        for name in ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
+    ],
     "distributed/sharding_cache.py": [
         "torch.distributed.tensor._redistribute", "torch.distributed.tensor._random._rng_tracker",
         "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",

@@ -67,7 +67,7 @@ def split_llama(mesh, shard=None):
     return model if shard is None else fully_shard(model, mesh=shard)
 
 
-@pytest.mark.parametrize(("tensor", "data"), [(4, 1), (8, 4)])
+@pytest.mark.parametrize(("tensor", "data"), [(4, 1), (8, 1), (8, 4)])
 def test_a_llama_split_by_columns_and_rows_meets_the_bytes_derived_by_hand(tensor, data):
     def build():
         mesh = init_device_mesh("cuda", (data, tensor), mesh_dim_names=("dp", "tp"))
