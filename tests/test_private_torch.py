@@ -3,6 +3,8 @@ breaks.
 """
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import sys
 import weakref
@@ -144,8 +146,12 @@ NAMES = {
 
 
 def resolve(name):
-    value = torch
+    value, path = torch, "torch"
     for part in name.split(".")[1:]:
+        path += f".{part}"
+        with contextlib.suppress(ImportError):  # a module that nothing has imported yet
+            if not hasattr(value, part):
+                importlib.import_module(path)
         value = getattr(value, part)
     return value
 
