@@ -1,8 +1,9 @@
-"""DeepSpeed and Megatron-core, whose own code runs as one rank of eight: optional, neither is in the environment of
-development (PYTHONPATH may point to a folder that holds them and what they import).
+"""DeepSpeed, Megatron-core and torchtitan, whose own code runs as one rank of eight: optional, none is in the
+environment of development (PYTHONPATH may point to a folder that holds them and what they import).
 """
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,26 @@ def test_megatron_tensor_parallel():
     assert sum_comm(p, "all_reduce", "forward") == 5 * activation + 3 * 4 * 4 * 128
     assert sum_comm(p, "all_reduce", "backward") == 5 * activation  # two of a layer, and the output's
     assert {row.group for row in p.comm or ()} == {"TENSOR_MODEL_PARALLEL_GROUP"}
+
+
+def test_torchtitan_sharded_and_tensor_parallel():
+    for name in ("torchtitan", "triton", "torchdata", "tensorboard"):  # the last three it imports, for other models too
+        pytest.importorskip(name)
+    if importlib.util.find_spec("torchtitan.protocols.train_spec") is None:
+        pytest.skip("torchtitan 0.2 is meant, whose train_spec is not there")
+    p = run("torchtitan_llama.py", 5)
+    layers, tokens = 6, 2 * 256
+    matrices = 2 * 2048 * 256 + layers * (4 * 256 * 256 + 3 * 256 * 768)
+    norms = (2 * layers + 1) * 256  # are sharded, but whole in each rank of tensor parallelism
+    part = matrices // 2 + norms
+    tensors = 9 * layers + 3
+    assert (p.param_bytes, p.optimizer_bytes) == (4 * part // 4, 8 * part // 4 + 4 * tensors)
+    found = {(row.group, row.kind, row.phase): 0 for row in p.comm or ()}
+    for row in p.comm or ():
+        found[row.group, row.kind, row.phase] += row.bytes or 0
+    assert found["fsdp", "all_gather", "forward"] == 2 * part        # in bfloat16
+    assert found["fsdp", "reduce_scatter", "backward"] == 4 * part   # in float32
+    # sequence parallel: the embedding's sum and two of a layer are scattered, two of a layer and the head's gathered
+    for phase in ("forward", "backward"):
+        assert found["tp", "reduce_scatter", phase] == found["tp", "all_gather", phase] == (
+            (2 * layers + 1) * 2 * tokens * 256), phase
