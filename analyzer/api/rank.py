@@ -144,6 +144,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         replay, whole = _run_blocks(recorder, module, live, run_steps, reason)
     host = mode.space.host
     if whole is not None:
+        whole.log.assumptions, whole.log.world = recorder.log.assumptions, recorder.log.world
         recorder.log, host = whole.log, whole.space.host
     return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before,
                      host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])

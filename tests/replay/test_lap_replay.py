@@ -89,8 +89,8 @@ def accumulate(model, optimizer, tokens):
 
 def run(build, reuse, **settings):
     with world(8):
-        return profile(build, args=(torch.zeros(2, 16, dtype=torch.int64),), device="h200", reuse=reuse,
-                       **{"optimizer": "adamw", **settings})
+        return profile(build, args=(torch.zeros(2, 16, dtype=torch.int64),), reuse=reuse,
+                       **{"optimizer": "adamw", "device": "h200", **settings})
 
 
 def without_replay(p):
@@ -110,6 +110,13 @@ def test_replayed_is_run(build, settings):
     assert [row.path.rpartition(".")[2] for row in replayed.replay if row.replayed] == [
         str(i) for i in range(4, 13)]
     assert without_replay(replayed) == without_replay(whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_assumed_of_the_run_is_told():
+    replayed = run(fsdp2, True, device="mi300x")
+    assert any("kernels on mi300x are taken to be those of CUDA" in text for text in replayed.assumptions)
+    assert any(row.replayed for row in replayed.replay)
 
 
 @pytest.mark.filterwarnings("ignore")

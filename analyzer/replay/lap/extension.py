@@ -143,8 +143,7 @@ class Extension:
 
     def _finish(self) -> None:
         log, source = self.log, self.source
-        log.saved_inputs, log.groups, log.world = source.saved_inputs, source.groups, source.world
-        log.assumptions, log.steps = source.assumptions, source.steps
+        log.saved_inputs, log.groups, log.steps = source.saved_inputs, source.groups, source.steps
         for number in self._before:
             mine, theirs = log.storage_table[number], source.storage_table[number]
             mine.category, mine.label, mine.requires_grad = theirs.category, theirs.label, theirs.requires_grad
