@@ -57,12 +57,12 @@ class Prediction:
 
 def _megatron(row: Settings) -> Job:
     from benchmarks.parallel import megatron
-    return megatron.prepare(row)
+    return megatron.Job(row)
 
 
-def _attention(row: Settings) -> AbstractContextManager[Any]:
-    from benchmarks.parallel import transformer_engine
-    return transformer_engine.fresh(row["training"]["other_args"].get("--attention-backend", "auto"))
+def _environment(row: Settings) -> AbstractContextManager[Any]:
+    from benchmarks.parallel import megatron
+    return megatron.environment(row)
 
 
 def _torchtitan(row: Settings) -> Job:
@@ -77,7 +77,7 @@ def _transformers(row: Settings) -> Job:
 
 FAMILIES = {
     "NVIDIA/Megatron-LM": Family("megatron", "megatron", _megatron, "allocated", last_rank=True,
-                                 context=_attention),
+                                 context=_environment),
     "pytorch/torchtitan": Family("torchtitan", "torchtitan", _torchtitan, "reserved"),
     "pytorch/ao": Family("torchao", "torchtitan", _torchtitan, "reserved"),
     "foundation-model-stack/fms-acceleration": Family("fms", "transformers", _transformers, "allocated"),

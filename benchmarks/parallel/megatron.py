@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.parallel import balanced_routing, megatron_encoder
+from benchmarks.parallel import balanced_routing, megatron_encoder, transformer_engine
 
 VOCABULARY = 50257  # of GPT-2, whose files the tests read
 Settings = dict[str, Any]
@@ -271,10 +272,17 @@ class Job:
         self.optimizer.step()
 
 
-def prepare(row: Settings) -> Job:
-    """A job, in a process whose environment is the test's."""
+@contextmanager
+def environment(row: Settings) -> Iterator[None]:
+    """A block with the environment and the attention of the test, and Transformer Engine's stand-in."""
+    before = dict(os.environ)
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron refuses to change its own
         os.environ.pop(name, None)
     os.environ.update({name: str(value) for name, value in row["training"].get("env", {}).items()})
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    return Job(row)
+    try:
+        with transformer_engine.fresh(row["training"]["other_args"].get("--attention-backend", "auto")):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
