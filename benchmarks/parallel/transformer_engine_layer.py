@@ -1,0 +1,303 @@
+"""Layers of the stand-in for Transformer Engine: what each saves, and the workspaces that it takes."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STREAMS = 4  #: on which grouped products run: transformer_engine/common, nvte_get_num_compute_streams
+OVERLAP_STREAMS = 3  #: on which a product runs that overlaps its communication: _NUM_MAX_UB_STREAMS
+
+
+def workspace_bytes() -> int:
+    """Of one cuBLASLt call (cpp_extensions/gemm.py, get_cublas_workspace_size_bytes)."""
+    return 32 * 2**20 + 1024 if torch.cuda.get_device_properties(0).major >= 9 else 4 * 2**20
+
+
+class Workspace:
+    """The process's own (cpp_extensions/gemm.py, get_cublas_workspace): one by the first product, one for each of four
+    streams by the first grouped product, and one for each of three by the first that overlaps its communication.
+    """
+
+    held: dict[int, list[Tensor]] = {}               #: by how many
+
+    @classmethod
+    def take(cls, count: int = 1) -> None:
+        if count not in cls.held:
+            cls.held[count] = [torch.empty(workspace_bytes(), dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+
+def _gather(x: Tensor, group: Any) -> Tensor:
+    """Along the first dimension, of all ranks of the group."""
+    n = group.size()
+    out = torch.empty(x.shape[0] * n, *x.shape[1:], dtype=x.dtype, device=x.device)
+    torch.distributed.all_gather_into_tensor(out, x.contiguous(), group=group)
+    return out
+
+
+def _scatter(x: Tensor, group: Any) -> Tensor:
+    """Summed over the group's ranks, this rank's part of the first dimension."""
+    out = torch.empty(x.shape[0] // group.size(), *x.shape[1:], dtype=x.dtype, device=x.device)
+    torch.distributed.reduce_scatter_tensor(out, x.contiguous(), group=group)
+    return out
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> Tensor:
+    """One GEMM with the bias in its epilogue."""
+    Workspace.take(OVERLAP_STREAMS if overlaps else 1)
+    flat = x.reshape(-1, x.shape[-1])
+    out = torch.mm(flat, weight.t()) if bias is None else torch.addmm(bias, flat, weight.t())
+    return out.view(*x.shape[:-1], -1)
+
+
+class Dummy:
+    """What stands for a gradient that is in ``main_grad`` already, one a size (module/base.py, get_dummy_wgrad)."""
+
+    held: dict[Any, Tensor] = {}
+
+    @classmethod
+    def take(cls, weight: Tensor) -> Tensor:
+        key = (weight.shape, weight.dtype)
+        if key not in cls.held:
+            cls.held[key] = torch.empty_like(weight, requires_grad=False)
+        return cls.held[key].detach()
+
+
+class _Linear(torch.autograd.Function):
+    """Saves the input of this rank (before a gather) and the weight; gathers again for the weight's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
+        ctx.layer, ctx.bias = layer, bias is not None
+        ctx.save_for_backward(x, weight)
+        total = _gather(x, layer.tp_group) if layer.gathers else x
+        out = _product(total, weight, bias, layer.overlaps)
+        if layer.scatters:
+            return _scatter(out, layer.tp_group)
+        if layer.reduces:
+            torch.distributed.all_reduce(out, group=layer.tp_group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        layer = ctx.layer
+        if layer.scatters:
+            gradient = _gather(gradient, layer.tp_group)
+        total = _gather(x, layer.tp_group) if layer.gathers else x
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        dgrad = None
+        if ctx.needs_input_grad[0]:
+            dgrad = torch.mm(flat, weight).view(*total.shape)
+            if layer.gathers:
+                dgrad = _scatter(dgrad, layer.tp_group)
+            elif layer.column and layer.tp_size > 1:
+                torch.distributed.all_reduce(dgrad, group=layer.tp_group)
+        wgrad = _weight_gradient(weight, flat, total, layer.fused)
+        return dgrad, wgrad, flat.sum(0) if ctx.bias else None, None
+
+
+def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -> Tensor | None:
+    """Of a weight; straight into ``main_grad`` where accumulation is fused."""
+    if not weight.requires_grad:
+        return None
+    if fused:
+        weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+        return Dummy.take(weight)
+    return torch.mm(flat.t(), total.reshape(-1, total.shape[-1]))
+
+
+class Norm(torch.autograd.Function):
+    """Saves the input, the weight and float32 statistics of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        rows = x.numel() // x.shape[-1]
+        statistics = [torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(1 if bias is None else 2)]
+        ctx.bias = bias is not None
+        ctx.save_for_backward(x, weight, *statistics)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *_ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight) if ctx.bias else None, None
+
+
+class _LayerNormLinear(torch.autograd.Function):
+    """Saves the input, the normed input, statistics and the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor | None, weight: Tensor, bias: Tensor | None,
+                layer: Any) -> Tensor:
+        rows = x.numel() // x.shape[-1]
+        statistics = [torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(1 if beta is None else 2)]
+        normed = torch.empty_like(x)
+        ctx.layer, ctx.bias, ctx.beta = layer, bias is not None, beta is not None
+        total = _gather(normed, layer.tp_group) if layer.gathers else normed
+        ctx.save_for_backward(x, normed, gamma, weight, *statistics)
+        return _product(total, weight, bias, layer.overlaps)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, normed, gamma, weight, *_ = ctx.saved_tensors
+        layer = ctx.layer
+        total = _gather(normed, layer.tp_group) if layer.gathers else normed
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        dgrad = torch.mm(flat, weight).view(*total.shape)
+        if layer.gathers:
+            dgrad = _scatter(dgrad, layer.tp_group)
+        elif layer.tp_size > 1:
+            torch.distributed.all_reduce(dgrad, group=layer.tp_group)
+        wgrad = _weight_gradient(weight, flat, total, layer.fused)
+        dbias = flat.sum(0) if ctx.bias else None
+        dx = torch.empty_like(x)
+        return dx, torch.empty_like(gamma), torch.empty_like(gamma) if ctx.beta else None, wgrad, dbias, None
+
+
+class Base(nn.Module):
+    """What layers of Transformer Engine share."""
+
+
+class Linear(Base):
+    """``transformer_engine.pytorch.Linear``."""
+
+    def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: Any = None,
+                 tp_size: int = 1, init_method: Any = None, bias: bool = True, return_bias: bool = False,
+                 parallel_mode: str | None = None, params_dtype: torch.dtype | None = None, device: Any = "cuda",
+                 fuse_wgrad_accumulation: bool = False, **others: Any) -> None:
+        super().__init__()
+        self.fused = fuse_wgrad_accumulation
+        self.overlaps = any(others.get(name) for name in ("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_dgrad"))
+        self.tp_group, self.tp_size, self.parallel_mode = tp_group, tp_size, parallel_mode
+        self.in_features, self.out_features, self.use_bias, self.return_bias = (
+            in_features, out_features, bias, return_bias)
+        self.column, self.row = parallel_mode == "column", parallel_mode == "row"
+        split, parallel = tp_size if self.column else 1, sequence_parallel and tp_size > 1
+        self.gathers, self.scatters = parallel and self.column, parallel and self.row
+        self.reduces = self.row and tp_size > 1 and not parallel
+        size = (out_features // split, in_features // (tp_size if self.row else 1))
+        self.weight = nn.Parameter(torch.empty(*size, dtype=params_dtype, device=device))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(size[0], dtype=params_dtype, device=device))
+        if tp_size > 1:
+            _mark(self.weight, self.column or self.row, 0 if self.column else 1)
+            if bias:
+                _mark(self.bias, self.column, 0)
+                if self.row and parallel:
+                    self.bias.sequence_parallel = True  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
+        bias = self.bias if self.use_bias else None
+        fused = None if self.return_bias or self.row and self.tp_size > 1 else bias
+        out = _Linear.apply(x, self.weight, fused, self)  # type: ignore[no-untyped-call]
+        if self.return_bias:
+            return out, bias
+        return out if fused is bias else out + bias
+
+    def backward_dw(self) -> None: ...
+
+
+def _mark(parameter: Tensor, parallel: bool, dimension: int) -> None:
+    parameter.tensor_model_parallel = parallel  # type: ignore[attr-defined]
+    parameter.partition_dim = dimension  # type: ignore[attr-defined]
+    parameter.partition_stride = 1  # type: ignore[attr-defined]
+
+
+class LayerNormLinear(Linear):
+    """``transformer_engine.pytorch.LayerNormLinear``."""
+
+    def __init__(self, in_features: int, out_features: int, normalization: str = "LayerNorm",
+                 sequence_parallel: bool = False, params_dtype: torch.dtype | None = None, device: Any = "cuda",
+                 **kwargs: Any) -> None:
+        super().__init__(in_features, out_features, sequence_parallel=sequence_parallel, params_dtype=params_dtype,
+                         device=device, **kwargs)
+        self.layer_norm_weight = nn.Parameter(torch.ones(in_features, dtype=params_dtype, device=device))
+        self.layer_norm_weight.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+        self.layer_norm_bias: nn.Parameter | None = None
+        if normalization == "LayerNorm":
+            self.layer_norm_bias = nn.Parameter(torch.zeros(in_features, dtype=params_dtype, device=device))
+            self.layer_norm_bias.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
+        bias = self.bias if self.use_bias else None
+        out = _LayerNormLinear.apply(  # type: ignore[no-untyped-call]
+            x, self.layer_norm_weight, self.layer_norm_bias, self.weight, None if self.return_bias else bias, self)
+        return (out, bias) if self.return_bias else out
+
+
+class LayerNorm(Base):
+    """``transformer_engine.pytorch.LayerNorm``."""
+
+    with_bias = True
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, sequence_parallel: bool = False,
+                 params_dtype: torch.dtype | None = None, device: Any = "cuda", **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=params_dtype, device=device))
+        self.bias = nn.Parameter(torch.zeros_like(self.weight)) if self.with_bias else None
+        for parameter in self.parameters():
+            parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Any:
+        return Norm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+
+
+class RMSNorm(LayerNorm):
+    """``transformer_engine.pytorch.RMSNorm``."""
+
+    with_bias = False
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """One product an expert; saves the parts of the input and the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, splits: list[int], biased: bool, fused: bool, *weights: Tensor) -> Tensor:
+        Workspace.take(STREAMS)
+        ctx.splits, ctx.biased = splits, biased
+        kernels = weights[:len(splits)]
+        ctx.fused = fused
+        out = torch.empty(*x.shape[:-1], kernels[0].shape[0], dtype=x.dtype, device=x.device)
+        ctx.save_for_backward(x, *kernels)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *kernels = ctx.saved_tensors
+        dgrad = torch.empty_like(x)
+        wgrads = [_weight_gradient(weight, gradient, x, True) if ctx.fused else torch.empty_like(weight)
+                  for weight in kernels]
+        dbias = [torch.empty(w.shape[0], dtype=w.dtype, device=w.device) for w in kernels] if ctx.biased else []
+        return dgrad, None, None, None, *wgrads, *dbias
+
+
+class GroupedLinear(Base):
+    """``transformer_engine.pytorch.GroupedLinear``."""
+
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, tp_size: int = 1, bias: bool = True,
+                 return_bias: bool = False, parallel_mode: str | None = None, params_dtype: torch.dtype | None = None,
+                 device: Any = "cuda", fuse_wgrad_accumulation: bool = False, **_: Any) -> None:
+        super().__init__()
+        self.fused = fuse_wgrad_accumulation
+        self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
+        size = (out_features // (tp_size if parallel_mode == "column" else 1),
+                in_features // (tp_size if parallel_mode == "row" else 1))
+        for number in range(num_gemms):
+            self.register_parameter(f"weight{number}", nn.Parameter(
+                torch.empty(*size, dtype=params_dtype, device=device)))
+            if bias:
+                self.register_parameter(f"bias{number}", nn.Parameter(
+                    torch.zeros(size[0], dtype=params_dtype, device=device)))
+
+    def forward(self, x: Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Any:
+        weights = [getattr(self, f"weight{n}") for n in range(self.num_gemms)]
+        biases = [getattr(self, f"bias{n}") for n in range(self.num_gemms)] if self.use_bias else []
+        inside = [] if self.return_bias else biases
+        out = _GroupedLinear.apply(  # type: ignore[no-untyped-call]
+            x, list(m_splits), bool(inside), self.fused, *weights, *inside)
+        return (out, biases) if self.return_bias else out
+
+    def backward_dw(self) -> None: ...
