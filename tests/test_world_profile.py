@@ -76,3 +76,10 @@ def test_reports_show_the_wrappers_levels_and_the_ranks_share():
     rows = [module for module in p.modules.walk() if module.type == "Linear"]
     assert [(row.params, row.fwd_macs) for row in rows] == [(512, 4 * 64 * 64)] * 3
     assert sum(row.fwd_seconds for row in rows) <= p.modules.fwd_seconds
+
+
+def test_a_message_of_any_rank_comes_from_another_one():
+    with world(4):
+        assert torch.distributed.recv(torch.zeros(4, device="cuda")) == 1
+    with world(4, rank=2):
+        assert torch.distributed.recv(torch.zeros(4, device="cuda")) == 0

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
-from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import current
+from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.state import active_state, current
 from analyzer.meta.storage import MetaStorage, next_number
 
 from .known_content import ContentRule
@@ -185,3 +185,11 @@ def replacements(find: Callable[[], Collectives | None]) -> Iterator[Undo]:
     for name in ("wait", "block_current_stream", "synchronize"):
         if hasattr(dist.Work, name):
             yield replace(dist.Work, name, waiting)
+    yield answer(dist.Work, "_source_rank", _other_rank)
+
+
+def _other_rank(work: Any) -> int:
+    """From which rank a message of any rank came: which is first is not known, so one is taken for it."""
+    source = int(dist.get_rank() == 0)
+    active_state().assume(f"a message that is received from any rank is taken to come from rank {source}")
+    return source
