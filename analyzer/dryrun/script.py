@@ -10,6 +10,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import torch
 
 from analyzer.api.session import Run, Session
 from analyzer.distributed.world import World
@@ -107,12 +110,17 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
                 error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(
                     raised, path)
         del left
+        whole: dict[str, Any] = {}
         if collective.impl is not None:
+            from analyzer.distributed.whole_parameter import count_whole  # torch's wrappers are slow to import
+
             name_buffers(recorder.log, collective.impl.made_to_communicate)
+            with torch._C.DisableTorchFunction():
+                whole["whole_params"] = count_whole(recorder.script)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
         profile = run.build(name=path.name, mode="train" if trains else "infer",
                             optimizer=", ".join(recorder.step_counts) or None,
-                            host_peak_bytes=mode.space.host.peak_allocated_bytes)
+                            host_peak_bytes=mode.space.host.peak_allocated_bytes, **whole)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
 
 
