@@ -267,7 +267,7 @@ ranks, which share the host's processors; the prediction knows one pace. Of step
 2,048 columns on one tensor-parallel rank compute faster than predicted, and their embedding and loss take longer, as
 they would with a vocabulary that is not made a multiple of eight. The range takes the errors of all kernels to go
 together, as another machine's clocks and versions would move them; `Profile.step_seconds_range`, which takes those of
-different families to be independent, is narrower and holds fewer.
+different families to be independent, is narrower: it held 78.0 % when this benchmark took it, at 9a3503a.
 """
 
 
