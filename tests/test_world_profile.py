@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
+from analyzer.errors import InputError
 from analyzer.parallel import world
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -40,6 +41,9 @@ def test_a_model_of_the_world_has_its_flags_and_no_gradients_afterwards():
         profile(model, args=(X,), mode="train", eval=True, optimizer="sgd")
         assert model.training and model.module.dropout.training
         assert all(parameter.grad is None for parameter in model.parameters())
+        kept = model.module.linear.weight.grad = torch.zeros(8, 8, device="cuda")
+        profile(model, args=(X,), optimizer="sgd")
+        assert model.module.linear.weight.grad is kept
 
 
 def test_world_may_be_given():
@@ -83,3 +87,14 @@ def test_a_message_of_any_rank_comes_from_another_one():
         assert torch.distributed.recv(torch.zeros(4, device="cuda")) == 1
     with world(4, rank=2):
         assert torch.distributed.recv(torch.zeros(4, device="cuda")) == 0
+
+
+def test_a_model_that_was_built_elsewhere_is_refused_and_untouched():
+    model = Net()
+    model.linear.weight.grad = torch.ones(8, 8)
+    with world(2), pytest.raises(InputError) as error:
+        profile(model, args=(X,), optimizer="sgd")
+    assert str(error.value) == (
+        "the model (Net) was not built in world(size=2, rank=0): give `profile` the function that builds and wraps it, "
+        "or profile the model outside of the world")
+    assert torch.equal(model.linear.weight.grad, torch.ones(8, 8))

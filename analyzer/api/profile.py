@@ -73,13 +73,12 @@ def profile(
     flags are as they were afterwards. Where neither a parameter nor an input requires a gradient there is nothing to
     train: then ``mode="train"`` profiles the forward pass (and ``loss_fn``), and the result's ``mode`` is ``"infer"``.
 
-    Of `DistributedDataParallel` one rank is run, and what ranks communicate is None.
-    Bytes are exact integers; FLOPs count a multiply-add as two. Where the allocator would reserve more than the device
-    has, though what is allocated is less, the step runs again with that limit: PyTorch then gives cached memory back.
-    If it fits so, that is the step of the profile, and ``assumptions`` says what the limit was.
-    Raises InputError for arguments that cannot be used and for models sharded over ranks (`fully_shard`, FSDP, tensor
-    parallel: profile the module before it is wrapped), UnknownDeviceError, UnsupportedOperatorError and
-    DataDependentError (see `analyzer.errors`), and whatever the model itself raises.
+    In a `world` the profile is of the rank that it runs (docs/parallel.md); outside of one what ranks of
+    `DistributedDataParallel` communicate is None. Bytes are exact integers; FLOPs count a multiply-add as two. A step
+    that would reserve more than the device has, but allocate less, runs again with that limit: PyTorch then gives
+    cached memory back. If it fits so, that is the step of the profile, and ``assumptions`` says what the limit was.
+    Raises InputError for arguments that cannot be used and outside of a world for models sharded over ranks,
+    UnknownDeviceError, UnsupportedOperatorError and DataDependentError, and whatever the model itself raises.
 
     >>> import torch
     >>> p = profile(torch.nn.Linear(1024, 4096), args=(torch.rand(8, 1024),), mode="infer", device="a100")
@@ -98,8 +97,7 @@ def profile(
                            profilers, eval)
     if not isinstance(eval, bool):
         raise InputError(f"eval={eval!r}: must be True or False")
-    settings: dict[str, Any] = {"autocast": autocast, "loss_fn": loss_fn, "step": step, "profilers": profilers,
-                                "evaluates": eval}
+    settings: dict[str, Any] = dict(autocast=autocast, loss_fn=loss_fn, step=step, profilers=profilers, evaluates=eval)
     session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)
     if (inside := current_entered()) is not None:

@@ -24,6 +24,7 @@ from analyzer.record.collector import rare_collections
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import local_part
 from analyzer.replay.lap.chain import Chain, find_chain
 from analyzer.replay.lap.run import WholeRun, run_some
 from analyzer.replay.match import Mismatch
@@ -76,6 +77,9 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             module = model if isinstance(model, torch.nn.Module) else build_in(model, session.device)
         except DeviceOutOfMemoryError as error:
             raise InputError(f"the model does not fit while it is built: {error}") from error
+        if is_module:
+            _check_built(module, world)
+        gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         try:
             with keep_flags(module):
                 if session.evaluates:
@@ -83,8 +87,16 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
                 return _run(session, mode, module, live, args, kwargs, options, reason)
         finally:
             mode.space.listener = live
-            for parameter in module.parameters():
-                parameter.grad = None
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+
+def _check_built(module: torch.nn.Module, world: World) -> None:
+    """Raise InputError where a tensor of ``module`` was not made in ``world``."""
+    for tensor in map(local_part, _held(module)):
+        if getattr(tensor.untyped_storage(), "space", None) is not world.space:
+            raise InputError(f"the model ({type(module).__name__}) was not built in {world!r}: give `profile` the "
+                             "function that builds and wraps it, or profile the model outside of the world")
 
 
 def build_in(build: Callable[[], Any], device: torch.device) -> torch.nn.Module:

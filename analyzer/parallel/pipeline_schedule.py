@@ -173,7 +173,7 @@ def _interleave(ranks: int, micro_batches: int, stages_per_rank: int) -> ActionL
 
 
 def _send_when_done(lists: ActionLists) -> ActionLists:
-    """Receives are waited for by what needs them, sends by nobody: ``ScheduleGPipe._step_microbatches``."""
+    """Receives are waited for by what needs them, sends by nothing: ``ScheduleGPipe._step_microbatches``."""
     ranks = place_stages(lists)
     return [[step for action in actions for step in (*_needs(action, ranks), action, *_gives(action, ranks))]
             for actions in lists]

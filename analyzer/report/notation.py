@@ -39,7 +39,7 @@ def list_notations(profile: Profile, as_string: bool = True,
     yield "params per device", count(profile.params, kilo="k")
     if profile.whole_params is None:
         yield "params of model = params per device * mp_size", count(_times(profile.params, models), kilo="k")
-    else:  # ranks share parameters, whoever has copies of the whole
+    else:  # ranks share parameters: how many copies there are does not count
         yield "params of model", count(profile.whole_params, kilo="k")
     yield "fwd MACs per device", count(fwd_macs, "MACs")
     yield "fwd flops per device", count(fwd_flops)
