@@ -64,6 +64,7 @@ class DeviceProperties:
 
 
 def _allocator(device: Any = None) -> CachingAllocator:
+    active_state().asks_memory = True
     return active_state().space.allocator(device_index(device))
 
 

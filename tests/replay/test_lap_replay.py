@@ -130,3 +130,14 @@ def test_what_is_not_known_to_be_periodic_is_run(build, reason):
     replayed, whole = run(build, True), run(build, False)
     assert [(row.replayed, row.reason) for row in replayed.replay] == [(False, reason)]
     assert without_replay(replayed) == without_replay(whole)
+
+
+def accumulate_and_look(model, optimizer, tokens):
+    accumulate(model, optimizer, tokens)
+    torch.cuda.memory_allocated()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_asks_for_memory_in_use_is_run():
+    replayed = run(fsdp2, True, step=accumulate_and_look)
+    assert [row.reason for row in replayed.replay] == ["a step asks how much memory is in use, or gives it back"]

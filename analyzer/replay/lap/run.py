@@ -36,6 +36,7 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
     finally:
         space.listener = listener
     tape = Tape(recorder, chain)
+    recorder.mode.state.asks_memory = False
     with tape.running(), watch_reads(chain.blocks[REFERENCE]) as reads:
         run()
     read = next(((path, name) for path, name in sorted(reads) if (path, name) in chain.unread or (
@@ -44,6 +45,8 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
         raise Mismatch(f"its blocks read {'.'.join(filter(None, read))}, in which they differ")
     if recorder.log.shortage is not None:
         raise Mismatch("memory ran out")
+    if recorder.mode.state.asks_memory:
+        raise Mismatch("a step asks how much memory is in use, or gives it back")
     try:
         return WholeRun(Extension(tape, before, memory, regions).write(), memory)
     except torch.OutOfMemoryError as error:
