@@ -86,7 +86,8 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
     kept: list[MetaStorage] = []
     for position, i in enumerate(order or range(len(outputs))):
         if not isinstance(outputs[i].untyped_storage(), MetaStorage):
-            hold_before(state, stages, position, device, kept)
+            with without_modes():  # they would take the making of a block for an operator
+                hold_before(state, stages, position, device, kept)
             attach(outputs[i], device, state.space)
         outputs[i].__class__ = MetaTensor
     for stage in stages:

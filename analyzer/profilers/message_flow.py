@@ -60,4 +60,5 @@ def find_purposes(log: Log) -> dict[int, Purpose]:
 def _is_view(call: OpCall) -> bool:
     """Whether a call makes nothing and reads nothing; what it gives is in storages that it was given."""
     return bool(call.outputs) and set(call.outputs) <= set(call.inputs) and not any(
-        a.alias_info is not None and a.alias_info.is_write for a in call.signature.op._schema.arguments)
+        a.alias_info is not None and a.alias_info.is_write
+        for a in getattr(getattr(call.signature.op, "_schema", None), "arguments", ()))

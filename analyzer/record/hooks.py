@@ -142,7 +142,6 @@ def _optimizer_steps(recorder: Any, mine: Any) -> tuple[Callable[..., None], Cal
         if mine():
             phase = interrupted.pop()
             if interrupted:  # it is the one inside another, which may communicate afterwards
-                recorder.mark_states(optimizer)
                 recorder.resume("optimizer")
                 return
             if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there

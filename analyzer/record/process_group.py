@@ -102,7 +102,8 @@ def takes_group(signature: Signature) -> bool:
     found: bool | None = signature.memo.get("takes_group")
     if found is None:
         found = signature.memo["takes_group"] = any(
-            "ProcessGroup" in str(a.type) or a.name == "group_name" for a in signature.op._schema.arguments)
+            "ProcessGroup" in str(argument.type) or argument.name == "group_name"
+            for argument in getattr(getattr(signature.op, "_schema", None), "arguments", ()))  # none of higher order
     return found
 
 

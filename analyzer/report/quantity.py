@@ -15,6 +15,7 @@ from .speed import RATES, read_rate
 #: Those of the whole step.
 QUANTITIES = name_columns(
     Column("params", "Params", "count"), Column("param_bytes", "Param size", "bytes"),
+    Column("whole_params", "Params of all ranks", "count"), Column("host_peak_bytes", "Peak of the host", "bytes"),
     Column("buffer_bytes", "Buffer size", "bytes"), Column("optimizer_bytes", "Optimizer states", "bytes"),
     Column("peak_allocated_bytes", "Peak allocated", "bytes"), Column("peak_reserved_bytes", "Peak reserved", "bytes"),
     Column("fwd_flops", "Fwd FLOPs", "count"), Column("bwd_flops", "Bwd FLOPs", "count"),

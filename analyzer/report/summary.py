@@ -121,7 +121,8 @@ def _list_beyond(p: Profile) -> Iterator[tuple[str, str]]:
     """For a rank of a job: what the device has in use, as nvidia-smi shows it: reserved, and what the driver and the
     libraries take (`analyzer.hardware.unseen`), as far as that is known.
     """
-    if p.device is None or p.out_of_memory is not None or (p.world_size or 1) < 2 or p.peak_reserved_bytes is None:
+    if p.device is None or p.out_of_memory is not None or p.peak_reserved_bytes is None or (
+            p.world is None or p.world.size < 2):
         return
     needs = check_fit(p).needs
     least = "at least " if any(line.bytes is None for line in needs) else ""

@@ -134,9 +134,14 @@ def is_understood(name: str) -> bool:
     return name in _RULES
 
 
+def _name_of(signature: Signature) -> str:
+    """An operator's name with its namespace; "" of a function and of an operator of higher order, which have none."""
+    return str(getattr(getattr(signature.op, "_schema", None), "name", ""))
+
+
 def kind_of(signature: Signature) -> str | None:
     """The kind of communication that calls of a signature are, one of `KINDS`; None of others, and where not known."""
-    rule = _RULES.get(signature.op._schema.name)
+    rule = _RULES.get(_name_of(signature))
     if rule is None:
         return None
     if rule.kind == "send_recv":
@@ -147,7 +152,7 @@ def kind_of(signature: Signature) -> str | None:
 
 def message_of(signature: Signature, group: ProcessGroupSpec | None) -> Message | None:
     """What a call in ``group`` communicates; None where it is no communication."""
-    name: str = signature.op._schema.name
+    name = _name_of(signature)
     rule = _RULES.get(name)
     if rule is not None:
         call = CollectiveCall(signature, signature.named_arguments(), group)
