@@ -214,8 +214,8 @@ def test_a_factory_that_wraps_is_profiled_as_one_rank(tmp_path, capsys):
     # 1 GiB and 702,734,664 bytes of context; how much NCCL takes is not known
     ("h200", "at least 1.65 GiB")])
 def test_what_is_in_use_on_the_device_of_a_rank(device, text):
-    p = Profile(name="train.py", mode="train", device=device, world_size=8, peak_allocated_bytes=2**29,
-                peak_reserved_bytes=2**30)
+    p = Profile(name="train.py", mode="train", device=device, world=WorldInfo(8, 0), peak_allocated_bytes=2**29,
+                world_size=8, peak_reserved_bytes=2**30)
     line, = [line for line in p.summary().splitlines() if "nvidia-smi" in line]
     assert line.split("shows")[1].strip() == text
-    assert "nvidia-smi" not in replace(p, world_size=1).summary()
+    assert "nvidia-smi" not in replace(p, world=None).summary()
