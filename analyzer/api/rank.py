@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.distributed import process_group
+from analyzer.distributed.collective import current_collectives
 from analyzer.distributed.flat_parameter import list_flat_parameters
 from analyzer.distributed.live_storage import LiveStorages
 from analyzer.distributed.whole_parameter import count_whole
@@ -15,7 +16,6 @@ from analyzer.distributed.world import World
 from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta import collective
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.tensor import device_of
@@ -150,8 +150,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
             RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
                      optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
                      step=session.step, device_type=session.device.type, options=options).run()
-            if collective.impl is not None:
-                name_buffers(recorder.log, collective.impl.made_to_communicate)
+            name_buffers(recorder.log, current_collectives().made_to_communicate)
 
         replay, whole = _run_blocks(recorder, module, live, run_steps, reason)
     host = mode.space.host

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from analyzer.distributed.collective import Collectives
-from analyzer.meta import collective
+from analyzer.distributed.collective import current_collectives
 from analyzer.record.eager import EagerStep
 
 REPLACED = "replaced parameter"  #: category of what a parameter was in, before a wrapper put it elsewhere
@@ -31,9 +30,8 @@ class RankStep(EagerStep):
         and ``autograd_hook`` in torch/csrc/distributed/c10d/reducer.cpp). ZeRO that overlaps with DDP makes its states
         in the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py).
         """
-        found = collective.impl
         steps = 1
-        for wrapper in found.list_reducers() if isinstance(found, Collectives) else ():
+        for wrapper in current_collectives().list_reducers():
             if wrapper.static_graph:
                 steps = max(steps, 4)
             elif not wrapper.find_unused_parameters:

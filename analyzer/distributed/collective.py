@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 
 from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
-from analyzer.meta.intercept.replacement import Undo, answer, replace
-from analyzer.meta.state import active_state, current
+from analyzer.meta import collective as collective_hook
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage, next_number
 
 from .known_content import ContentRule
+from .world_state import current_world
 
 _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
@@ -173,19 +175,24 @@ _RETURNS: dict[int, dict[bool, Callable[..., Any]]] = {0: {False: _nothing}, 1: 
                                                        2: {True: _written_and_work}}
 
 
-def replacements(find: Callable[[], Collectives | None]) -> Iterator[Undo]:
+def current_collectives() -> Collectives:
+    """Those of the world that this thread is in."""
+    found = collective_hook.impl
+    assert isinstance(found, Collectives)
+    return found
+
+
+def replacements() -> Iterator[Undo]:
     """Let `Work.wait` say that the current stream waits; each result undoes one replacement."""
-    def waiting(original: Any) -> Any:
-        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-            collectives = find()
-            if current() is not None and collectives is not None:
-                collectives.wait(self)
-            return original(self, *args, **kwargs)
-        return wait
     for name in ("wait", "block_current_stream", "synchronize"):
         if hasattr(dist.Work, name):
-            yield replace(dist.Work, name, waiting)
-    yield answer(dist.Work, "_source_rank", _other_rank)
+            yield answer(dist.Work, name, _wait, passes_original=True, where=current_world)
+    yield answer(dist.Work, "_source_rank", _other_rank, where=current_world)
+
+
+def _wait(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+    current_collectives().wait(work)
+    return original(work, *args, **kwargs)
 
 
 def _other_rank(work: Any) -> int:

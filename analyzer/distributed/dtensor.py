@@ -1,6 +1,7 @@
 """`DTensor` without data: shapes of whole tensors are asked of plain ones on meta; each is where its part is."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,30 +14,28 @@ from torch.utils._pytree import tree_map_only
 
 from analyzer.meta import collective as collective_hook
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import current
+from analyzer.meta.intercept.replacement import Undo, answer, replace
 from analyzer.meta.tensor import device_of
 
 from .placement import note_layouts
+from .world_state import current_world
 
 _META = torch.device("meta")
 
 
-def _propagate(original: Any) -> Any:
+def _propagate(original: Any, propagator: ShardingPropagator, op_schema: Any) -> Any:
     """The specs of a whole result. Torch asks tensors that claim CUDA, which a build without it cannot make."""
-    def propagate(self: Any, op_schema: Any) -> Any:
-        if current() is None or op_schema.op is torch.ops.aten.equal.default:
-            return original(self, op_schema)
-        with without_modes():
-            args, kwargs = (tree_map_only(DTensorSpec, _whole, given, is_leaf=lambda x: isinstance(x, DTensorSpec))
-                            for given in (op_schema.args_schema, op_schema.kwargs_schema))
-            if "device" in kwargs:
-                kwargs["device"] = _META
-            out = op_schema.op(*args, **kwargs)
-        if isinstance(out, (tuple, list)):
-            return type(out)(_meta_of(o) for o in out)
-        return _meta_of(out)
-    return propagate
+    if op_schema.op is torch.ops.aten.equal.default:
+        return original(propagator, op_schema)
+    with without_modes():
+        args, kwargs = (tree_map_only(DTensorSpec, _whole, given, is_leaf=lambda x: isinstance(x, DTensorSpec))
+                        for given in (op_schema.args_schema, op_schema.kwargs_schema))
+        if "device" in kwargs:
+            kwargs["device"] = _META
+        out = op_schema.op(*args, **kwargs)
+    if isinstance(out, (tuple, list)):
+        return type(out)(_meta_of(o) for o in out)
+    return _meta_of(out)
 
 
 def _whole(spec: Any) -> torch.Tensor:
@@ -99,7 +98,7 @@ def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:
 
 
 def _device(self: Any) -> torch.device:
-    if current() is None:
+    if current_world() is None:
         return torch._C.TensorBase.device.__get__(self)
     return device_of(self._local_tensor)
 
@@ -112,27 +111,23 @@ _PROPERTIES = {"device": property(_device), "is_cuda": _is_on("cuda"), "is_cpu":
                "is_meta": _is_on("meta")}
 
 
-def _set(owner: type, name: str, value: Any) -> Undo:
-    setattr(owner, name, value)
-    return lambda: delattr(owner, name)
+def _instead(value: Any, original: Any) -> Any:
+    return value
 
 
-def _without_modes(original: Any) -> Any:
-    """Offsets of shards are read from indices, which are made for it."""
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if current() is None:
-            return original(*args, **kwargs)
-        with without_modes():
-            return original(*args, **kwargs)
-    return staticmethod(call)
+def _call_without_modes(original: Any, *args: Any, **kwargs: Any) -> Any:
+    with without_modes():
+        return original(*args, **kwargs)
 
 
 def replacements() -> Iterator[Undo]:
     """What DTensors ask of whole tensors and of devices; each result undoes one replacement."""
     collective_hook.redispatching[DTensor] = call_on_parts
     yield collective_hook.redispatching.clear
-    yield replace(ShardingPropagator, "_propagate_tensor_meta_non_cached", _propagate)
-    yield replace(_StridedShard, "local_shard_size_and_offset", _without_modes)
+    for owner, name, simulated in (
+            (ShardingPropagator, "_propagate_tensor_meta_non_cached", _propagate),
+            (_StridedShard, "local_shard_size_and_offset", _call_without_modes)):  # offsets are read from indices
+        yield answer(owner, name, simulated, passes_original=True, where=current_world)
     for name, value in _PROPERTIES.items():
         if name not in vars(DTensor):
-            yield _set(DTensor, name, value)
+            yield replace(DTensor, name, functools.partial(_instead, value))

@@ -9,9 +9,9 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.optim import zero_redundancy_optimizer
 
 from analyzer.errors import InputError
-from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, answer
 
-from .world_state import current_world
+from .world_state import current_world, known_world
 
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -42,10 +42,9 @@ def _send_object_list(object_list: list[Any], dst: int | None = None, group: Any
 
 def _recv_object_list(object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
                       group_src: int | None = None, use_batch: bool = False) -> int:
-    spec = current_world()
-    assert spec is not None
-    raise InputError(f"rank {spec.rank} would receive objects from rank {src if group_src is None else group_src}, "
-                     f"which does not run: give them to it by other means, or broadcast them")
+    source = src if group_src is None else group_src
+    raise InputError(f"rank {known_world().rank} would receive objects from rank {source}, which does not run: give "
+                     f"them to it by other means, or broadcast them")
 
 
 def _broadcast_state(obj: Any, src_rank: int, group: Any = None, device: Any = None) -> Any:
@@ -58,15 +57,9 @@ _SIMULATED = {function.__name__.lstrip("_"): function
                                _send_object_list, _recv_object_list)}
 
 
-def _in_world(simulated: Any) -> Any:
-    def make(original: Any) -> Any:
-        return lambda *args, **kwargs: (original if current_world() is None else simulated)(*args, **kwargs)
-    return make
-
-
 def replacements() -> Iterator[Undo]:
     """Replace collectives of objects; each result undoes one."""
     for name, simulated in _SIMULATED.items():
         for owner in (dist, c10d):
-            yield replace(owner, name, _in_world(simulated))
-    yield replace(zero_redundancy_optimizer, "_broadcast_object", _in_world(_broadcast_state))
+            yield answer(owner, name, simulated, where=current_world)
+    yield answer(zero_redundancy_optimizer, "_broadcast_object", _broadcast_state, where=current_world)

@@ -2,35 +2,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch.distributed.tensor._random as dtensor_random
 
-from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import current
+from analyzer.meta.intercept.replacement import Undo, answer
+
+from .world_state import current_world
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _distribute_region(original: Any) -> Any:
-    def distribute_region(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, *args, **kwargs) if current() is None else _nothing()
-    return distribute_region
-
-
-def _init(original: Any) -> Any:
+def _init(original: Any, tracker: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """Without comparing the generators' states, which no rank has."""
-    def init(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
-        original(self, device_mesh, run_state_sync and current() is None)
-    return init
+    original(tracker, device_mesh, False)
 
 
 def replacements() -> Iterator[Undo]:
     """What DTensor's random operators do around themselves; each result undoes one replacement."""
     tracker = dtensor_random.OffsetBasedRNGTracker
-    yield replace(tracker, "_distribute_region", _distribute_region)
-    yield replace(tracker, "__init__", _init)
+    yield answer(tracker, "_distribute_region", lambda *args, **kwargs: nullcontext(), where=current_world)
+    yield answer(tracker, "__init__", _init, passes_original=True, where=current_world)

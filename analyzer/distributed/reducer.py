@@ -8,14 +8,14 @@ import torch
 import torch.nn.parallel.distributed as ddp
 from torch._C import _distributed_c10d as c10d_c
 
-from analyzer.meta import collective as collective_hook
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
-from analyzer.meta.intercept.replacement import Undo, answer, replace
-from analyzer.meta.state import active_state, current
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import device_of
 
-from .collective import Collectives
+from .collective import current_collectives
+from .world_state import current_world
 
 _EMPTY, _COPY = torch.ops.aten.empty.memory_format, torch.ops.aten.copy_.default
 
@@ -40,7 +40,7 @@ class _RealOnHost(DirectDispatchMode):
 
 
 def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
-    collectives = _collectives()
+    collectives = current_collectives()
     with active_state().meaning(device_of(parameters[0])), collectives.making_buckets():  # where buckets are
         original(self, parameters, *args, **kwargs)
     collectives.add_reducer(self)
@@ -48,23 +48,17 @@ def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwarg
 
 def _rebuild_buckets(original: Any, self: Any) -> Any:
     device = torch.device("cuda", torch.cuda.current_device())
-    with active_state().meaning(device), _RealOnHost(), _collectives().making_buckets():
+    with active_state().meaning(device), _RealOnHost(), current_collectives().making_buckets():
         return original(self)
 
 
 def _wait_for_buckets(original: Any, *args: Any, **kwargs: Any) -> Any:
     """At its end a backward pass waits for the futures of all buckets: reducer.cpp, ``finalize_backward``."""
     result = original(*args, **kwargs)
-    collectives = _collectives()
+    collectives = current_collectives()
     for group in {str(wrapper.process_group.group_name) for wrapper in collectives.list_reducers()}:
         collectives.wait_for_group(group)
     return result
-
-
-def _collectives() -> Collectives:
-    found = collective_hook.impl
-    assert isinstance(found, Collectives)
-    return found
 
 
 def _check_hook(original: Any, self: Any, hook: Any) -> None:
@@ -76,18 +70,10 @@ def _check_hook(original: Any, self: Any, hook: Any) -> None:
 
 def replacements() -> Iterator[Undo]:
     """What the reducer's construction and its steps ask; each result undoes one replacement."""
-    yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
-    yield replace(ddp.DistributedDataParallel, "_ddp_init_helper", _simulated(_make_reducer))
-    yield replace(ddp.DistributedDataParallel, "_check_comm_hook", _simulated(_check_hook))
-    yield replace(c10d_c.Reducer, "_rebuild_buckets", _simulated(_rebuild_buckets))
-    yield answer(torch.autograd, "_engine_run_backward", _wait_for_buckets, passes_original=True)
-
-
-def _simulated(simulated: Any) -> Any:
-    def make(original: Any) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if current() is None:
-                return original(self, *args, **kwargs)
-            return simulated(original, self, *args, **kwargs)
-        return call
-    return make
+    yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None, where=current_world)
+    for owner, name, simulated in (
+            (ddp.DistributedDataParallel, "_ddp_init_helper", _make_reducer),
+            (ddp.DistributedDataParallel, "_check_comm_hook", _check_hook),
+            (c10d_c.Reducer, "_rebuild_buckets", _rebuild_buckets),
+            (torch.autograd, "_engine_run_backward", _wait_for_buckets)):
+        yield answer(owner, name, simulated, passes_original=True, where=current_world)

@@ -9,6 +9,7 @@ from analyzer.meta import collective as collective_hook
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo
 
 from . import (
+    collective,
     dtensor,
     mesh,
     object_collective,
@@ -22,13 +23,12 @@ from . import (
     store,
 )
 from .c10d_state import make_default_group, process_groups_kept_aside
-from .collective import Collectives
 from .world_spec import WorldSpec
 
 
 def _replacements() -> Iterator[Undo]:
-    for family in (process_group, mesh, object_collective, reducer, sharding_cache, dtensor, random_number, shard_chunk,
-                   parameter_group, pipeline_stage, store):
+    for family in (process_group, collective, mesh, object_collective, reducer, sharding_cache, dtensor, random_number,
+                   shard_chunk, parameter_group, pipeline_stage, store):
         yield from family.replacements()
 
 
@@ -41,8 +41,8 @@ def simulated_world(spec: WorldSpec, contents: Any, is_initialized: bool) -> Ite
     with ExitStack() as undo:
         undo.enter_context(process_groups_kept_aside())
         undo.enter_context(_world_replacements.installed())
-        undo.enter_context(collective_hook.simulating(Collectives(spec.local_size, contents)))
-        undo.enter_context(process_group.adopting(spec))
+        undo.enter_context(collective_hook.simulating(collective.Collectives(spec.local_size, contents)))
+        undo.enter_context(process_group.adopting())
         if is_initialized:
             make_default_group(spec.size, spec.rank)
         yield

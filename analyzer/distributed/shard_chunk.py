@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 import torch
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 
-from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import current
+from analyzer.meta.intercept.replacement import Undo, answer
+
+from .world_state import current_world
 
 
 class Chunks(Sequence[torch.Tensor]):
@@ -38,12 +39,6 @@ class Chunks(Sequence[torch.Tensor]):
         return self._tensor.narrow(self._dim, start, min(self._step, size - start))
 
 
-def _chunk_with_empty(original: Any) -> Any:
-    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Sequence[torch.Tensor]:
-        return original(tensor, num_chunks, dim) if current() is None else Chunks(tensor, num_chunks, dim)
-    return chunk_with_empty
-
-
 def replacements() -> Iterator[Undo]:
     """How a parameter is cut; each result undoes one replacement."""
-    yield replace(fsdp_param, "_chunk_with_empty", _chunk_with_empty)
+    yield answer(fsdp_param, "_chunk_with_empty", Chunks, where=current_world)

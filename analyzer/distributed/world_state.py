@@ -31,6 +31,13 @@ def current_world() -> WorldSpec | None:
     return _worlds[-1][0] if _worlds and threading.get_ident() in (_worlds[-1][1], *_joined) else None
 
 
+def known_world() -> WorldSpec:
+    """As `current_world`, where this thread is known to be in one."""
+    spec = current_world()
+    assert spec is not None
+    return spec
+
+
 @contextmanager
 def joined(spec: WorldSpec | None) -> Iterator[None]:
     """A block in which this thread is in the world ``spec`` that another one entered; in none for None."""

@@ -16,11 +16,11 @@ import torch
 
 from analyzer.api.session import Run, Session
 from analyzer.distributed.world import World
+from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta import collective
 from analyzer.profilers.communication_buffer import name_buffers
 from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
@@ -111,10 +111,11 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
                     raised, path)
         del left
         whole: dict[str, Any] = {}
-        if collective.impl is not None:
-            from analyzer.distributed.whole_parameter import count_whole  # torch's wrappers are slow to import
+        if current_world() is not None:  # torch's wrappers are slow to import
+            from analyzer.distributed.collective import current_collectives
+            from analyzer.distributed.whole_parameter import count_whole
 
-            name_buffers(recorder.log, collective.impl.made_to_communicate)
+            name_buffers(recorder.log, current_collectives().made_to_communicate)
             with torch._C.DisableTorchFunction():
                 whole["whole_params"] = count_whole(recorder.script)
         trains = any(record.phase == "backward" for record in recorder.log.phases)

@@ -17,9 +17,6 @@ class CollectiveImpl(Protocol):
     def launching(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
         """A block around a call of a communicating operator: on its stream."""
 
-    def made_to_communicate(self, number: int) -> bool:
-        """Whether the storage of a number was made for buckets of gradients."""
-
     def propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Tell what was written, and the result, their contents."""
 

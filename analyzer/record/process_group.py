@@ -107,13 +107,16 @@ def takes_group(signature: Signature) -> bool:
     return found
 
 
+def is_initialized() -> bool:
+    """Whether torch.distributed is, and not by a simulated world that only another thread is in."""
+    return dist.is_available() and dist.is_initialized() and not is_world_elsewhere()
+
+
 def read_world() -> WorldFacts | None:
-    """The job that this process is one of; None where torch.distributed was not initialised, and in a thread that is
-    not in the simulated world that another is in.
-    """
-    spec = current_world()
-    if not (dist.is_available() and dist.is_initialized()) or spec is None and is_world_elsewhere():
+    """The job that this process is one of; None where torch.distributed was not initialised."""
+    if not is_initialized():
         return None
+    spec = current_world()
     groups = [describe_group(group) for group in dist.distributed_c10d._world.pg_names]
     return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]),
                       None if spec is None else spec.devices_per_host, None if spec is None else spec.cluster,

@@ -4,6 +4,8 @@ from __future__ import annotations
 from torch import distributed as dist
 from torch import nn
 
+from analyzer.record.process_group import is_initialized
+
 
 def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     """``world_size``, ``data_parallel_size`` and ``model_parallel_size``, as fields of a profile.
@@ -16,7 +18,7 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     >>> find_parallel_sizes(nn.Linear(2, 2))
     {'world_size': 1, 'data_parallel_size': 1, 'model_parallel_size': 1}
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_initialized():
         return {"world_size": 1, "data_parallel_size": 1, "model_parallel_size": 1}
     world = dist.get_world_size()
     copies = next((size for module in root.modules() if (size := _group_size(module)) is not None),

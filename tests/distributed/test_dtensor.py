@@ -10,7 +10,9 @@ import torch.distributed.tensor as dt
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -150,6 +152,17 @@ def checkpointed(mesh, device, use_reentrant=False):
 @case
 def checkpointed_by_a_backward_pass_of_its_own(mesh, device):
     return checkpointed(mesh, device, use_reentrant=True)
+
+
+@pytest.mark.parametrize("rank, row", [(0, 0), (1, 16), (5, 24), (7, 28)])
+def test_a_part_of_a_part_knows_where_it_is(rank, row):
+    """Tensor parallelism cuts 32 rows in 2 of 16, and FSDP each of them in 4."""
+    with world(8, rank):
+        mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
+        model = parallelize_module(nn.Sequential(nn.Linear(16, 32)).cuda(), mesh["tp"], {"0": ColwiseParallel()})
+        weight = fully_shard(model, mesh=mesh["dp"])[0].weight
+        found = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+    assert found == ((4, 16), (row, 0))
 
 
 def describe(tensor):

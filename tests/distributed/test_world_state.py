@@ -115,6 +115,13 @@ def test_a_process_group_of_the_user_survives():
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("backend, expected", [
+    ("nccl", "nccl"), ("cpu:gloo,cuda:nccl", "nccl"), ("cuda:nccl,cpu:gloo", "nccl"), ("gloo", "gloo")])
+def test_the_backend_of_a_group_is_what_was_asked_for_cuda(backend, expected):
+    with world(8):
+        assert dist.get_backend(dist.new_group([0, 1], backend=backend)) == expected
+
+
 def test_there_is_one_world_at_a_time():
     message = (r"world\(size=4, rank=0\) inside a world of 8 ranks: torch.distributed knows one world per process; "
                "leave that one first")
@@ -155,7 +162,7 @@ def test_another_thread_profiles_plain_models_meanwhile():
         other = in_thread(lambda: profile(net, args=(X,), optimizer="adamw"))
         again = profile(wrap_ddp, args=(X,), optimizer="adamw")
     assert other.peak_allocated_bytes == plain.peak_allocated_bytes and other.world is None
-    assert other.phases["backward"].comm_bytes == 0
+    assert other.phases["backward"].comm_bytes == 0 and other == plain
     assert first.phases["backward"].comm_bytes == again.phases["backward"].comm_bytes == 4 * 2 * (16 * 16 + 16)
 
 

@@ -25,6 +25,25 @@ def test_threads_do_not_disturb_each_other():
     assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad) == before
 
 
+def test_a_static_method_that_is_replaced_is_one_meanwhile():
+    class Owner:
+        @staticmethod
+        def of_none(x):
+            return x
+
+        def of_self(self, x):
+            return self, x
+
+    undo = [replace(Owner, name, lambda original: lambda *args: (*args, original(*args)))
+            for name in ("of_none", "of_self") for _ in range(2)]
+    owner = Owner()
+    assert owner.of_none(3) == Owner.of_none(3) == (3, (3, 3))
+    assert owner.of_self(3) == (owner, 3, (owner, 3, (owner, 3)))
+    for put_back in undo:
+        put_back()
+    assert owner.of_none(3) == 3 and owner.of_self(3) == (owner, 3)
+
+
 def test_replacements_end_in_any_order():
     class Owner:
         value = 1

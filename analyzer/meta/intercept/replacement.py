@@ -74,6 +74,8 @@ class _Chain:
         value = self.original
         for (make,) in self.links:
             value = make(value)
+            if isinstance(self.own, staticmethod):
+                value = staticmethod(value)
         if self.missing and not self.links:
             delattr(self.owner, self.name)
         else:
@@ -98,12 +100,15 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
     return lambda: undo_link(key, link)
 
 
-def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False) -> Undo:
-    """Call ``simulated`` (with the original before its arguments, if asked) where a mode is active in the thread."""
+def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False,
+           where: Callable[[], object | None] = current) -> Undo:
+    """Call ``simulated`` (with the original before its arguments, if asked) where ``where()`` is not None: by default
+    in threads in which a mode is active.
+    """
     def make(original: Any) -> Any:
         instead = functools.partial(simulated, original) if passes_original else simulated
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (original if current() is None else instead)(*args, **kwargs)
+            return (original if where() is None else instead)(*args, **kwargs)
         return call
     return replace(owner, name, make)
 
