@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 
-from .world_state import current_world, mesh_dimensions
+from .world_state import active_world_state, current_world
 
 _MADE = "_concatenated_meshes"  # in a root mesh: what was made of its parts
 
@@ -24,7 +24,7 @@ def _init_one_process_group(original: Any, sub_layout: Any, rank_map: torch.Tens
     with without_modes():
         name = original(sub_layout, torch.tensor(ranks, dtype=torch.int), dim_name, *args, **kwargs)
     if name is not None and not dim_name.startswith("dim_"):  # and its number, where it has no name
-        mesh_dimensions().setdefault(str(name), dim_name)
+        active_world_state().dimensions.setdefault(str(name), dim_name)
     return name
 
 

@@ -11,7 +11,7 @@ from torch.distributed.optim import zero_redundancy_optimizer
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer
 
-from .world_state import current_world, known_world
+from .world_state import active_world_state, current_world
 
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -42,9 +42,9 @@ def _send_object_list(object_list: list[Any], dst: int | None = None, group: Any
 
 def _recv_object_list(object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
                       group_src: int | None = None, use_batch: bool = False) -> int:
-    source = src if group_src is None else group_src
-    raise InputError(f"rank {known_world().rank} would receive objects from rank {source}, which does not run: give "
-                     f"them to it by other means, or broadcast them")
+    rank, source = active_world_state().spec.rank, src if group_src is None else group_src
+    raise InputError(f"rank {rank} would receive objects from rank {source}, which does not run: give them to it by "
+                     f"other means, or broadcast them")
 
 
 def _broadcast_state(obj: Any, src_rank: int, group: Any = None, device: Any = None) -> Any:

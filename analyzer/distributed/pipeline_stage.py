@@ -12,7 +12,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer
 
-from .world_state import StageNotToldError, current_mail, current_world, made_schedules
+from .world_state import StageNotToldError, active_world_state, current_world
 
 pipelining: Any = importlib.import_module("torch.distributed.pipelining.stage")  # its names are private
 
@@ -30,7 +30,7 @@ def _result(stage: Any, received_result: Any = None) -> Any:
 def _receive(stage: Any, src_stage: int) -> Any:
     if src_stage == stage.stage_index + 1:  # of gradients, which have the shapes of the outputs
         return pipelining._StageBackwardMeta(backward_metas=pipelining._derive_grad_metas(stage._stage_meta.outputs))
-    mail = current_mail()
+    mail = active_world_state().mail
     if stage.stage_index not in mail:
         raise StageNotToldError(
             f"pipeline stage {stage.stage_index} receives what stage {src_stage} passes on, and no rank with that "
@@ -41,12 +41,12 @@ def _receive(stage: Any, src_stage: int) -> Any:
 
 def _send(stage: Any, meta: Any, dst_stage: int) -> None:
     if dst_stage == stage.stage_index + 1:
-        current_mail()[dst_stage] = meta
+        active_world_state().mail[dst_stage] = meta
 
 
 def _note(original: Any, schedule: Any, *args: Any, **kwargs: Any) -> None:
     original(schedule, *args, **kwargs)
-    made_schedules().append(schedule)
+    active_world_state().schedules.append(schedule)
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:

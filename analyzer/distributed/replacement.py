@@ -42,7 +42,6 @@ def simulated_world(spec: WorldSpec, contents: Any, is_initialized: bool) -> Ite
         undo.enter_context(process_groups_kept_aside())
         undo.enter_context(_world_replacements.installed())
         undo.enter_context(collective_hook.simulating(collective.Collectives(spec.local_size, contents)))
-        undo.enter_context(process_group.adopting())
         if is_initialized:
             make_default_group(spec.size, spec.rank)
         yield

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.errors import InputError
@@ -16,104 +17,107 @@ class StageNotToldError(InputError):
     """A pipeline stage needs the shapes that a stage before it passes on, and no rank with that stage has run."""
 
 
+@dataclass
+class WorldState:
+    """What is known of a world, beside what torch's own tables say."""
+
+    spec: WorldSpec
+    mail: dict[int, Any]  #: what pipeline stages were told by those before them, by stage
+    threads: list[int]  #: the one that entered it, and those that joined
+    schedules: list[Any] = field(default_factory=list)  #: of torch.distributed.pipelining, as the rank made them
+    worked_for: list[Any] = field(default_factory=list)  #: modules that a wrapper works for now, the innermost last
+    #: names of dimensions of meshes, by torch's name of the group that each has
+    dimensions: dict[str, str] = field(default_factory=dict)
+    backends: dict[str, str] = field(default_factory=dict)  #: as they were asked for, by the group's name
+    is_adopted: bool = False  #: whether the program has called init_process_group itself
+
+
 _lock = threading.Lock()
-_worlds: list[tuple[WorldSpec, int]] = []  # the one that there is, and the thread that entered it
-_joined: list[int] = []  # other threads that are in it
-_mail: dict[int, Any] = {}  # what pipeline stages were told, by stage; kept from rank to rank in `mail_kept`
-_keeps = [0]
-_schedules: list[Any] = []  # of torch.distributed.pipelining, in the order in which the rank made them
-_worked_for: list[Any] = []  # modules, the innermost last
-_dimensions: dict[str, str] = {}  # by name of the group that was there before: for all ranks, torch makes no other
+_there: WorldState | None = None
+_kept_mails: list[dict[int, Any]] = []
+
+
+def current_world_state() -> WorldState | None:
+    """The state of the world that this thread is in."""
+    state = _there
+    return state if state is not None and threading.get_ident() in state.threads else None
+
+
+def active_world_state() -> WorldState:
+    """As `current_world_state`, where this thread is known to be in a world."""
+    state = current_world_state()
+    assert state is not None
+    return state
 
 
 def current_world() -> WorldSpec | None:
     """The world that this thread is in."""
-    return _worlds[-1][0] if _worlds and threading.get_ident() in (_worlds[-1][1], *_joined) else None
+    state = current_world_state()
+    return None if state is None else state.spec
 
 
-def known_world() -> WorldSpec:
-    """As `current_world`, where this thread is known to be in one."""
-    spec = current_world()
-    assert spec is not None
-    return spec
+def is_world_elsewhere() -> bool:
+    """Whether another thread is in a world, and this one is in none."""
+    return _there is not None and current_world_state() is None
 
 
 @contextmanager
 def joined(spec: WorldSpec | None) -> Iterator[None]:
     """A block in which this thread is in the world ``spec`` that another one entered; in none for None."""
-    if spec is None or spec is not (_worlds[-1][0] if _worlds else None):
+    state = _there
+    if spec is None or state is None or spec is not state.spec:
         yield
         return
-    _joined.append(threading.get_ident())
+    state.threads.append(threading.get_ident())
     try:
         yield
     finally:
-        _joined.remove(threading.get_ident())
-
-
-def is_world_elsewhere() -> bool:
-    """Whether another thread is in a world."""
-    return bool(_worlds) and current_world() is None
-
-
-def current_mail() -> dict[int, Any]:
-    """What pipeline stages were sent by those before them, by stage."""
-    return _mail
-
-
-def made_schedules() -> list[Any]:
-    """The pipeline schedules that the rank of this world has made."""
-    return _schedules
-
-
-def mesh_dimensions() -> dict[str, str]:
-    """The names of dimensions of meshes of this world, by torch's name of the group that each has."""
-    return _dimensions
+        state.threads.remove(threading.get_ident())
 
 
 @contextmanager
 def working_for(module: Any) -> Iterator[None]:
     """A block in which a wrapper works for ``module``, in whichever other module's hook it does."""
-    _worked_for.append(module)
+    worked_for = active_world_state().worked_for
+    worked_for.append(module)
     try:
         yield
     finally:
-        _worked_for.pop()
+        worked_for.pop()
 
 
 def module_worked_for() -> Any:
     """The module that a wrapper works for now; None where it is the one that runs."""
-    return _worked_for[-1] if _worked_for else None
+    state = current_world_state()
+    return state.worked_for[-1] if state is not None and state.worked_for else None
 
 
 @contextmanager
-def mail_kept() -> Iterator[None]:
-    """A block in which ranks that run one after the other find what earlier ones sent them."""
-    _keeps[0] += 1
+def mail_kept() -> Iterator[dict[int, Any]]:
+    """A block in which ranks that run one after the other find what earlier ones sent them: what stages were told."""
+    mail: dict[int, Any] = {}
+    _kept_mails.append(mail)
     try:
-        yield
+        yield mail
     finally:
-        _keeps[0] -= 1
-        _mail.clear()
+        _kept_mails.pop()
 
 
 @contextmanager
 def entered(spec: WorldSpec) -> Iterator[None]:
     """A block in which ``spec`` is the world. Raises InputError in another, and while another thread is in one."""
+    global _there
+    thread = threading.get_ident()
     with _lock:
-        if _worlds:
-            where = "" if _worlds[-1][1] == threading.get_ident() else " of another thread"
-            raise InputError(f"world(size={spec.size}, rank={spec.rank}) inside a world of {_worlds[-1][0].size} ranks"
+        if _there is not None:
+            where = "" if _there.threads[0] == thread else " of another thread"
+            raise InputError(f"world(size={spec.size}, rank={spec.rank}) inside a world of {_there.spec.size} ranks"
                              f"{where}: torch.distributed knows one world per process; leave that one first")
-        _worlds.append((spec, threading.get_ident()))
+        _there = WorldState(spec, _kept_mails[-1] if _kept_mails else {}, [thread])
     try:
         yield
     finally:
-        _worlds.pop()
-        _schedules.clear()
-        _dimensions.clear()
-        if not _keeps[0]:
-            _mail.clear()
+        _there = None
 
 
 @contextmanager

@@ -88,18 +88,18 @@ def run_job(folder: str) -> None:
     import torch
 
     from analyzer.distributed.world import World
-    from analyzer.distributed.world_state import current_mail, mail_kept
+    from analyzer.distributed.world_state import mail_kept
 
     from .script import dry_run
 
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other ranks
     job: RankJob = pickle.loads((Path(folder) / "job.pickle").read_bytes())
     result = Path(folder) / "result.pickle"
-    with mail_kept():
-        current_mail().update(job.mail)
+    with mail_kept() as mail:
+        mail.update(job.mail)
         run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, options=job.options,
                       world=World(job.world))
-        mail = {stage: meta for stage, meta in current_mail().items() if stage not in job.mail}
+    sent = {stage: meta for stage, meta in mail.items() if stage not in job.mail}
     sys.stdout.flush()
-    whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), mail)
+    whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
     result.write_bytes(pickle.dumps(whole))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from analyzer.api.profile import profile
 from analyzer.distributed.world import world
-from analyzer.distributed.world_state import StageNotToldError, current_mail, made_schedules, mail_kept
+from analyzer.distributed.world_state import StageNotToldError, active_world_state, mail_kept
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.results.profile import Profile
 from analyzer.results.world import GroupInfo
@@ -60,27 +60,29 @@ def profile_ranks(build: Callable[[], Any], args: Any = (), kwargs: Any = None, 
             try:
                 found = profile(build, **here, **options)
             except StageNotToldError as error:
-                raise _StageWaitsError(error, list_group(made_schedules()[-1])) from None
-            schedule = made_schedules()[-1] if made_schedules() else None
+                raise _StageWaitsError(error, list_group(active_world_state().schedules[-1])) from None
+            schedules = active_world_state().schedules
+            schedule = schedules[-1] if schedules else None
             return _Run(found, schedule, _find_peers(found) if schedule is None else list_group(schedule))
 
-    with mail_kept():
+    with mail_kept() as mail:
         if ranks is not None:
-            runs = _run_all(list(dict.fromkeys(ranks)), run)
+            runs = _run_all(list(dict.fromkeys(ranks)), run, mail)
             return _tabulate(size, runs, {rank: (rank, ) for rank in runs})
-        runs = _run_all([0], run, finds_peers=True)
+        runs = _run_all([0], run, mail, finds_peers=True)
     peers = runs[0].peers
     return _tabulate(size, runs, _share_out(size, peers) if len(peers) > 1 else {0: tuple(range(size))})
 
 
-def _run_all(ranks: list[int], run: Callable[[int], _Run], finds_peers: bool = False) -> dict[int, _Run]:
+def _run_all(ranks: list[int], run: Callable[[int], _Run], mail: Mapping[int, Any],
+             finds_peers: bool = False) -> dict[int, _Run]:
     """Run ranks in order, and the peers of the first where asked for. A stage that waits for shapes of a stage that has
-    not run is run again after the others, as long as more of them are told.
+    not run is run again after the others, as long as more of them are told: ``mail`` is what was.
     """
     runs: dict[int, _Run] = {}
     left = list(ranks)
     while left:
-        told, waiting = len(current_mail()), []
+        told, waiting = len(mail), []
         for rank in left:
             try:
                 runs[rank] = run(rank)
@@ -91,7 +93,7 @@ def _run_all(ranks: list[int], run: Callable[[int], _Run], finds_peers: bool = F
             finds_peers = False
             peers = runs[0].peers if runs else last.peers
             waiting += [rank for rank in peers if rank != 0]
-        elif len(waiting) == len(left) and len(current_mail()) == told:
+        elif len(waiting) == len(left) and len(mail) == told:
             raise last.reason
         left = waiting
     return runs

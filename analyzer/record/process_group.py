@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from analyzer.distributed.world_state import current_world, is_world_elsewhere, mesh_dimensions
+from analyzer.distributed.world_state import current_world_state, is_world_elsewhere
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.signature import Signature
@@ -116,11 +116,11 @@ def read_world() -> WorldFacts | None:
     """The job that this process is one of; None where torch.distributed was not initialised."""
     if not is_initialized():
         return None
-    spec = current_world()
+    state = current_world_state()
     groups = [describe_group(group) for group in dist.distributed_c10d._world.pg_names]
     return WorldFacts(dist.get_world_size(), dist.get_rank(), tuple([g for g in groups if g.rank is not None]),
-                      None if spec is None else spec.devices_per_host, None if spec is None else spec.cluster,
-                      tuple(mesh_dimensions().items()))
+                      *(() if state is None else (state.spec.devices_per_host, state.spec.cluster,
+                                                  tuple(state.dimensions.items()))))
 
 
 def describe_group(group: Any) -> ProcessGroupSpec:
