@@ -12,9 +12,11 @@ import torch.distributed as dist
 from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
 from analyzer.meta import collective as collective_hook
 from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage, next_number
 
+from .call_group import find_process_group
 from .known_content import ContentRule
 from .world_state import current_world
 
@@ -53,28 +55,21 @@ class Collectives:
         """Whether the storage of a number was made for buckets of gradients."""
         return any(number in numbers for numbers in self._bucket_numbers)
 
-    def shape(self, op: Any) -> Callable[..., Any] | None:
+    def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
         """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""
-        if op.namespace == "c10d" and _name_of(op) in _POINT_TO_POINT:
-            return _message_work
-        return None if op.namespace != "c10d" else _RETURNS.get(len(op._schema.returns), {}).get(
-            "Work" in str(op._schema.returns[-1].type) if op._schema.returns else False)
+        if info.op.namespace != "c10d":
+            return None
+        return _message_work if info.name in _POINT_TO_POINT else _RETURNS.get(len(info.op._schema.returns))
 
-    def launching(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
+    def launching(self, info: OperatorInfo, given: dict[str, Any]) -> AbstractContextManager[object]:
         """A block around a call: one that is asynchronous runs on the stream of its group, after what the current one
         was given (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``collective``); else it runs on the current one.
         """
-        if op.namespace != "c10d":
+        if info.op.namespace != "c10d" or not given.get("async_op", True):
             return nullcontext()
-        given: dict[str, Any] = dict(zip([a.name for a in op._schema.arguments], args))
-        given.update(kwargs)
-        if not given.get("async_op", True):
-            return nullcontext()
-        group: Any = dist.ProcessGroup.unbox(given["process_group"])
-        name = _name_of(op)
         # pairs of ranks have streams of their own: ProcessGroupNCCL.cpp, ``pointToPoint``
-        peer = int(given.get("dst", given.get("src", -1))) if name in _POINT_TO_POINT else -1
-        return self._on_stream(str(group.group_name), peer, tensors_of(args))
+        peer = int(given.get("dst", given.get("src", -1))) if info.name in _POINT_TO_POINT else -1
+        return self._on_stream(str(find_process_group(given).group_name), peer, tensors_of(list(given.values())))
 
     @contextmanager
     def _on_stream(self, group: str, peer: int, tensors: list[torch.Tensor]) -> Iterator[None]:
@@ -112,9 +107,9 @@ class Collectives:
         for event in {id(event): event for event in events}.values():
             torch.cuda.current_stream().wait_event(event)
 
-    def propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def propagate(self, info: OperatorInfo, given: dict[str, Any], result: Any) -> None:
         """Tell what was written, and the result, their contents."""
-        self._contents.propagate(op, args, kwargs, result)
+        self._contents.propagate(info, given, result)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -122,10 +117,6 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree] if tree.layout is torch.strided else []
     return [t for x in tree for t in tensors_of(x)] if isinstance(tree, (list, tuple)) else []
-
-
-def _name_of(op: Any) -> str:
-    return str(op._schema.name.rpartition("::")[2])
 
 
 class _Message:
@@ -143,23 +134,22 @@ class _Message:
         return self._numbers
 
 
-def _message_work(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(_Message(tensors_of(tensors)))
+def _boxed_work(future: Any) -> Any:
     make: Any = torch._C._distributed_c10d
     return make._create_work_from_future(future).boxed()
 
 
-def finished_work(tensors: list[torch.Tensor]) -> Any:
-    """A `Work` that is done, whose future holds ``tensors`` as a list of C++, which DDP's reducer and its hooks read:
-    of what Python can make, only the future of a fork holds one (``fork`` in torch/csrc/jit/python/init.cpp).
-    """
-    make: Any = torch._C._distributed_c10d
-    return make._create_work_from_future(torch._C.fork(lambda: tensors))
+def _message_work(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(_Message(tensors_of(tensors)))
+    return _boxed_work(future)
 
 
 def _work(*args: Any, **kwargs: Any) -> Any:
-    return finished_work(tensors_of(args[0])).boxed()
+    """A `Work` that is done, whose future holds the tensors as a list of C++, which DDP's reducer and its hooks read:
+    of what Python can make, only the future of a fork holds one (``fork`` in torch/csrc/jit/python/init.cpp).
+    """
+    return _boxed_work(torch._C.fork(lambda: tensors_of(args[0])))
 
 
 def _written_and_work(*args: Any, **kwargs: Any) -> Any:
@@ -170,9 +160,8 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-# By the number of results, and whether the last is a Work: torch/csrc/distributed/c10d/Ops.cpp.
-_RETURNS: dict[int, dict[bool, Callable[..., Any]]] = {0: {False: _nothing}, 1: {True: _work},
-                                                       2: {True: _written_and_work}}
+# By the number of results, of which the last is a Work: torch/csrc/distributed/c10d/Ops.cpp.
+_RETURNS: dict[int, Callable[..., Any]] = {0: _nothing, 1: _work, 2: _written_and_work}
 
 
 def current_collectives() -> Collectives:

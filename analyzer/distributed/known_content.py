@@ -10,10 +10,13 @@ import torch.distributed as dist
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import covers_storage, read_known, worth_following
 from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
+
+from .call_group import find_process_group
 
 Tensor = torch.Tensor
 Held = list[Tensor]  # what each rank of a group holds
@@ -31,23 +34,18 @@ class ContentRule:
     def __init__(self, contents: Callable[[str, list[int], Tensor], Sequence[Any]] | None) -> None:
         self._contents = contents
 
-    def propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def propagate(self, info: OperatorInfo, given: dict[str, Any], result: Any) -> None:
         """Give the tensors that a collective wrote or made their contents; unknown where they do not follow."""
-        given = dict(zip([a.name for a in op._schema.arguments], args))
-        given.update(kwargs)
-        name = op._schema.name.rpartition("::")[2].strip("_")
-        if op.namespace == "c10d":
+        name, first = info.name.strip("_"), given[info.arguments[0]]
+        if info.op.namespace == "c10d":
             rule_in_place: Callable[..., None] = _IN_PLACE.get(name, _forget)
-            rule_in_place(self, name, given, args[0])
+            rule_in_place(self, name, given, first)
             return
         rule = _FUNCTIONAL.get(name)
-        outputs = result if isinstance(result, (list, tuple)) else [result]
-        inputs = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-        for x, out in zip(inputs, outputs):
+        for x, out in zip(_listed(first), _listed(result)):
             value = read_known(x)
             if isinstance(out, Tensor):
-                known: Tensor | None = None if value is None or rule is None else rule(self, name, given, value)
-                _tell(out, known)
+                _tell(out, None if value is None or rule is None else rule(self, given, value))
                 if value is None:
                     _expect(x, out, name, given)
 
@@ -83,15 +81,9 @@ def _expect(x: Tensor, out: Tensor, name: str, given: dict[str, Any]) -> None:
         return
     is_reduced = name in _REDUCED
     made.drawn_from = None if is_reduced else origin_of(source)
-    if source.density is not None and (not is_reduced or reduction_name(given) in ("sum", "avg")):
-        made.density = source.density * (_group(given).size() if is_reduced and reduction_name(given) == "sum" else 1)
-
-
-def _group(given: dict[str, Any]) -> Any:
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
-    name = given.get("group_name")
-    return resolve(name) if isinstance(name, str) else dist.ProcessGroup.unbox(
-        given["process_group"])
+    reduction = reduction_name(given) if is_reduced else None
+    if source.density is not None and reduction in (None, "sum", "avg"):
+        made.density = source.density * (find_process_group(given).size() if reduction == "sum" else 1)
 
 
 def reduction_name(given: dict[str, Any]) -> str:
@@ -114,26 +106,27 @@ def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:
 # -- the same for both families: the value of one rank's tensor in, of one rank's result out ---------------------------
 
 
-def _all_reduced(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor | None:
+def _all_reduced(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
     with without_modes():
-        return _reduce(rule.held("all_reduce", _group(given), value), given)
+        return _reduce(rule.held("all_reduce", find_process_group(given), value), given)
 
 
-def _all_gathered(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor:
+def _all_gathered(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
+    group = find_process_group(given)
     with without_modes():
-        return torch.cat([v.reshape(1) if v.dim() == 0 else v for v in rule.held("all_gather", _group(given), value)])
+        return torch.cat([v.reshape(1) if v.dim() == 0 else v for v in rule.held("all_gather", group, value)])
 
 
-def _reduce_scattered(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor | None:
-    group = _group(given)
+def _reduce_scattered(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
+    group = find_process_group(given)
     with without_modes():
         total = _reduce(rule.held("reduce_scatter", group, value), given)
         return None if total is None else total.chunk(group.size())[group.rank()]
 
 
-def _exchanged(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor | None:
+def _exchanged(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
     """Every rank's piece for this one. Pieces are as this rank's, or even where their sizes are not known."""
-    group = _group(given)
+    group = find_process_group(given)
     splits = given.get("input_split_sizes") or [len(value) // group.size()] * group.size()
     if not all(isinstance(s, int) for s in splits):
         return None
@@ -141,17 +134,22 @@ def _exchanged(rule: ContentRule, kind: str, given: dict[str, Any], value: Tenso
         return torch.cat([v.split(list(splits))[group.rank()] for v in rule.held("all_to_all", group, value)])
 
 
-def _same(rule: ContentRule, kind: str, given: dict[str, Any], value: Tensor) -> Tensor:
+def _broadcast(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
+    root: int = given["src"] if "src" in given else given["root_rank"]
+    return rule.held("broadcast", find_process_group(given), value)[root]
+
+
+def _same(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
     return value
 
 
 _REDUCED = frozenset({"all_reduce", "all_reduce_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"})
 _FUNCTIONAL: dict[str, Callable[..., Tensor | None]] = {
-    **dict.fromkeys(("all_reduce", "all_reduce_", "all_reduce_coalesced"), _all_reduced),
+    **dict.fromkeys(("all_reduce", "all_reduce_coalesced"), _all_reduced),
     **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
                     _all_gathered),
     **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), _reduce_scattered),
-    "all_to_all_single": _exchanged, "broadcast": _same, "wait_tensor": _same, "wrap_tensor_autograd": _same}
+    "all_to_all_single": _exchanged, "broadcast": _broadcast, "wait_tensor": _same, "wrap_tensor_autograd": _same}
 
 
 # -- operators of c10d, which write to their arguments (their schemas declare no writes) -------------------------------
@@ -170,27 +168,35 @@ def _forget(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -
 
 
 def _keep(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    """Nothing is written, or what this rank holds already."""
+    """Nothing is written."""
 
 
 def _reduce_in_place(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    if name == "reduce" and find_process_group(given).rank() != given["root_rank"]:
+        return  # nothing is written
     for tensor in _listed(written):
         value = read_known(tensor)
-        _tell(tensor, None if value is None else _all_reduced(rule, name, given, value))
+        _tell(tensor, None if value is None else _all_reduced(rule, given, value))
+
+
+def _broadcast_in_place(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
+    for tensor in written:
+        value = read_known(tensor)
+        _tell(tensor, None if value is None else _broadcast(rule, given, value))
 
 
 def _gather_whole(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
     sources = given.get("input_tensor", given.get("inputs"))
     for out, x in zip(_listed(written), _listed(sources)):
         value = read_known(x)
-        _tell(out, None if value is None else _all_gathered(rule, name, given, value))
+        _tell(out, None if value is None else _all_gathered(rule, given, value))
 
 
 def _gather_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
     sources = given.get("input_tensors", given.get("input_list"))
     for outs, x in zip(written, _listed(sources)):
         value = read_known(x)
-        held = [None] * len(outs) if value is None else rule.held("all_gather", _group(given), value)
+        held = [None] * len(outs) if value is None else rule.held("all_gather", find_process_group(given), value)
         for out, part in zip(outs, held):
             _tell(out, part)
 
@@ -198,11 +204,11 @@ def _gather_listed(rule: ContentRule, name: str, given: dict[str, Any], written:
 def _scatter_whole(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
     for out, x in zip(_listed(written), _listed(given.get("input_tensor", given.get("inputs")))):
         value = read_known(x)
-        _tell(out, None if value is None else _reduce_scattered(rule, name, given, value))
+        _tell(out, None if value is None else _reduce_scattered(rule, given, value))
 
 
 def _scatter_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    group = _group(given)
+    group = find_process_group(given)
     for out, parts in zip(written, given["input_tensors"]):
         mine = read_known(parts[group.rank()]) if parts else None
         if mine is None or name == "scatter" and group.rank() != given["root_rank"]:
@@ -217,11 +223,11 @@ def _scatter_listed(rule: ContentRule, name: str, given: dict[str, Any], written
 
 def _exchange(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
     value = read_known(given["input"])
-    _tell(written, None if value is None else _exchanged(rule, name, given, value))
+    _tell(written, None if value is None else _exchanged(rule, given, value))
 
 
 def _exchange_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    group = _group(given)
+    group = find_process_group(given)
     mine = read_known(given["input_tensors"][group.rank()])
     held = [None] * len(written) if mine is None else rule.held("all_to_all", group, mine)
     for out, part in zip(written, held):
@@ -230,7 +236,8 @@ def _exchange_listed(rule: ContentRule, name: str, given: dict[str, Any], writte
 
 _IN_PLACE: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("allreduce", "allreduce_coalesced", "reduce"), _reduce_in_place),
-    **dict.fromkeys(("broadcast", "send", "barrier", "monitored_barrier", "check_for_nan"), _keep),
+    "broadcast": _broadcast_in_place,
+    **dict.fromkeys(("send", "barrier", "monitored_barrier", "check_for_nan"), _keep),
     **dict.fromkeys(("allgather_base", "allgather_into_tensor_coalesced"), _gather_whole),
     **dict.fromkeys(("allgather", "allgather_coalesced", "gather"), _gather_listed),
     **dict.fromkeys(("reduce_scatter_base", "reduce_scatter_tensor_coalesced"), _scatter_whole),

@@ -5,19 +5,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from .operator_info import OperatorInfo
+
 
 class CollectiveImpl(Protocol):
     """What collective operators do where other ranks are simulated."""
 
     device_count: int  #: devices of the host
 
-    def shape(self, op: Any) -> Callable[..., Any] | None:
+    def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
         """What a communicating operator returns: a function of its arguments; None: as its kernel on meta."""
 
-    def launching(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[object]:
-        """A block around a call of a communicating operator: on its stream."""
+    def launching(self, info: OperatorInfo, given: dict[str, Any]) -> AbstractContextManager[object]:
+        """A block around a call of a communicating operator, whose arguments come by name: on its stream."""
 
-    def propagate(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def propagate(self, info: OperatorInfo, given: dict[str, Any], result: Any) -> None:
         """Tell what was written, and the result, their contents."""
 
 

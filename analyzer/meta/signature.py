@@ -14,6 +14,11 @@ def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
 
+def name_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call was given, by the names of the operator's schema; defaults are left out."""
+    return {**dict(zip(_argument_names(op), args)), **kwargs}
+
+
 class Signature:
     """Shared by all calls of one operator with the same specs, scalars and outputs.
 
@@ -31,8 +36,8 @@ class Signature:
         self.memo: dict[Any, Any] = {}
 
     def named_arguments(self) -> dict[str, Any]:
-        """What the call was given, by the names of the operator's schema; defaults are left out."""
-        return {**dict(zip(_argument_names(self.op), self.args)), **self.kwargs}
+        """See `name_arguments`."""
+        return name_arguments(self.op, self.args, self.kwargs)
 
     def __repr__(self) -> str:
         return f"{self.op}({', '.join(map(repr, self.args))}) -> {self.outputs}"

@@ -1,5 +1,5 @@
-"""The process group of a collective as plain data, read while the group is there. The only file that unpacks torch's
-process groups and meshes.
+"""The process group of a collective as plain data, read while the group is there: the only file that reads what torch's
+process groups and meshes are.
 """
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 
+from analyzer.distributed.call_group import find_process_group
 from analyzer.distributed.world_state import current_world_state, is_world_elsewhere
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
@@ -83,7 +83,7 @@ def find_group(signature: Signature) -> ProcessGroupSpec | None:
     if not dist.is_available():
         return None
     try:
-        group = _unpack_group(signature.named_arguments())
+        group = find_process_group(signature.named_arguments())
     except RuntimeError:  # torch's answer where a group of that name was destroyed
         return None
     return None if group is None else describe_group(group)
@@ -186,16 +186,3 @@ def list_runs(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
         runs.append((ordered[i], ordered[j], step))
         i = j + 1
     return runs
-
-
-def _unpack_group(given: dict[str, Any]) -> Any:
-    name = given.get("group_name")
-    if isinstance(name, str):
-        resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
-        return resolve(name)
-    for value in given.values():
-        if isinstance(value, dist.ProcessGroup):  # `Any group_name` of the functional collectives takes both
-            return value
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return dist.ProcessGroup.unbox(value)
-    return None

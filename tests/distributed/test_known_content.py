@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 from analyzer.parallel import world
 
@@ -15,3 +16,63 @@ def test_all_reduce_of_known_contents(name, expected, dtype):
         t = torch.full((1,), 3, dtype=dtype, device="cuda")
         dist.all_reduce(t, op=getattr(dist.ReduceOp, name))
         assert t.item() == expected
+
+
+def _offset(kind, ranks, value):
+    """Rank ``r`` holds what this one holds, ``10 r`` higher."""
+    return [value + 10 * r for r in ranks]
+
+
+def _broadcast(t):
+    dist.broadcast(t, src=2)
+    return t
+
+
+def _reduce_here(t):
+    dist.reduce(t, dst=1)
+    return t
+
+
+def _reduce_elsewhere(t):
+    dist.reduce(t, dst=0)
+    return t
+
+
+def _all_gather(t):
+    out = torch.empty(16, dtype=t.dtype, device="cuda")
+    dist.all_gather_into_tensor(out, t)
+    return out
+
+
+def _reduce_scatter(t):
+    out = torch.empty(1, dtype=t.dtype, device="cuda")
+    dist.reduce_scatter_tensor(out, t)
+    return out
+
+
+def _all_to_all(t):
+    out = torch.empty_like(t)
+    dist.all_to_all_single(out, t)
+    return out
+
+
+def _functional_broadcast(t):
+    return funcol.broadcast(t, 2, dist.group.WORLD)
+
+
+# Rank 1 of 4 holds (1, 2, 3, 4): by _offset, rank r holds (1, 2, 3, 4) + 10 r.
+CASES = [
+    (_broadcast, [21, 22, 23, 24]),  # rank 2's
+    (_functional_broadcast, [21, 22, 23, 24]),
+    (_reduce_here, [64, 68, 72, 76]),  # 4 x + (0 + 10 + 20 + 30)
+    (_reduce_elsewhere, [1, 2, 3, 4]),  # written at the root alone
+    (_all_gather, [1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33, 34]),
+    (_reduce_scatter, [68]),  # the second of the four sums
+    (_all_to_all, [2, 12, 22, 32]),  # the second element of each
+]
+
+
+@pytest.mark.parametrize("call, expected", CASES, ids=lambda v: v.__name__.strip("_") if callable(v) else "")
+def test_contents_that_the_caller_tells(call, expected):
+    with world(4, rank=1, contents=_offset):
+        assert call(torch.tensor([1, 2, 3, 4], device="cuda")).tolist() == expected

@@ -175,7 +175,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
                   or (device_shapes if device.type == "cuda" else host_shapes).find(func))
     if info.communicates and collective.impl is not None:
-        shape_impl = collective.impl.shape(func) or shape_impl
+        shape_impl = collective.impl.shape(info) or shape_impl
     _check_dtypes(func, args)
     with kernel, torch._C.DisableTorchFunction():
         if shape_impl is not None:

@@ -13,6 +13,7 @@ from analyzer.meta import collective
 from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.signature import name_arguments
 from analyzer.meta.simulated_device import reopened
 from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.value.data_dependent import answer_data_dependent
@@ -114,10 +115,10 @@ class MetaDispatchMode(DirectDispatchMode):
 
 def _communicate(state: MetaState, call: OperatorCall, impl: collective.CollectiveImpl) -> Any:
     """The result of an operator that other ranks take part in."""
-    op = call.info.op
-    with impl.launching(op, call.args, call.kwargs):
+    given = name_arguments(call.info.op, call.args, call.kwargs)
+    with impl.launching(call.info, given):
         execute(state, call)
         with torch._C.DisableTorchFunction():
-            impl.propagate(op, call.args, call.kwargs, call.result)
+            impl.propagate(call.info, given, call.result)
         account(state, call)
     return call.result
