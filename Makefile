@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
 COMPILE := $(BIN)/python -m compileall -q analyzer
 
-.PHONY: profile test clean
+.PHONY: profile test docs clean
 
 profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224
@@ -15,6 +15,11 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/pytest -n 2
+
+# The documentation site, built into site/ and served here; `make test` builds it too and takes no warning.
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
 
 # Torch alone and pinned first: what is then installed finds it and brings no other, gigabytes larger.
 # For the CPU build from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
@@ -36,4 +41,4 @@ $(VENV)/installed-dev: $(VENV)/torch pyproject.toml setup.cfg
 	@touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

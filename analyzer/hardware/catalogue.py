@@ -46,6 +46,7 @@ class DeviceCatalogue(SpecCatalogue[DeviceSpec]):
 
 
 register_device = DeviceCatalogue()
+"""Add a `DeviceSpec` to the catalogue, so that its name is known wherever a device is named."""
 
 
 @contextmanager

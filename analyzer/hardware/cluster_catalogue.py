@@ -52,6 +52,7 @@ class ClusterCatalogue(SpecCatalogue[ClusterSpec]):
 
 
 register_cluster = ClusterCatalogue()
+"""Add a `ClusterSpec` to the catalogue, so that its name is known wherever a cluster is named."""
 
 
 def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:

@@ -40,6 +40,10 @@ Formula: TypeAlias = Callable[..., int | FlopCount | None]  # None: this call's 
 
 
 register_flop_impl: OperatorRegistry[Formula] = OperatorRegistry("register_flop_impl", __package__, FAMILIES)
+"""Register the FLOPs of an operator: a function of the call's own arguments, each tensor a `TensorSpec`, and ``out``.
+
+It returns FLOPs, a `FlopCount`, or None where data decides. The key is a ``torch.ops`` operator (one overload or all),
+its name, or a Triton kernel. An operator without a formula stands in `Profile.uncounted`, never as zero."""
 
 
 def register_each(names: str, formula: Formula) -> None:
