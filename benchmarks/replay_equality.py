@@ -33,7 +33,7 @@ from .random_program import Program, build, draw_program, list_features, reducti
 
 EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS = "equal", "both fail alike", "rows differ", "figures differ", "one fails"
 KINDS = (EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS)
-ROW_FIELDS = {"holders", "memory_events", "modules", "nodes", "operators", "timeline"}
+ROW_FIELDS = {"holders", "memory_events", "modules", "nodes", "operators", "spans", "timeline"}
 """Fields that are lists of rows; all others are figures."""
 ABOUT_REPLAY = {"replay"}
 """Fields that say what was replayed, and differ by that."""

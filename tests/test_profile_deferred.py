@@ -15,7 +15,8 @@ from analyzer.profilers.flop_registry import register_flop_impl
 from analyzer.results.profile import Profile
 from analyzer.zoo import MODELS
 
-ROWS = ("nodes", "modules", "module_calls", "operators", "timeline", "memory_events", "holders", "peak_by_category")
+ROWS = ("nodes", "modules", "module_calls", "operators", "timeline", "memory_events", "holders", "peak_by_category",
+        "spans")
 
 
 def make(**settings):

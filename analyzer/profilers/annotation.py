@@ -8,6 +8,8 @@ from typing import Any
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
+from .lane import Lanes
+
 
 def _rows() -> defaultdict[Any, dict[str, Any]]:
     return defaultdict(dict)
@@ -20,14 +22,16 @@ class Annotation:
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo`, `CommInfo` or `Profile` fill those
     fields; others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one
     of `nodes`, `modules`, `operators` and `communication` is read first, and fills them: what is never read need not
-    be worked out.
+    be worked out. ``find_lanes``, where given, tells when the last step does what.
     """
 
-    def __init__(self, fill: Callable[[Annotation], None] | None = None) -> None:
+    def __init__(self, fill: Callable[[Annotation], None] | None = None,
+                 find_lanes: Callable[[], Lanes] | None = None) -> None:
         self.phases: defaultdict[tuple[int, str], dict[str, Any]] = _rows()
         self.totals: dict[str, Any] = {}
         self.module_calls: defaultdict[int, dict[str, Any]] = _rows()  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
+        self.find_lanes = find_lanes
         self._fill = fill
         self._nodes: defaultdict[int, dict[str, Any]] = _rows()
         self._modules: defaultdict[int, dict[str, Any]] = _rows()

@@ -16,6 +16,7 @@ from .call_timer import CallTimer, UnknownTimeError
 from .kernel_time.call import kernel_time
 from .kernel_time.registry import find_rule
 from .kernel_time.turn import COMMUNICATION
+from .lane_schedule import find_lanes
 from .schedule import PICOSECONDS, Clock, PhaseTime, Stretch
 from .stream_schedule import KernelRun, runs_in_turn, schedule_steps
 
@@ -62,7 +63,7 @@ class _Latency:
 
     def run(self) -> Annotation:
         last = self.log.steps - 1
-        out = Annotation(self._fill_rows)
+        out = Annotation(self._fill_rows, lambda: find_lanes(self.log, self.timer))
         times = self._find_ends() if self.timer.is_host or runs_in_turn(self.log) else self._schedule()
         spent, spreads = self._sum_kernels(sum(time.exposed for (step, _), time in times.items() if step == last))
         for key, time in times.items():

@@ -32,15 +32,30 @@ class KernelRun(NamedTuple):
     start: int
     end: int
     kind: str             #: as `find_kind` tells
-    waited: int = 0       #: in which nothing ran before it
+    waited: int = 0       #: in which nothing ran before it, but for gaps between kernels of one call
     exposed: int = 0      #: of communication, those in which nothing is computed; of several at once, the first one's
 
 
+class HostRun(NamedTuple):
+    """What the host does for one call, or ``is_asked``: a wait that the program asks for before it; picoseconds from
+    the beginning of the step. From ``launched`` to ``end`` the host waits for the device.
+    """
+
+    call: int             #: index in `Log.calls`
+    start: int
+    launched: int
+    end: int
+    is_asked: bool = False
+
+
 class ScheduledStep(NamedTuple):
-    """The kernels of one step, in the order of their launches, and the time of each of its phases."""
+    """The kernels of one step, in the order of their launches, what the host did, in order, and the time of each of
+    its phases.
+    """
 
     step: int
     runs: list[KernelRun]
+    hosts: list[HostRun]
     phases: dict[str, PhaseTime]
 
 
@@ -60,7 +75,7 @@ def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
         for record, end in records:
             while timed is not None and index < end:
                 while marks and marks[0].call <= index:
-                    schedule.ask(marks.popleft())
+                    schedule.ask(index, marks.popleft())
                 schedule.run(index, timed)
                 index, timed = next(calls, _END)
             schedule.end_phase(record.phase)
@@ -95,12 +110,15 @@ class _StepSchedule:
         self.timer, self.table, self.current = timer, table, current
         self.clock = StreamClock()
         self._launches: list[tuple[int, Hashable, TimedCall]] = []
+        self._hosts: list[HostRun] = []
         self._boundaries: list[tuple[str, int, int]] = []  # phase, launches before its end, the host's time then
         self._events: dict[int, Moment] = {}     # by number
         self._results: dict[int, Moment] = {}    # when a functional collective is done, by storage
 
-    def ask(self, mark: StreamMark) -> None:
-        """The program asks something of a stream; what was recorded in an earlier step has happened."""
+    def ask(self, index: int, mark: StreamMark) -> None:
+        """The program asks something of a stream before the call at ``index``; what was recorded in an earlier step has
+        happened.
+        """
         action, clock = mark.action, self.clock
         if action is StreamAction.SWITCH:
             self.current = mark.stream
@@ -113,11 +131,13 @@ class _StepSchedule:
             moment = self._events.get(mark.event) if mark.event else None if mark.stream < 0 else clock.record(
                 mark.stream)
             if moment is not None or not mark.event:
+                start = clock.host
                 clock.synchronize(moment, self.timer.host.notice_picoseconds)
+                self._hosts.append(HostRun(index, start, start, clock.host, True))
 
     def run(self, index: int, timed: TimedCall) -> None:
         """A call is made: its kernels are launched on the current stream."""
-        work = timed.work
+        work, start = timed.work, self.clock.host
         if self._results:
             self._wait_for_results(self.table[index], timed)
         if not work.device:
@@ -126,8 +146,10 @@ class _StepSchedule:
             self._run_functional(self.table[index], index, timed)
         else:
             self._launch(index, timed, self.current)
+        launched = self.clock.host
         if work.waits:
             self.clock.synchronize(self.clock.record(self.current), work.notice)
+        self._hosts.append(HostRun(index, start, launched, self.clock.host))
 
     def _wait_for_results(self, call: OpCall, timed: TimedCall) -> None:
         """The results of functional collectives are waited for with ``wait_tensor``, which `AsyncCollectiveTensor`
@@ -160,23 +182,22 @@ class _StepSchedule:
         self._boundaries.append((phase, len(self._launches), self.clock.host))
 
     def finish(self, step: int) -> ScheduledStep:
-        """When all ran."""
+        """When all ran. The gaps between the kernels of a call are put before them."""
         clock = self.clock
         clock.settle()
-        runs = [KernelRun(index, stream, start, start + round(timed.kernel.seconds * PICOSECONDS), timed.kind)
-                for (index, stream, timed), start in zip(self._launches, clock.starts)]
+        runs = [KernelRun(index, stream, end - round(timed.kernel.seconds * PICOSECONDS), end, timed.kind)
+                for (index, stream, timed), end in zip(self._launches, clock.ends)]
         busy, computing = (Cover((run.start, run.end) for run in chosen) for chosen in (
             runs, [run for run in runs if run.kind == COMPUTE]))
         reached = 0
-        for place in sorted(range(len(runs)), key=lambda i: (runs[i].start, i)):
-            run = runs[place]
-            if run.start > reached:
-                runs[place] = run._replace(waited=run.start - reached)
+        for place in sorted(range(len(runs)), key=lambda i: (clock.starts[i], i)):
+            if (start := clock.starts[place]) > reached:
+                runs[place] = runs[place]._replace(waited=start - reached)
             reached = max(reached, clock.ends[place])
         talks = [i for i, run in enumerate(runs) if run.kind == COMMUNICATION]
         for i, exposed in zip(talks, find_exposed([(runs[i].start, runs[i].end) for i in talks], computing)):
             runs[i] = runs[i]._replace(exposed=exposed)
-        return ScheduledStep(step, runs, self._sum_phases(runs, busy))
+        return ScheduledStep(step, runs, self._hosts, self._sum_phases(runs, busy))
 
     def _sum_phases(self, runs: Sequence[KernelRun], busy: Cover) -> dict[str, PhaseTime]:
         """The time of each phase: it ends when all is done that was launched before its end."""

@@ -7,7 +7,6 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Union
@@ -18,13 +17,12 @@ from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 
+from .json_column import IN_COLUMNS, Decoder, columns_decoder, write_columns
 from .speed import RATES, read_rate
 
 FORMAT = "analyzer.profile"
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
-
-Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
 
 
 @register_exporter.shipped("json")
@@ -119,7 +117,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [encode(item) for item in value]
+        return write_columns(value) if value and type(value[0]) in IN_COLUMNS else [encode(item) for item in value]
     return value
 
 
@@ -131,6 +129,8 @@ def decoder_of(kind: Any) -> Decoder:
         return _record_decoder(kind)
     if isinstance(kind, type) and issubclass(kind, tuple):
         return _named_tuple_decoder(kind)
+    if origin is tuple and args[0] in IN_COLUMNS:
+        return columns_decoder(args[0], decoder_of)
     if origin is tuple:
         return _sequence_decoder(args[0], None if args[-1] is Ellipsis else len(args))
     if origin is dict:

@@ -13,6 +13,7 @@ import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
+from analyzer.profilers.lane import Lanes
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.record.log import Log, LogNode
 from analyzer.record.op_call import OpCall
@@ -23,6 +24,7 @@ from .communication import CommInfo
 from .deferred import Groups
 from .fused import FusedInfo
 from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
+from .lane import describe_spans
 from .micro_batch import count_samples, count_step_tokens
 from .module_shape import ModuleShape
 from .node_info import NodeInfo, describe_spec
@@ -62,6 +64,7 @@ class ProfileBuilder:
         sums = {**self._find_sums(), **facts}
         groups: Groups = {self._find_nodes: ("nodes",), self._find_communication: ("comm",),
                   self._find_modules: ("modules", "module_calls", "operators"),
+                  self._find_spans: ("spans",),
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category")}
         if is_final:
             return Profile.deferred(sums, groups)
@@ -130,9 +133,23 @@ class ProfileBuilder:
                         ranks=None if group is None else group.size,
                         **{name: value for name, value in row.items() if name in _COMM_FIELDS and name != "node"})
 
+    @functools.cached_property
+    def _lanes(self) -> Lanes | None:
+        """When the last step does what; None where that is not known."""
+        known = [a.find_lanes for a in self.annotations if a.find_lanes is not None]
+        return known[-1]() if known else None
+
+    def _find_spans(self) -> dict[str, Any]:
+        """What lanes do, of a step that is whole."""
+        with self.log.reading():
+            lanes = None if self.is_unfinished is not None else self._lanes
+            return {"spans": () if lanes is None else describe_spans(self.log, lanes.spans, self.groups,
+                                                                     self.paths.find)}
+
     def _find_memory(self) -> dict[str, Any]:
         with self.log.reading():
-            timeline, events = read_memory(self.log)
+            lanes = self._lanes if self.log.keeps_allocator_events else None
+            timeline, events = read_memory(self.log, {} if lanes is None else lanes.host_starts)
             return {"timeline": timeline, "memory_events": events, "holders": self._list_holders(),
                     "peak_by_category": peak_by_category(self.log)}
 

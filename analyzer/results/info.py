@@ -263,6 +263,9 @@ class TimelinePoint(NamedTuple):
     allocated_bytes: int
     phase: str | None = None
     reserved_bytes: int | None = None
+    event: int | None = None        #: how many of `Profile.memory_events` have happened by then
+    #: from the beginning of the step until the host makes the call, as in `Profile.spans`; negative in an earlier step
+    seconds: float | None = None
 
 
 class MemoryEvent(NamedTuple):

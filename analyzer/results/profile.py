@@ -30,6 +30,7 @@ from .info import (
 from .node_info import NodeInfo, TensorInfo
 from .roofline import Roofline
 from .run_cost import RunCost
+from .span import SpanInfo
 from .verdict import Verdict
 from .view import register_exporter, register_report, register_view
 from .world import WorldInfo
@@ -47,7 +48,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 6  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 7  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -113,6 +114,8 @@ class Profile(DeferredFields):
     #: low and high of step_seconds, which hold nine of ten measured cases
     step_seconds_range: tuple[float, float] | None = None
     seconds_method: str = "models of kernels and host"
+    #: the predicted steady step in time, in the order in which they begin; empty where times are unknown or measured
+    spans: tuple[SpanInfo, ...] = ()
 
     fused: FusedInfo | None = None           #: a second estimate: the step compiled; see `ProfileOptions.fused`
 

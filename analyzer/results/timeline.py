@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from analyzer.profilers.memory import category_of, forward_ends
+from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.allocator_event_table import AllocatorEvent
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
@@ -14,8 +15,10 @@ from .info import MemoryEvent, TimelinePoint
 Span = tuple[int, int]
 
 
-def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent, ...]]:
-    """The timeline and the memory events of the last step that reaches the run's peak, up to the end of the run.
+def read_memory(log: Log,
+                host_starts: Mapping[int, int]) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent, ...]]:
+    """The timeline and the memory events of the last step that reaches the run's peak, up to the end of the run;
+    ``host_starts`` is as in `Lanes`.
 
     What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated
     and reserved bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no
@@ -33,8 +36,9 @@ def read_memory(log: Log) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent,
     owners = _find_owners(log, changes)
     names = _Names(log)
     events = list(_state_after(changes[:start], owners, names))
+    points = tuple(_points(log, changes, start, first_call, len(events) - start, host_starts))
     events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
-    return tuple(_points(log, changes, start, first_call)), tuple(events)
+    return points, tuple(events)
 
 
 def _first_call_shown(log: Log) -> int:
@@ -152,8 +156,11 @@ def join_spans(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int) -> Iterator[TimelinePoint]:
-    """One point per call that changed what is in use, one more before it where it was higher while the call ran."""
+def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int, shift: int,
+            host_starts: Mapping[int, int]) -> Iterator[TimelinePoint]:
+    """One point per call that changed what is in use, one more before it where it was higher while the call ran.
+    ``shift`` is how many more memory events than ``changes`` there are before one.
+    """
     allocated = reserved = 0
     has_segments = log.device != "cpu"
     for change in changes[:start]:
@@ -164,24 +171,30 @@ def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int
         allocated, reserved = _apply(changes[i], allocated, reserved)  # by what ran before that step
         i += 1
     for index in range(first_call, len(log.calls)):
-        peak = (allocated, reserved)
+        peak = allocated, reserved, -i  # of equal ones the first
         while i < len(changes) and changes[i][3] <= index:
             allocated, reserved = _apply(changes[i], allocated, reserved)
-            peak = max(peak, (allocated, reserved))
             i += 1
-        if (allocated, reserved) == shown == peak:
+            peak = max(peak, (allocated, reserved, -i))
+        if (allocated, reserved) == shown == peak[:2]:
             continue
         shown = allocated, reserved
         call = log.calls[index]
         label = log.nodes[call.node].name if call.node >= 0 else str(call.signature.op)
-        for used, held in dict.fromkeys((peak, shown)):
-            yield TimelinePoint(label, used, call.phase, held if has_segments else None)
+        for used, held, event in [peak, (*shown, -i)] if peak[:2] != shown else [(*shown, -i)]:
+            yield TimelinePoint(label, used, call.phase, held if has_segments else None, shift - event,
+                                _seconds_of(host_starts.get(index)))
     if i < len(changes):  # what happened after the last call
         for change in changes[i:]:
             allocated, reserved = _apply(change, allocated, reserved)
         phase = log.phases[-1].phase if log.phases else None
         yield TimelinePoint("end" if log.shortage is None else "out of memory", allocated, phase,
-                            reserved if has_segments else None)
+                            reserved if has_segments else None, shift + len(changes),
+                            _seconds_of(host_starts.get(len(log.calls))))
+
+
+def _seconds_of(picoseconds: int | None) -> float | None:
+    return None if picoseconds is None else picoseconds / PICOSECONDS
 
 
 def _apply(change: AllocatorEvent, allocated: int, reserved: int) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """The memory events and the timeline: replayed, they give what the log says."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,11 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
+from analyzer.hardware import find_device
 from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
 from analyzer.meta.address_space import HostMemory
 from analyzer.results.timeline import change_pages
 
 MIB = 2**20
+#: a host whose times need not be measured
+CPU = replace(find_device("h100"), name="a host", kind="cpu")
 
 
 def replay(events):
@@ -90,6 +95,55 @@ def test_the_events_replay_to_the_peak(name):
     assert all(point.allocated_bytes in reached for point in p.timeline)
     assert [phase for phase in dict.fromkeys(point.phase for point in p.timeline) if phase in p.phases] == [
         phase for phase in p.phases if any(point.phase == phase for point in p.timeline)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_point_says_which_events_came_before_it_and_when(name):
+    model, shape, more = CASES[name]
+    more = {"optimizer": None if more.get("mode") == "infer" else "adamw", "device": "h100", **more}
+    if more["device"] == "cpu":
+        more["device"] = CPU
+    p = profile(model, args=(torch.empty(shape),), **more)
+    levels = [(0, 0)]
+    for event in p.memory_events:
+        grows = 1 if event.action in ("alloc", "segment_alloc", "segment_map") else -1
+        levels.append((levels[-1][0] + (0 if "segment" in event.action else grows * event.bytes),
+                       levels[-1][1] + (grows * event.bytes if "segment" in event.action else 0)))
+    for point in p.timeline:
+        assert levels[point.event] == (point.allocated_bytes, point.reserved_bytes or 0)
+    events, seconds = [point.event for point in p.timeline], [point.seconds for point in p.timeline]
+    assert events == sorted(events) and events[-1] == len(p.memory_events)
+    assert seconds == sorted(seconds) and seconds[-1] > 0
+    if p.out_of_memory is not None:
+        assert p.spans == ()  # the step has no end
+        return
+    # memory that a call asks for is asked for when the host begins with it
+    begun = {round(span.start_seconds * 10**12) for span in p.spans if span.kind == "launch"}
+    assert {round(point.seconds * 10**12) for point in p.timeline[:-1] if point.seconds >= 0} <= begun
+
+
+def test_without_a_known_time_points_have_none():
+    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), mode="infer", device=None)
+    assert p.step_seconds is None and p.spans == () and {point.seconds for point in p.timeline} == {None}
+    assert p.timeline[-1].event == len(p.memory_events)
+
+
+def test_points_of_an_earlier_step_are_before_the_beginning():
+    class Once(nn.Module):
+        """Needs most in its first step."""
+        def __init__(self):
+            super().__init__()
+            self.linear, self.ran = nn.Linear(64, 64), False
+
+        def forward(self, x):
+            wide = x if self.ran else torch.cat([x] * 512)
+            self.ran = True
+            return self.linear(wide).sum()
+
+    p = profile(Once(), args=(torch.empty(8, 64),), optimizer="sgd", device="h100")
+    seconds = [point.seconds for point in p.timeline]
+    assert seconds == sorted(seconds) and seconds[0] == pytest.approx(-sum(x.seconds for x in p.first_step.values()))
+    assert [point for point in p.timeline if point.seconds == 0] and seconds[-1] > 0
 
 
 def test_every_view_shows_them():

@@ -8,13 +8,10 @@ from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
 from analyzer import ProfileOptions, profile
-from analyzer.hardware import find_device
 from analyzer.hardware.host_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.parallel import world
 from analyzer.profilers import call_timer
-from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.lane import lanes
 
 US = 1e-6
 #: of the kernels below, in microseconds, and what bounds them
@@ -180,19 +177,18 @@ def test_lanes_are_the_streams_of_the_last_step(group):
             dist.all_reduce(y)
         return collectives.all_reduce(x.cos(), "sum", dist.group.WORLD)
 
-    found = []
-
-    def keep(log):
-        found.append(lanes(log, find_device("h100")))
-        return Annotation()
-
-    run(forward, profilers={"lanes": keep})
-    shown = {lane.name: [(span.call, span.kind, *map(microseconds, span[2:])) for span in lane.spans]
-             for lane in found[0]}
+    p = run(forward)
+    shown: dict[str, list] = {}
+    for span in p.spans:
+        shown.setdefault(span.lane, []).append(
+            (span.kind, span.operator, *map(microseconds, (span.start_seconds, span.end_seconds))))
     # both collectives take turns for NVLink: the first to be ready, at 40, goes first; 40 to 140 is beside cos
-    assert shown == {"stream 0": [(0, "compute", 0, 40, 0), (2, "compute", 40, 140, 0)],
-                     "stream 1": [(1, "communication", 40, 240, 100)],
-                     dist.group.WORLD.group_name: [(3, "communication", 240, 440, 200)]}
+    assert shown == {
+        "compute": [("kernel", "aten.sin.default", 0, 40), ("kernel", "aten.cos.default", 40, 140)],
+        "world all_reduce (stream 1)": [("collective", "c10d.allreduce_.default", 40, 240)],
+        f"world all_reduce ({dist.group.WORLD.group_name})": [
+            ("collective", "_c10d_functional.all_reduce.default", 240, 440)]}
+    assert [microseconds(row.exposed_seconds) for row in p.comm] == [100, 200]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,6 +19,7 @@ from analyzer.results.info import (
 )
 from analyzer.results.node_info import NodeInfo, TensorInfo
 from analyzer.results.profile import Profile
+from analyzer.results.span import SpanInfo
 
 GOLDEN = Path(__file__).parent / "golden"
 HIDDEN = TensorInfo((8, 32), "float32", "cuda:0")   # 1024 bytes
@@ -202,7 +203,7 @@ def mlp() -> Profile:
         holders=(HolderInfo("adam", "", "optimizer states", 5408, 8), HolderInfo("fc1", "body.0", "parameters", 2176)),
         first_step={"forward": PhaseInfo(3584, None, 4608, 2097152)},
         phases=steady,
-        timeline=(TimelinePoint("fc1", 4096, "forward", 2097152), TimelinePoint(7, 9216, "forward", 2097152),
+        timeline=(TimelinePoint("fc1", 4096, "forward", 2097152, 3, 2e-6), TimelinePoint(7, 9216, "forward", 2097152),
                   TimelinePoint("fc2", 8192, "forward",
                                 2097152), TimelinePoint("backward of fc2", 12288, "backward", 2097152),
                   TimelinePoint("fc1", 9728, "backward", 2097152), TimelinePoint("step", 10240, "optimizer", 2097152)),
@@ -212,6 +213,8 @@ def mlp() -> Profile:
         optimizer_seconds=1e-6,
         step_seconds=15e-6,
         kernel_seconds=None,
+        spans=(SpanInfo("host", "launch", "fc1", "aten.addmm.default", "fc1", "body.0", "forward", 0.0, 2e-6),
+               SpanInfo("compute", "kernel", "fc1", "aten.addmm.default", "fc1", "body.0", "forward", 2e-6, 2e-6, 0)),
         nodes=nodes,
         modules=root,
         module_calls=calls,

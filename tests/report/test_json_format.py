@@ -29,6 +29,7 @@ from analyzer.results.info import (
 )
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
 from analyzer.results.profile import Profile
+from analyzer.results.span import SpanInfo
 from analyzer.results.world import GroupInfo, RankRun, WorldInfo
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
@@ -53,7 +54,9 @@ SIMPLE = {
     "str | None": st.none() | texts,
     "Region": texts | st.dictionaries(texts, scalars, max_size=2), "TimelinePoint": st.builds(
         TimelinePoint, texts | integers, integers,
-        st.none() | texts, counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
+        st.none() | texts, counts, counts, seconds), "SpanInfo": st.builds(
+            SpanInfo, *[texts] * 3, *[st.none() | texts] * 2, *[texts] * 2, finite, finite,
+            counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
             ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
     "RankRun": st.builds(RankRun, integers, integers, integers),
     "dict[str, tuple[str, ...]]": st.dictionaries(texts, st.lists(texts, max_size=2).map(tuple), max_size=2),
@@ -114,6 +117,7 @@ def test_round_trip_of_a_full_profile(mlp, out_of_memory):
     assert again == full
     # tuple equality does not look at the kind of tuple
     assert type(again.timeline[0]) is TimelinePoint and type(again.memory_events[0]) is MemoryEvent
+    assert type(again.spans[0]) is SpanInfo
     assert type(again.nodes[0].outputs[0]) is TensorInfo and type(again.modules.own) is CostInfo
 
 
@@ -132,7 +136,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 6) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 7) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -156,8 +160,20 @@ def test_text_says_what_it_is(bare):
      ["inputs['x'].shape[1]: expected int, got null"]),
     (lambda text: text.replace('"kind":"autocast"', '"kind":[1]', 1),
      ["nodes[2].region[1]: expected str or object, got object"]),
-    (lambda text: text.replace('["fc1",4096,"forward",2097152]', '["fc1",4096]', 1),
-     ["timeline[0]: expected list of 4 (label, allocated_bytes, phase, reserved_bytes), got list"]),
+    (lambda text: text.replace('["fc1",4096,"forward",2097152,3,2e-06]', '["fc1",4096]', 1),
+     ["timeline[0]: expected list of 6 (label, allocated_bytes, phase, reserved_bytes, event, seconds), got list"]),
+    (lambda text: text.replace('"places":[0,1]', '"places":[0,2]', 1),
+     ["spans.lane.places[1]: expected a place among 2 values, got 2"]),
+    (lambda text: text.replace('"places":[0,1]', '"places":[0]', 1),
+     ["spans: expected columns of one length, got lane of 1, kind of 2, "]),
+    (lambda text: text.replace('"values":["host"', '"values":[7', 1),
+     ["spans.lane.values[0]: expected str, got int 7"]),
+    (lambda text: text.replace('"lane":{"values"', '"lane":{"value"', 1), ["spans.lane: expected values and places"]),
+    (lambda text: text.replace('"spans":{"lane":', '"spans":{"lanes":', 1),
+     ["spans: expected columns lane, kind, name, operator, node, module_path, phase, start_seconds, seconds, launch"]),
+    (lambda text: text.replace('"start_seconds":[0.0,2e-06]', '"start_seconds":[0.0,null]', 1),
+     ["spans.start_seconds[1]: expected float, got null"]),
+    (lambda text: text.replace('"launch":[null,0]', '"launch":0', 1), ["spans.launch: expected list"]),
     (lambda text: text.replace('"step_seconds_range":null', '"step_seconds_range":[0.1]', 1),
      ["step_seconds_range: expected list of 2, got one of 1"]),
     (lambda text: text.replace('"nodes":[', '"nodes":{},"x":[', 1), ["unknown field 'x'"]),
@@ -176,13 +192,13 @@ def test_damaged_text(mlp, damage, words):
     assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
 
 
-@pytest.mark.parametrize("version", [0, 1, 5, 7, "6", None, True])
+@pytest.mark.parametrize("version", [0, 1, 6, 8, "7", None, True])
 def test_other_version(mlp, version):
     data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
     with pytest.raises(ProfileFormatError) as caught:
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
-    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 6" in message
+    assert f"format version {version!r}, written by analyzer 0.1.0" in message and "reads version 7" in message
     assert "profile the model again" in message
 
 
