@@ -18,8 +18,9 @@ class EventWriter:
     before.
     """
 
-    def __init__(self, log: Log, source: Log, names: Mapping[int, Any], modules: Sequence[int], rows: Mapping[int, int],
-                 call_offset: int, step: int, call: int, event: int, allocator_event: int) -> None:
+    def __init__(self, log: Log, source: Log, names: Mapping[int, Any], modules: Sequence[int] | Mapping[int, int],
+                 rows: Mapping[int, int], call_offset: int, step: int, call: int, event: int,
+                 allocator_event: int) -> None:
         self.log, self.source, self.names, self.modules, self.rows = log, source, names, modules, rows
         self.call_offset, self.step = call_offset, step
         self.call, self.event, self.allocator_event = call, event, allocator_event
@@ -35,7 +36,7 @@ class EventWriter:
                 theirs = source_calls[what]
                 calls.write(self.call, theirs.signature, [names[n] for n in theirs.inputs],
                             [names[n] for n in theirs.outputs], step, theirs.phase, modules[theirs.module],
-                            rows[theirs.node], None if theirs.forward is None else theirs.forward + self.call_offset,
+                            rows[theirs.node], None if theirs.forward is None else self.forward_here(theirs.forward),
                             theirs.recomputed)
                 self.call += 1
                 continue
@@ -59,6 +60,10 @@ class EventWriter:
             else:
                 self._write_held(*what)
         assert self.block == len(placements.addresses) and self.extra is None
+
+    def forward_here(self, forward: int) -> int:
+        """The index of a forward call here."""
+        return forward + self.call_offset
 
     def _begin(self, placements: Placements) -> None:
         self.placements, self.block, self.extras = placements, 0, iter(placements.extras)

@@ -25,6 +25,7 @@ from analyzer.record.storage_lifetime import StorageLifetime
 from .expansion import EventWriter
 
 if TYPE_CHECKING:
+    from analyzer.record.memory_recorder import MemoryRecorder
     from analyzer.record.recorder import Recorder
 
 
@@ -312,7 +313,7 @@ def _replay_between(recorder: Recorder, segment: Segment, site: Site, start: Mar
         recorder.events.append((TAKEN, instance))
 
 
-def run_instructions(recorder: Recorder, segment: Segment, start: int, stop: int, slots: list[Any],
+def run_instructions(recorder: MemoryRecorder, segment: Segment, start: int, stop: int, slots: list[Any],
                      placements: Placements) -> None:
     """Let the watched memory repeat some of the instructions of a segment; the log's counts and peak follow."""
     log, space = recorder.log, recorder.space

@@ -52,9 +52,10 @@ class Layout:
     """The laps of a tape; ``before`` are the storages that were there. Raises Mismatch where laps are not periodic."""
 
     def __init__(self, tape: Tape, log: Log, before: Iterable[int]) -> None:
-        self.tape, self.log, self._before = tape, log, set(before)
-        count = len(tape.chain.blocks)
-        self.run = [place for place in range(count) if place not in tape.chain.skipped]
+        self.log, self._before = log, set(before)
+        self._events, self._last = tape.events, len(tape.chain.blocks) - 1
+        self.skipped, self.gradients, self.stand_ins = tape.chain.skipped, tape.gradients, tape.stand_ins
+        self.run = [place for place in range(self._last + 1) if place not in self.skipped]
         self._short = {place: i for i, place in enumerate(self.run)}
         self.stretches: list[Stretch] = []
         self.storages: dict[int, Origin] = {}
@@ -70,6 +71,7 @@ class Layout:
         self._cut_backward()
         self._trace()
         self._check()
+        self._events = []
 
     # ---- cuts
 
@@ -79,7 +81,7 @@ class Layout:
         nodes = calls = 0
         step, passed, expected = -1, -1, 0
         skipping = False
-        for event in self.tape.events:
+        for event in self._events:
             if event[0] == STEP:
                 step, passed = event[1], -1
             if event[0] != LAP:
@@ -107,7 +109,7 @@ class Layout:
                 self._end(current, nodes, calls, cut)
                 nodes, calls = cut.nodes, cut.module_calls
             current = Stretch(("forward", step, passed), self._short[cut.block], [],
-                              is_open=cut.block == len(self.tape.chain.blocks) - 1)
+                              is_open=cut.block == self._last)
         self._end(current, nodes, calls, Cut(0, len(self.log.node_slots), len(self.log.module_call_slots)))
 
     def _end(self, stretch: Stretch, nodes: int, calls: int, cut: Cut) -> None:
@@ -223,7 +225,7 @@ class Layout:
                 for kind, what in stretch.events:
                     for number in self._speaks_of(kind, what):
                         origin = self.storages.get(number)
-                        if origin is not None and origin.block == REFERENCE and number not in self.tape.gradients:
+                        if origin is not None and origin.block == REFERENCE and number not in self.gradients:
                             raise Mismatch("something outlives the blocks next to its own")
 
     def _find_reach(self, laps: dict[LapKind, dict[int, Stretch]]) -> int:

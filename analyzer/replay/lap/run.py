@@ -45,6 +45,8 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
         raise Mismatch(f"its blocks read {'.'.join(filter(None, read))}, in which they differ")
     if recorder.log.shortage is not None:
         raise Mismatch("memory ran out")
+    if recorder.log.journal is not None:
+        raise Mismatch("its tensors are used on other streams when they die (record_stream)")
     if recorder.mode.state.asks_memory:
         raise Mismatch("a step asks how much memory is in use, or gives it back")
     try:

@@ -1,0 +1,208 @@
+"""A lap of the reference block, compiled for the allocator, and its replays for blocks that were not run."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+
+from analyzer.memory.allocator import Block
+from analyzer.memory.allocator_replay import Placements
+from analyzer.meta.stream_mark import StreamAction
+from analyzer.record.call_table import CallTable
+from analyzer.record.event import BORN, DIED, HELD, Event
+from analyzer.record.log import Log, LogModuleCall, LogNode, Pending, PlacedPart, identifier
+from analyzer.record.memory_recorder import MemoryRecorder
+
+from ..expansion import EventWriter
+from ..match import Mismatch
+from ..segment import START, Mark, Segment, run_instructions
+from .layout import Stretch
+from .naming import Names, Naming
+from .tape import ORDERED
+
+Regions = dict[int, tuple[torch.device, Any]]
+"""Device and place of each storage that is alive, by number."""
+
+
+class Part(NamedTuple):
+    """Events between two marks of a segment that are of one stream and one phase.
+
+    ``requests`` are the program's of streams: how many calls of the part come before, and what was asked; ``then`` is
+    what happens at the end.
+    """
+
+    start: Mark
+    stop: Mark
+    events: list[Event]
+    requests: list[tuple[int, tuple[StreamAction, int, int]]]
+    then: Event | None
+
+
+class LapSegment(Segment):
+    """A lap, of which the storages that die in it and were born before have the first slots."""
+
+    def __init__(self, naming: Naming, stretch: Stretch, memory: Any) -> None:
+        source = naming.source
+        events = [(kind, what[0]) if kind == BORN else (kind, what) for kind, what in stretch.events]
+        born = [what for kind, what in events if kind == BORN]
+        died = [what for kind, what in events if kind == DIED]
+        older = [number for number in died if number not in set(born)]
+        if len(set(born)) < len(born) or len(set(died)) < len(died):
+            raise Mismatch("a storage is born or dies twice in a lap")
+        table = source.storage_table
+        elsewhere = {slot: torch.device(table[n].device) for slot, n in enumerate(older)
+                     if table[n].device != source.device or not table[n].nbytes}
+        super().__init__(source, events, {n: slot for slot, n in enumerate(older)}, len(older), set(older), elsewhere,
+                         memory, takes_workspaces=False)
+        self.naming, self.stretch, self.older = naming, stretch, older
+        layout, dead = naming.layout, set(died)
+        #: of each older one: the lap that it is from, how many blocks away, its place there; None: of no lap near
+        self.origins = [
+            None if (origin := layout.storages.get(n)) is None or n in layout.stand_ins or n in layout.own or abs(
+                origin.block - stretch.block) > layout.reach else (origin.lap, origin.block - stretch.block,
+                                                                   origin.place) for n in older]
+        #: places among what is born, slots and devices of what outlives the lap
+        self.survivors = [(i, self.first_slot + i, torch.device(table[n].device)) for i, n in enumerate(born)
+                          if n not in dead]
+        self.births_in_order = born
+        self.parts = list(self._divide())
+        self._places = super().places(0, len(self.events), source)
+
+    def _divide(self) -> Iterator[Part]:
+        start, events, requests = START, list[Event](), list[tuple[int, tuple[StreamAction, int, int]]]()
+        marks = iter(self.breaks)
+        for kind, what in self.events:
+            if kind <= HELD:
+                events.append((kind, what))
+                continue
+            mark = next(marks)
+            if kind == ORDERED and what[0] is not StreamAction.SWITCH:
+                requests.append((mark.call - start.call, what))
+                continue
+            yield Part(start, mark, events, requests, (kind, what))
+            start, events, requests = mark._replace(event=mark.event + 1), [], []
+        yield Part(start, self.end, events, requests, None)
+
+    def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
+        """As `Segment.places`, of which those of the whole lap are kept."""
+        return self._places if (start, stop) == (0, len(self.events)) else super().places(start, stop, into)
+
+
+class ReplayedLap(Pending):
+    """A lap of the reference block that is replayed as that of the block at ``here``, from where the log ends."""
+
+    def __init__(self, segment: LapSegment, here: int, log: Log) -> None:
+        self.segment, self.here = segment, here
+        assert segment.stretch.lap is not None
+        self.step = segment.stretch.lap[1]
+        self.call, self.event, self.allocator_event = len(log.call_slots), log.events, len(log.allocator_event_slots)
+        self.node, self.module_call = len(log.node_slots), len(log.module_call_slots)
+        self.placements: list[Placements] = []
+
+    def replay(self, writer: MemoryRecorder, regions: Regions, first: int,
+               happen: Callable[[int, Any, int, Stretch, int], None]) -> None:
+        """Replay it on the memory of ``writer``; what is born gets numbers from ``first`` on. ``happen`` is called for
+        what is no work of the allocator's: kind, what, before which call, the stretch, and the block.
+        """
+        log, segment, here = writer.log, self.segment, self.here
+        stretch, naming = segment.stretch, segment.naming
+        assert stretch.lap is not None
+        naming.born[stretch.lap, here] = range(first, first + segment.births)
+        log.node_slots.extend([None] * len(stretch.nodes))
+        log.module_call_slots.extend([None] * len(stretch.module_calls))
+        log.pending.append(self)
+        slots = self._list_older(regions, writer.memory)
+        slots.extend([None] * segment.births)
+        for start, stop, _, requests, then in segment.parts:
+            placements, call = Placements(log.peak_bytes), len(log.call_slots)
+            self.placements.append(placements)
+            if stop.instruction > start.instruction:
+                run_instructions(writer, segment, start.instruction, stop.instruction, slots, placements)
+            log.call_slots.leave(stop.call - start.call)
+            for at, what in requests:
+                happen(ORDERED, what, call + at, stretch, here)
+            if then is not None:
+                happen(*then, len(log.call_slots), stretch, here)
+        regions.update([(first + i, (device, slots[slot])) for i, slot, device in segment.survivors])
+
+    def _list_older(self, regions: Regions, memory: Any) -> list[Any]:
+        """The places of what was born before and dies here."""
+        segment, here, born = self.segment, self.here, self.segment.naming.born
+        found: list[Any] = []
+        for number, origin in zip(segment.older, segment.origins):
+            mine = segment.naming.storage(number, segment.stretch, here) if origin is None else born[
+                origin[0], here + origin[1]][origin[2]]
+            if (placed := regions.pop(mine, None)) is None:
+                raise Mismatch("a storage dies that was not known")
+            region = placed[1]
+            found.append(memory.place_of(region) if isinstance(region, Block) and (
+                len(found) not in segment.elsewhere) else region)
+        return found
+
+    def replayed_parts(self) -> list[tuple[int, Segment, int, int]]:
+        """As `Pending`."""
+        return [(self.step, self.segment, 0, len(self.segment.events))]
+
+    def placed_parts(self) -> list[PlacedPart]:
+        """As `Pending`."""
+        segment = self.segment
+        return [PlacedPart(self.call, segment.end.call, self.step, segment, 0, len(segment.events))]
+
+    def count_module_calls(self) -> int:
+        """None: modules of all blocks have their counts."""
+        return 0
+
+    def expand(self, log: Log) -> None:
+        """Write it into the log."""
+        segment, stretch, here, naming = self.segment, self.segment.stretch, self.here, self.segment.naming
+        assert stretch.lap is not None
+        storages, modules, nodes = (Names(find, stretch, here) for find in (naming.storage, naming.module, naming.node))
+        born = naming.born[stretch.lap, here]
+        storages.update(zip(segment.births_in_order, born))
+        writer = _LapWriter(log, naming.source, storages, modules, nodes, 0, self.step, self.call, self.event,
+                            self.allocator_event)
+        writer.find_forward = Names(naming.forward_call, stretch, here).__getitem__
+        for part, placements in zip(segment.parts, self.placements):
+            writer.write(part.events, segment.sizes[part.start.birth:part.stop.birth], placements)
+        for mine, number in zip(born, segment.births_in_order):
+            for shape, placement in naming.placements.get(number, ()):
+                log.layouts[mine, shape] = placement
+        for place, index in enumerate(stretch.nodes, self.node):
+            log.node_slots[place] = renamed_node(naming.source, index, log, storages, modules, nodes)
+        for place, index in enumerate(stretch.module_calls, self.module_call):
+            log.module_call_slots[place] = renamed_module_call(naming, index, stretch, here)
+
+
+class _LapWriter(EventWriter):
+    """Finds calls of forward passes in the laps that they are of."""
+
+    find_forward: Callable[[int], int]
+
+    def forward_here(self, forward: int) -> int:
+        """The index of a forward call."""
+        return self.find_forward(forward)
+
+
+def renamed_node(source: Log, index: int, log: Log, storages: Names, modules: Names, nodes: Names) -> LogNode:
+    """A node of ``source`` as it is in ``log``."""
+    node = copy(source.node_slots[index])
+    assert node is not None
+    module = modules[node.module]
+    if module != node.module and node.op == "call_module":
+        node.target = log.modules[module].path
+        node.base = identifier(node.target)
+    node.module = module
+    node.inputs = tuple([nodes[i] for i in node.inputs])
+    node.reads = tuple([storages[n] for n in node.reads])
+    node.outputs = tuple([(storages[n], spec) for n, spec in node.outputs])
+    return node
+
+
+def renamed_module_call(naming: Naming, index: int, stretch: Stretch, here: int | None) -> LogModuleCall:
+    """A call of a module as it is in the log of a whole run."""
+    call = naming.source.module_call_slots[index]
+    assert call is not None
+    parent = None if call.parent is None else naming.module_call(call.parent, stretch, here)
+    return LogModuleCall(naming.module(call.module, stretch, here), parent, call.inputs, call.outputs)
