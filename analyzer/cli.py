@@ -21,6 +21,7 @@ from analyzer.recipe.option import read_recipe
 from analyzer.record.model_failure import own_traceback
 from analyzer.record.progress import progress_of, watch_progress
 from analyzer.report import choice
+from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import add_compare_command, run_compare
@@ -76,8 +77,8 @@ exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be
 device
 """
 
-_SHOWN = ("table", "summary", "modules", "brief")
-_DEFAULT_SHOWN = "table,summary"
+_SHOWN = ("screen", "table", "summary", "modules", "brief")
+_DEFAULT_SHOWN = "screen"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -99,7 +100,8 @@ def make_parser() -> argparse.ArgumentParser:
         "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass "
         "alone, as those packages print it)")
     run.add_argument("--show", default=_DEFAULT_SHOWN, metavar="WHAT",
-                     help=f"what to print, of {', '.join(_SHOWN)} (default {_DEFAULT_SHOWN})")
+                     help=f"what to print, of {', '.join(_SHOWN)} (default {_DEFAULT_SHOWN}, all at a glance); table "
+                     "is long, a row for each node, and its Kb, Mb, Gb are what all else calls KiB, MiB, GiB")
     run.add_argument("--fused", action="store_true",
                      help="predict the step's time under torch.compile too, beside eager's (--compile implies it)")
     run.add_argument("--cuda-graphs", action="store_true", help="with --fused: in its mode \"reduce-overhead\", which "
@@ -206,6 +208,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
         found.export("roofline", arguments.roofline)
     cost = describe_run_cost(found, arguments)
     texts: dict[str, Callable[[], str]] = {
+        "screen": lambda: choice.draw_screen(found),
         "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
         "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort),
         "brief": lambda: describe_for_verdict(found)}
@@ -218,9 +221,11 @@ def run_profile(arguments: argparse.Namespace) -> int:
         print("\n" + found.replay.explain())
     if cost is not None and choice.is_text(arguments):
         print("\n" + cost)
-    code = choice.end_with_verdict(found.verdict, arguments)
+    is_told = arguments.report == "screen" or arguments.report is None and "screen" in shown
+    code = choice.end_with_verdict(found.verdict, arguments, is_told)
     if code and choice.is_text(arguments):
-        print(find_advice(arguments, quick=True).summary())
+        advice = find_advice(arguments, quick=True)
+        print(format_cheapest(advice) if is_told else advice.summary())
     return code
 
 

@@ -27,7 +27,8 @@ def run(capsys, *argv):
 
 def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_path):
     code, out, err = run(capsys, "profile", "resnet18", "--input", "2x3x64x64", "--optimizer", "adamw", "--autocast",
-                         "bf16", "--json", str(tmp_path / "p.json"), "--html", str(tmp_path / "p.html"))
+                         "bf16", "--show", "table,summary", "--json", str(tmp_path / "p.json"), "--html",
+                         str(tmp_path / "p.html"))
     assert (code, err) == (0, "")
     assert out.startswith("Op type")
     assert "11,689,512" in out
@@ -211,8 +212,11 @@ def test_two_saved_profiles_side_by_side(capsys, tmp_path):
     (["--ignore-modules", "zz"], "--ignore-modules: only reports have this option; add --report, one of "),
     (["--top-modules", "-3"], "--top-modules: only reports have this option; add --report, one of deepspeed, "),
     (["--output", "x.txt"], "--output x.txt: only a report is written to a file"),
-    (["--show", ""], "--show '': nothing to print; give some of table, summary, modules"),
+    (["--show", ""], "--show '': nothing to print; give some of screen, table, summary, modules"),
     (["--show", " , "], "--show ' , ': nothing to print"),
+    (["--sort", "params"], "--sort params: is of the long tables; add --show table or --show modules"),
+    (["--depth", "1"], "--depth 1: is of the long tables; add --show table or --show modules"),
+    (["--show", "summary,brief", "--depth", "0"], "--depth 0: is of the long tables; add --show table"),
 ])
 def test_options_that_nothing_follows_are_refused(capsys, words, text):
     code, out, err = run(capsys, *RESNET, *words)
@@ -230,7 +234,7 @@ def test_a_depth_is_a_number_of_levels(capsys, command):
 
 def test_dryrun_that_would_print_nothing_is_refused(capsys):
     assert run(capsys, "dryrun", "script.py", "--show", "") == (
-        2, "", "analyzer: --show '': nothing to print; give some of summary, table, modules, brief\n")
+        2, "", "analyzer: --show '': nothing to print; give some of screen, summary, table, modules, brief\n")
 
 
 def test_the_world_of_a_fit_has_at_least_one_process(capsys):

@@ -49,7 +49,7 @@ COMMANDS = {
     "plan": ["plan", "{net}:Net", "--input", "4x8", "--budget", "90%", "--frontier", "90%,80%"],
     "generate": ["generate", "{net}:Language", "--prompt", "4", "--new-tokens", "4"],
     "dryrun": ["dryrun", "{net}", "--steps", "3"],
-    "measure": ["measure", "{net}:Net", "--input", "4x8", "--steps", "2"],
+    "measure": ["measure", "{net}:Net", "--input", "4x8", "--steps", "2", "--report", "summary"],
     "sweep": ["sweep", "{net}:Net", "--input", "4x8", "--batch", "1,2", "--workers", "0"],
     "compare": ["compare", "{saved}", "{saved}"]}
 BAR = re.compile(r"\r\x1b\[K\[([#.]{30})\] +(?:(\d+)%)? +\d+ s ([^\r\x1b]*)")

@@ -85,10 +85,11 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """)
-    code, out, _ = run(capsys, "dryrun", str(script), "--device", "l4", "--steps", "1")
+    words = ["dryrun", str(script), "--device", "l4", "--steps", "1", "--show", "summary"]
+    code, out, _ = run(capsys, *words)
     assert code == 0 and out.split("\n\n")[-1].startswith("fits on l4: ")
     script.write_text(script.read_text().replace("2**15, 2**15", "2**16, 2**16").replace("8, 2**15", "8, 2**16"))
-    code, out, _ = run(capsys, "dryrun", str(script), "--device", "l4", "--steps", "1")  # 16 GiB, and as many again
+    code, out, _ = run(capsys, *words)  # 16 GiB, and as many again
     last = out.split("\n\n")[-1].splitlines()
     assert code == 3 and last[0].startswith("does NOT fit on l4: at least ") and "memory ran out in backward" in last[1]
 

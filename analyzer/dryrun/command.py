@@ -9,7 +9,15 @@ from typing import Any
 
 from analyzer.api.world_option import add_world_options, check_world_options, read_world
 from analyzer.output import check_output
-from analyzer.report.choice import add_file_options, end_with_verdict, parse_depth, read_shown, save_profile
+from analyzer.report.choice import (
+    add_file_options,
+    check_rows,
+    draw_screen,
+    end_with_verdict,
+    parse_depth,
+    read_shown,
+    save_profile,
+)
 from analyzer.report.short_text import describe_for_verdict
 from analyzer.results.profile import Profile
 
@@ -36,7 +44,7 @@ exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 th
 or does not fit on the device
 """
 
-_SHOWN = ("summary", "table", "modules", "brief")
+_SHOWN = ("screen", "summary", "table", "modules", "brief")
 
 
 def add_dryrun_command(commands: Any) -> None:
@@ -50,8 +58,8 @@ def add_dryrun_command(commands: Any) -> None:
                         help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
     parser.add_argument("--steps", type=int, default=3, metavar="N",
                         help="end the script after so many optimizer steps (default 3)")
-    parser.add_argument("--show", default="summary", metavar="WHAT",
-                        help=f"what to print, of {', '.join(_SHOWN)} (default summary)")
+    parser.add_argument("--show", default="screen", metavar="WHAT",
+                        help=f"what to print, of {', '.join(_SHOWN)} (default screen, all at a glance)")
     parser.add_argument("--depth", type=parse_depth, metavar="N",
                         help="show modules (and nodes by the module that holds them) down to this depth")
     add_world_options(parser, several=True)
@@ -61,6 +69,7 @@ def add_dryrun_command(commands: Any) -> None:
 def run_dryrun(arguments: argparse.Namespace) -> int:
     """``analyzer dryrun``; the result is the exit code."""
     shown = read_shown(arguments.show, _SHOWN)
+    check_rows(shown, depth=arguments.depth)
     check_world_options(arguments)
     # the script may change the directory
     outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
@@ -92,12 +101,13 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         return 1  # of what little ran there is nothing to tell
     print()
     _print_profile(found, shown, arguments.depth)
-    code = end_with_verdict(found.verdict)
+    code = end_with_verdict(found.verdict, is_told="screen" in shown)
     return 3 if found.out_of_memory is not None else 1 if run.error is not None else code
 
 
 def _print_profile(found: Profile, shown: list[str], depth: int | None) -> None:
-    texts: dict[str, Callable[[], str]] = {"table": lambda: found.table(depth=depth), "summary": found.summary,
+    texts: dict[str, Callable[[], str]] = {"screen": lambda: draw_screen(found), "summary": found.summary,
+                                           "table": lambda: found.table(depth=depth),
                                            "brief": lambda: describe_for_verdict(found),
                                            "modules": lambda: found.module_tree(depth=depth)}
     print("\n\n".join(texts[word]() for word in shown))
@@ -126,5 +136,5 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
         print(f"\n--- rank {rank}")
     print()
     _print_profile(found, shown, arguments.depth)
-    code = end_with_verdict(found.verdict)
+    code = end_with_verdict(found.verdict, is_told="screen" in shown)
     return 3 if found.out_of_memory is not None else 1 if failed is not None else code

@@ -35,6 +35,22 @@ def format_summary(advice: Advice) -> str:
     return "\n".join([f"{_COUNTED[len(found)]} with which it fits on {advice.device}:", *lines])
 
 
+@register_view.shipped("advice_cheapest")
+def format_cheapest(advice: Advice) -> str:
+    """The cheapest option that fits, in two lines or three.
+
+    >>> option = Option(("checkpointing",), fits=True, needed_bytes=2**33, step_seconds=0.5, flags="--checkpointing")
+    >>> print(format_cheapest(Advice("demo", "t4", 2**34, Option((), fits=False), (option,))))
+    to fit on t4: checkpointing: 8.00 GiB needed, 500.00 ms a step
+       --checkpointing
+    """
+    found = advice.cheapest
+    if advice.baseline.fits or not found:
+        return format_summary(advice)
+    others = "" if len(found) == 1 else f"\n   or one of {len(found) - 1} more changes, which `analyzer advise` lists"
+    return f"to fit on {advice.device}: {_describe(found[0])}{others}"
+
+
 @register_view.shipped("advice")
 def format_advice(advice: Advice) -> str:
     """The table, what could not be tried and why, and the cheapest options."""

@@ -36,9 +36,15 @@ def find_remedy(profile: Profile) -> str | None:
     >>> find_remedy(p).partition(":")[0]
     'launch, 75.0 %'
     """
+    found = find_longest(profile)
+    return found and f"{found[0]}, {format_percent(found[1])}: {REMEDIES[found[0]]}"
+
+
+def find_longest(profile: Profile) -> tuple[str, float] | None:
+    """What most of a step's time is spent on, one of `BOUNDS`, and its share of it; None where that is not known."""
     totals = dict.fromkeys(BOUNDS, 0.0)
     for phase in profile.phases.values():
         for bound, seconds in bound_seconds(phase).items():
             totals[bound] += seconds
     longest = longest_bound(totals)
-    return longest and f"{longest}, {format_percent(totals[longest] / sum(totals.values()))}: {REMEDIES[longest]}"
+    return None if longest is None else (longest, totals[longest] / sum(totals.values()))

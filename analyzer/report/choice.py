@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from .data_table import is_drawn, list_modules, list_nodes
 from .module_tree import COLUMNS as TREE_COLUMNS
 from .module_tree import SHARE
 from .quantity import find_quantity
+from .screen.terminal import find_width, takes_color
 
+#: How a command with ``--show`` prints the rest.
+LONG_TABLES = "--show summary,modules,table (whose Kb, Mb, Gb are KiB, MiB, GiB), --html FILE, --json FILE"
 #: By the words of ``--show``.
 _TABLES: dict[str, Callable[..., str]] = {"table": list_nodes, "modules": list_modules}
 
@@ -113,6 +117,8 @@ def read_table_options(arguments: argparse.Namespace, shown: Sequence[str]) -> C
     """The table that ``--format`` asks for where there is no report: the one that ``shown`` names, None where what is
     shown is as it is for a terminal. Raises InputError, before any work, for an option that nothing follows.
     """
+    if arguments.report is None:
+        check_rows(shown, depth=arguments.depth, sort=arguments.sort)
     if arguments.format is None or arguments.report is not None:
         read_report_options(arguments, own=("depth", "sort"))
         return None
@@ -126,6 +132,13 @@ def read_table_options(arguments: argparse.Namespace, shown: Sequence[str]) -> C
     options = read_report_options(arguments, own=("depth", "sort", "columns", "fmt", "output"))
     make = _TABLES[shown[0]]
     return lambda profile: make(profile, **options)
+
+
+def check_rows(shown: Collection[str], **given: object) -> None:
+    """Raise InputError for an option of rows where nothing that is shown has rows that it could be of."""
+    for flag, value in given.items():
+        if value is not None and not _TABLES.keys() & set(shown):
+            raise InputError(f"--{flag} {value}: is of the long tables; add --show table or --show modules")
 
 
 def check_model_options(arguments: argparse.Namespace, default_show: str) -> None:
@@ -146,6 +159,10 @@ def check_model_options(arguments: argparse.Namespace, default_show: str) -> Non
 
 def print_report(profile: Profile, arguments: argparse.Namespace) -> None:
     """Print the report, or write it to the file that ``--output`` names."""
+    if arguments.report == "screen" and arguments.output is None:
+        read_report_options(arguments)
+        print(draw_screen(profile, more="--report summary, --report tree, --html FILE, --json FILE"))
+        return
     emit(profile.report(arguments.report, **read_report_options(arguments)), arguments.output)
 
 
@@ -157,11 +174,17 @@ def emit(text: str, output: Path | None) -> None:
         write_output(output, text + "\n")
 
 
-def end_with_verdict(verdict: Verdict | None, arguments: argparse.Namespace | None = None) -> int:
+def draw_screen(profile: Profile, more: str = LONG_TABLES) -> str:
+    """The first screen, as wide as stdout and in colours if that takes them; ``more`` names the longer tables."""
+    return profile.report("screen", width=find_width(sys.stdout), color=takes_color(sys.stdout), more=more)
+
+
+def end_with_verdict(verdict: Verdict | None, arguments: argparse.Namespace | None = None,
+                     is_told: bool = False) -> int:
     """Print the verdict as the last of a command's output, and give the command's exit code: 3 where a step does not
-    fit. It is not printed beside a report that goes to a file or that a program is to read.
+    fit. It is not printed where it was told, or beside a report that goes to a file or that a program is to read.
     """
-    if verdict is not None and (arguments is None or is_text(arguments)):
+    if verdict is not None and not is_told and (arguments is None or is_text(arguments)):
         print(f"\n{verdict}")
     return 3 if verdict is not None and verdict.fits is False else 0
 

@@ -23,8 +23,15 @@ class HolderGroup(NamedTuple):
         size = format_quantity(self.bytes, "bytes")
         if self.type is None:
             return f"{self.category}: {size}"
-        plural = "" if self.modules == 1 or self.type.endswith("s") else "s"
-        return f"{self.modules:,} {self.type}{plural}: {size} ({self.category})"
+        return f"{self.modules:,} {self._name_type()}: {size} ({self.category})"
+
+    @property
+    def title(self) -> str:
+        """What holds, without its size."""
+        return self.category if self.type is None else f"{self.modules:,} {self._name_type()} ({self.category})"
+
+    def _name_type(self) -> str:
+        return f"{self.type}{'' if self.modules == 1 or str(self.type).endswith('s') else 's'}"
 
 
 def group_holders(profile: Profile) -> list[HolderGroup]:

@@ -106,20 +106,37 @@ def _name_operator(root: ModuleInfo | None, node: NodeInfo, phase: str | None) -
 def format_verdict(verdict: Verdict) -> str:
     """One to three lines: whether it fits, where the peak is, and where it would fit."""
     v = verdict
-    said = {True: f"fits on {v.device}", False: f"does NOT fit on {v.device}",
-            None: f"cannot be told whether it fits on {v.device}"}[v.fits]
-    lines = [f"{said}: {', '.join(_list_sizes(v))}"]
+    lines = [describe_fit(v)]
     if v.phase is not None:
         place = ("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v)
         lines.append(place if len(place) <= _WIDTH else place.replace(" (", "\n  (", 1))
+    where = describe_devices(v)
+    return escape_controls("\n".join(lines if where is None else [*lines, where]))
+
+
+def describe_fit(verdict: Verdict) -> str:
+    """Whether it fits, with the sizes.
+
+    >>> describe_fit(Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30,
+    ...                      free_bytes=-5 * 2**30))
+    'does NOT fit on t4: 20.00 GiB needed, 15.00 GiB there, 5.00 GiB short'
+    """
+    said = {True: f"fits on {verdict.device}", False: f"does NOT fit on {verdict.device}",
+            None: f"cannot be told whether it fits on {verdict.device}"}[verdict.fits]
+    return f"{said}: {', '.join(_list_sizes(verdict))}"
+
+
+def describe_devices(verdict: Verdict) -> str | None:
+    """Where it fits or would, as far as there is something to say."""
+    v = verdict
     if v.devices and v.fits is not True:
-        lines.append(f"would fit on {', '.join(v.devices)}")
-    elif v.devices and v.devices != (v.device, ):
-        lines.append(f"smallest devices that hold it: {', '.join(v.devices)}")
-    elif v.phase is not None and v.fits is False:
-        lines.append("where it would fit is not known: it ended before its peak" if v.is_out_of_memory else
-                     "no device of the catalogue is known to hold it")
-    return escape_controls("\n".join(lines))
+        return f"would fit on {', '.join(v.devices)}"
+    if v.devices and v.devices != (v.device, ):
+        return f"smallest devices that hold it: {', '.join(v.devices)}"
+    if not v.devices and v.phase is not None and v.fits is False:
+        return ("where it would fit is not known: it ended before its peak" if v.is_out_of_memory else
+                "no device of the catalogue is known to hold it")
+    return None
 
 
 def _list_sizes(v: Verdict) -> list[str]:

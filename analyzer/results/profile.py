@@ -254,6 +254,16 @@ class Profile(DeferredFields):
         return draw(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt,
                     communicates=self.communicates is not False)
 
+    def screen(self, width: int = 120, color: bool = False) -> str:
+        """All at a glance, in at most 40 lines of ``width`` (80 or more) columns: whether it fits, time, phases, memory
+        at the peak by what holds it, the modules that take most, and what bounds the step. ``color`` is for a terminal.
+        Raises InputError for a width that cannot be.
+
+        >>> Profile(name="demo", mode="infer", device="h200", params=3).screen().splitlines()[:2]
+        ['demo: one infer step on h200', '3 parameters']
+        """
+        return self.report("screen", width=width, color=color)
+
     def summary(self) -> str:
         """The totals as text: parameters, work, memory by category and phase, time, what was not counted or assumed."""
         return self.report("summary")

@@ -57,7 +57,7 @@ def add_measure_command(commands: Any) -> None:
 def run_measure(arguments: argparse.Namespace) -> int:
     """``analyzer measure``; the result is the exit code."""
     if arguments.report is None and arguments.against is None:
-        arguments.report = "summary"
+        arguments.report = "screen"
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
     choice.read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against

@@ -33,6 +33,8 @@ def test_goldens(mlp, check_golden):
 def test_reports_of_a_profile_without_modules(bare, kind):
     if kind == "summary":
         assert bare.report(kind) == bare.summary()
+    elif kind == "screen":
+        assert bare.report(kind) == bare.screen()
     elif kind == "communication":
         assert bare.report(kind) == "what ranks communicate is unknown"
     else:

@@ -1,0 +1,94 @@
+"""Lines of a screen: columns that line up, bars, and blocks side by side."""
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from typing import TypeVar
+
+from .paint import Paint, clean, cut_middle, measure_width
+
+T = TypeVar("T")
+_GAP = "  "
+_LEAST_NAME = 12  # columns of a name that is cut
+
+
+def lay_out(header: Sequence[str], rows: Sequence[Sequence[str]], paint: Paint, width: int, *,
+            left: Collection[int] = (0, ), bars: Collection[int] = ()) -> list[str]:
+    """Lines of equal width, at most ``width``: the header, then the rows. Columns ``left`` hold text, ``bars`` bars,
+    the others quantities; where they do not fit, the first column is cut.
+
+    >>> print(*lay_out(("Phase", "Time"), [("forward", "1.50 ms")], Paint(False), 80), sep="|")
+    Phase       Time|forward  1.50 ms
+    """
+    cells = [header, *rows]
+    widths = [max([measure_width(row[i]) for row in cells]) for i in range(len(header))]
+    room = width - sum(widths[1:]) - len(_GAP) * (len(widths) - 1)
+    widths[0] = min(widths[0], max(room, _LEAST_NAME))
+    lines = []
+    for number, row in enumerate(cells):
+        parts = []
+        for i, (cell, size) in enumerate(zip(row, widths)):
+            text = cut_middle(cell, size)
+            text = paint(text, "dim") if number == 0 else paint(text, "cyan") if i in bars else (
+                text if i in left else paint.units(text))
+            parts.append(_pad(text, size, i in left or i in bars))
+        lines.append(_GAP.join(parts))
+    return lines
+
+
+def _pad(text: str, width: int, is_left: bool) -> str:
+    space = " " * (width - measure_width(text))
+    return text + space if is_left else space + text
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """A sentence in at most two lines.
+
+    >>> wrap("smallest devices that hold it: p4, t4, v100_sxm2_16gb", 32)
+    ['smallest devices that hold it:', '  p4, t4, v100_sxm2_16gb']
+    """
+    return textwrap.wrap(clean(text), width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
+
+
+def set_beside(first: Sequence[str], second: Sequence[str], gap: int = 4) -> list[str]:
+    """Two blocks of lines side by side.
+
+    >>> set_beside(["a", "bc"], ["d"], gap=1)
+    ['a  d', 'bc']
+    """
+    width = max(map(measure_width, first), default=0)
+    return [(_pad(a, width + gap, True) + b).rstrip() for a, b in zip_longest(first, second, fillvalue="")]
+
+
+def draw_bar(share: float | None, width: int, rest: str = "") -> str:
+    """A bar of ``width`` columns for 1, and ``rest`` for what is not filled.
+
+    >>> draw_bar(0.5, 4, "░"), draw_bar(3.0, 4), draw_bar(None, 4)
+    ('██░░', '████', '')
+    """
+    filled = 0 if share is None else min(width, round(share * width))
+    return "█" * filled + rest * (width - filled)
+
+
+def format_part(part: float | None, whole: float | None) -> str:
+    """A part of a whole in percent with one decimal, so that a column of them lines up; nothing where it is not known.
+
+    >>> format_part(1, 3), format_part(1, 10_000), format_part(0, 3), format_part(None, 3)
+    ('33.3 %', '< 0.1 %', '0 %', '')
+    """
+    if part is None or not whole:
+        return ""
+    if not part:
+        return "0 %"
+    return "< 0.1 %" if part / whole < 0.0005 else f"{part / whole * 100:.1f} %"
+
+
+def keep_largest(rows: Sequence[T], shown: int) -> tuple[Sequence[T], Sequence[T]]:
+    """The first ``shown`` rows and the others; a single other one is shown too, as a row that says so is no shorter.
+
+    >>> keep_largest("abcd", 2), keep_largest("abc", 2)
+    (('ab', 'cd'), ('abc', ''))
+    """
+    kept = len(rows) if len(rows) == shown + 1 else shown
+    return rows[:kept], rows[kept:]

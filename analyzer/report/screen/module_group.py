@@ -1,0 +1,105 @@
+"""The modules that say most of a tree: containers are opened where one holds most, and alike siblings are one row."""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from analyzer.report.column import sort_by
+from analyzer.report.module_row import OWN, name_module
+from analyzer.results.info import CostInfo, ModuleInfo
+
+#: A cost of a module; None where it is unknown.
+Measure = Callable[[CostInfo], float | None]
+_MOST = 0.5  # of the whole: a container with more is opened
+_NUMBER = re.compile(r"\d+")
+
+
+class ModuleGroup(NamedTuple):
+    """One module, several alike, or what one does outside its submodules (then without members)."""
+
+    name: str
+    type: str
+    costs: CostInfo
+    members: tuple[ModuleInfo, ...] = ()
+
+
+def choose_groups(root: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
+    """The tree below ``root`` as groups that add up to it, largest first.
+
+    >>> blocks = tuple(ModuleInfo(path=f"h.{i}", type="Block", params=4) for i in range(3))
+    >>> body = ModuleInfo(path="h", type="ModuleList", params=12, children=blocks)
+    >>> head = ModuleInfo(path="head", type="Linear", params=5)
+    >>> tree = ModuleInfo(path="", type="Net", params=17, own=CostInfo(params=0), children=(head, body))
+    >>> [(group.name, group.type, group.costs.params) for group in choose_groups(tree, lambda costs: costs.params)]
+    [('h.* (3)', 'Block', 12), ('head', 'Linear', 5)]
+    """
+    total = measure(root) or 0
+    groups = _open(root, measure) if root.children else [ModuleGroup(name_module(root), root.type, root, (root,))]
+    while True:
+        largest = max(groups, key=lambda group: measure(group.costs) or 0)
+        if len(largest.members) != 1 or not largest.members[0].children or (
+                measure(largest.costs) or 0) <= _MOST * total or largest.members[0] is root:
+            return sort_by(groups, lambda group: measure(group.costs))
+        groups.remove(largest)
+        groups += _open(largest.members[0], measure)
+
+
+def list_parts(group: ModuleGroup, measure: Measure) -> list[ModuleGroup]:
+    """What alike modules are made of: their children of one name together, largest first.
+
+    >>> blocks = [ModuleInfo(path=f"h.{i}", type="Block", children=(
+    ...     ModuleInfo(path=f"h.{i}.mlp", type="MLP", params=3),)) for i in range(2)]
+    >>> parts = list_parts(ModuleGroup("h.* (2)", "Block", CostInfo(), tuple(blocks)), lambda costs: costs.params)
+    >>> [(part.name, part.costs.params) for part in parts]
+    [('.mlp', 6)]
+    """
+    by_name: dict[tuple[str, str], list[ModuleInfo]] = {}
+    for child in [child for member in group.members for child in member.children]:
+        by_name.setdefault((name_module(child), child.type), []).append(child)
+    parts = [ModuleGroup(f".{name}", type_, add_costs(found), tuple(found)) for (name, type_), found in by_name.items()]
+    return sort_by(parts, lambda part: measure(part.costs))
+
+
+def _open(module: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
+    """The children of a module, those alike together, and what it does itself."""
+    groups = list(_fold(module.children))
+    if measure(module.own):
+        groups.append(ModuleGroup(f"{module.path} {OWN}".lstrip(), module.type, module.own))
+    return groups
+
+
+def _fold(siblings: Sequence[ModuleInfo]) -> Iterable[ModuleGroup]:
+    """Siblings of one class, of as many parameters, whose names differ in numbers alone, together."""
+    alike: dict[tuple[object, ...], list[ModuleInfo]] = {}
+    for module in siblings:
+        alike.setdefault((module.type, module.params, _NUMBER.sub("*", name_module(module))), []).append(module)
+    for members in alike.values():
+        first = members[0]
+        yield ModuleGroup(first.path if len(members) == 1 else _name_together(members, len(siblings)), first.type,
+                          add_costs(members), tuple(members))
+
+
+def _name_together(members: Sequence[ModuleInfo], siblings: int) -> str:
+    """Their common path: ``"h.* (12)"`` for all there are, ``"h.3-11 (9)"`` for a run of them."""
+    parent, _, name = members[0].path.rpartition(".")
+    numbers = [int(number) for m in members for number in _NUMBER.findall(name_module(m))]
+    if len(members) == siblings:
+        shared = "*"
+    elif numbers == list(range(numbers[0], numbers[0] + len(members))):
+        shared = _NUMBER.sub(f"{numbers[0]}-{numbers[-1]}", name)
+    else:
+        shared = _NUMBER.sub("*", name)
+    return f"{parent}.{shared} ({len(members)})".lstrip(".")
+
+
+def add_costs(costs: Sequence[CostInfo]) -> CostInfo:
+    """The sum of one or more.
+
+    >>> add_costs([CostInfo(params=3), CostInfo(params=4)]).params
+    7
+    """
+    total = costs[0]
+    for other in costs[1:]:
+        total = total + other
+    return total
