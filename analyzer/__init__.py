@@ -24,6 +24,7 @@ with rare_collections():
     from analyzer.profilers.flop_registry import register_flop_impl
     from analyzer.profilers.kernel_time.registry import register_time_impl
     from analyzer.results.advice import Advice
+    from analyzer.results.comparison import ProfileChange
     from analyzer.results.fit_table import FitTable
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
     from analyzer.results.roofline import Roofline
@@ -36,18 +37,21 @@ if TYPE_CHECKING:
     from analyzer.api.reprofile import reprofile, run_passes
     from analyzer.dryrun.script import dry_run
     from analyzer.generation import profile_generate
+    from analyzer.report.comparison.compare import compare
     from analyzer.solver.fit import max_batch_size, max_sequence_length
 
-__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile",
-           "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "dry_run",
-           "fits", "max_batch_size", "max_sequence_length", "profile", "profile_generate", "register_exporter",
-           "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl",
-           "register_non_leaf_module", "register_report", "register_shape_impl", "register_time_impl",
-           "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile", "symbolic_trace"]
+__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileChange",
+           "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "compare",
+           "dry_run", "fits", "max_batch_size", "max_sequence_length", "profile", "profile_generate",
+           "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
+           "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
+           "register_time_impl", "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile",
+           "symbolic_trace"]
 
 # what few need
 __getattr__ = find_later(__name__, {
-    "advise": "analyzer.advice.search", "dry_run": "analyzer.dryrun.script", "max_batch_size": "analyzer.solver.fit",
+    "advise": "analyzer.advice.search", "compare": "analyzer.report.comparison.compare",
+    "dry_run": "analyzer.dryrun.script", "max_batch_size": "analyzer.solver.fit",
     "max_sequence_length": "analyzer.solver.fit", "profile_generate": "analyzer.generation",
     "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"})
 

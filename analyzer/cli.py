@@ -23,8 +23,8 @@ from analyzer.record.progress import progress_of, watch_progress
 from analyzer.report import choice
 from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
+from analyzer.report.comparison.command import add_compare_command, run_compare
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
-from analyzer.report.module_comparison import add_compare_command, run_compare
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.run_option import add_run_options, check_run_options, describe_run_cost
 from analyzer.report.short_text import describe_for_verdict

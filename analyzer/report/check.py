@@ -24,7 +24,7 @@ MAIN = ("params", "param_bytes", "buffer_bytes", "optimizer_bytes", "peak_alloca
         "fwd_flops", "bwd_flops", "recompute_flops", "step_seconds")
 #: The exit code of a limit that is exceeded, or cannot be verified.
 EXCEEDED = 4
-OK, OVER = "ok", "over the limit"
+OK, OVER, UNDER = "ok", "over the limit", "under the limit"
 _SETTINGS = ("name", "mode", "device", "optimizer", "autocast", "batch_size", "flop_convention", "seconds_method",
              "torch_version")
 
@@ -38,7 +38,7 @@ class CheckRow:
     baseline: float | None
     now: float | None
     limit: Fraction | None
-    verdict: str             #: ``"ok"``, ``"over the limit"``, or on which side it is unknown
+    verdict: str             #: ``"ok"``, ``"over the limit"``, ``"under the limit"``, or on which side it is unknown
 
     @property
     def holds(self) -> bool:
@@ -70,23 +70,26 @@ def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequenc
             if limit.is_relative and baseline is None:
                 raise InputError(f"--max {limit.text!r}: is relative to a baseline; give it with --against FILE, or an "
                                  f"amount without a sign, e.g. '{limit.quantity.field} 40G'")
-        return [_judge(limit, now, baseline) for limit in parsed]
-    rows = [_judge(Limit(f"{name} +0%", QUANTITIES[name], share=Fraction(0)), now, baseline) for name in MAIN]
+        return [judge_limit(limit, now, baseline) for limit in parsed]
+    rows = [judge_limit(Limit(f"{name} +0%", QUANTITIES[name], share=Fraction(0)), now, baseline) for name in MAIN]
     known = [row for row in rows if row.now is not None or row.baseline is not None]
     if not known:
         raise InputError(f"check: neither profile knows any of {', '.join(MAIN)}")
     return known
 
 
-def _judge(limit: Limit, now: Profile, baseline: Profile | None) -> CheckRow:
+def judge_limit(limit: Limit, now: Profile, baseline: Profile | None) -> CheckRow:
+    """What became of a limit: it does not hold where the quantity is beyond it, and where that cannot be told."""
     name = limit.quantity.field
     values = [None if profile is None else read_quantity(profile, name) for profile in (baseline, now)]
     ended = [profile is not None and profile.out_of_memory is not None and name not in OF_MODEL
              for profile in (baseline, now)]
     most = None if limit.is_relative and ended[0] else limit.apply(values[0])
     lacks_baseline = limit.is_relative and (values[0] is None or ended[0])
-    if values[1] is not None and most is not None and Fraction(values[1]) > most:
-        verdict = OVER  # also where memory ran out: the rest of the step would not have made it less
+    # of a step that ran out of memory, only what is too large already: the rest would not have made it less
+    if values[1] is not None and most is not None and limit.is_passed(values[1], most) and (
+            limit.is_upper or not ended[1]):
+        verdict = OVER if limit.is_upper else UNDER
     elif values[1] is None or ended[1]:
         verdict = "unknown on both sides" if lacks_baseline else "unknown now"
         verdict += " (out of memory)" if ended[1] else ""

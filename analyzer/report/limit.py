@@ -1,8 +1,11 @@
-"""Limits of a quantity as users write them: `peak_allocated_bytes +2%`, `step_seconds +5ms`, `param_bytes 40GiB`."""
+"""Limits of a quantity as users write them: `peak_allocated_bytes +2%`, `step_seconds +5ms`, `param_bytes 40GiB`; and
+conditions, which say what is refused: `peak_allocated_bytes > +2%`, `tokens_per_second < -5%`.
+"""
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,10 +14,15 @@ from analyzer.results.profile import Profile
 from analyzer.units import parse_bytes
 
 from .column import Column
-from .quantity import find_quantity
+from .quantity import SETTINGS, find_quantity
 
 GRAMMAR = "'FIELD +N%', 'FIELD +N' or 'FIELD N'"
-_LIMIT = re.compile(r"\s*(\S.*?)\s+([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*|%)\s*", re.IGNORECASE)
+CONDITION_GRAMMAR = "'FIELD > +N%', 'FIELD > +N' or 'FIELD > N', with >, >=, < or <="
+_AMOUNT = r"([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*|%)\s*"
+_LIMIT = re.compile(r"\s*(\S.*?)\s+" + _AMOUNT, re.IGNORECASE)
+_CONDITION = re.compile(r"\s*(\S.*?)\s*(>=|<=|>|<)\s*" + _AMOUNT, re.IGNORECASE)
+_PASSED: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _SECONDS = {"": Fraction(1), "s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6),
             "ns": Fraction(1, 10**9)}
@@ -24,13 +32,16 @@ _UNITS = {"bytes": "bytes, as in 512, 100MiB or 40GiB", "count": "plain numbers,
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a quantity may be: an amount of its own, or the baseline's value plus a share or an amount."""
+    """The most that a quantity may be (or the least): an amount of its own, or the baseline's value plus a share or an
+    amount.
+    """
 
     text: str
     quantity: Column
     share: Fraction | None = None   #: of the baseline, added to it
     added: Fraction | None = None   #: to the baseline
     most: Fraction | None = None    #: whatever the baseline
+    passed: str = ">"               #: how a quantity that is beyond it compares with it: ``">" ">=" "<" "<="``
 
     @property
     def is_relative(self) -> bool:
@@ -50,6 +61,15 @@ class Limit:
             return None
         return Fraction(baseline) * (1 + (self.share or 0)) + (self.added or 0)
 
+    def is_passed(self, value: float, bound: Fraction) -> bool:
+        """Whether ``value`` is beyond ``bound``, which `apply` gave."""
+        return _PASSED[self.passed](Fraction(value), bound)
+
+    @property
+    def is_upper(self) -> bool:
+        """Whether it is a large quantity that is beyond it."""
+        return self.passed in (">", ">=")
+
 
 def parse_limit(text: str, profiles: Sequence[Profile], caller: str = "--max") -> Limit:
     """Read one limit of a quantity that one of ``profiles`` has. Raises InputError, which repeats the text and says how
@@ -63,15 +83,39 @@ def parse_limit(text: str, profiles: Sequence[Profile], caller: str = "--max") -
     if match is None:
         raise InputError(f"{where}: write a limit as {GRAMMAR}, e.g. 'peak_allocated_bytes +2%', "
                          "'peak_allocated_bytes +100MiB' or 'peak_allocated_bytes 40GiB'")
-    name, sign, number, unit = match.groups()
-    quantity = find_quantity(name, profiles, where)
+    name, *amount = match.groups()
+    return _make_limit(text, find_quantity(name, profiles, where), amount, where)
+
+
+def parse_condition(text: str, profiles: Sequence[Profile], caller: str = "--fail-if") -> Limit:
+    """Read what is refused of a quantity that one of ``profiles`` has, one that only says what was run (``batch_size``)
+    too: a limit, and which side of it. Raises InputError, which repeats the text and says how to write it.
+
+    >>> condition = parse_condition("peak_allocated_bytes > +2%", [])
+    >>> condition.apply(1000), condition.is_passed(1020, Fraction(1020)), condition.is_passed(1021, Fraction(1020))
+    (Fraction(1020, 1), False, True)
+    >>> parse_condition("tokens_per_second<-5%", []).passed
+    '<'
+    """
+    where = f"{caller} {text!r}"
+    match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InputError(f"{where}: write a condition as {CONDITION_GRAMMAR}, e.g. 'peak_allocated_bytes > +2%', "
+                         "'peak_allocated_bytes > +100MiB' or 'step_seconds > 0.5'")
+    name, passed, *amount = match.groups()
+    quantity = Column(name, name, "count") if name in SETTINGS else find_quantity(name, profiles, where)
+    return _make_limit(text, quantity, amount, where, passed)
+
+
+def _make_limit(text: str, quantity: Column, amount: Sequence[str], where: str, passed: str = ">") -> Limit:
+    sign, number, unit = amount
     factor = -1 if sign == "-" else 1
     if unit == "%":
         if not sign:
             raise InputError(f"{where}: {number}% of what? write +{number}% for so much more than the baseline")
-        return Limit(text, quantity, share=factor * Fraction(number) / 100)
-    amount = _parse_amount(number, unit, quantity, where)
-    return Limit(text, quantity, added=factor * amount) if sign else Limit(text, quantity, most=amount)
+        return Limit(text, quantity, share=factor * Fraction(number) / 100, passed=passed)
+    size = _parse_amount(number, unit, quantity, where)
+    return Limit(text, quantity, added=factor * size if sign else None, most=None if sign else size, passed=passed)
 
 
 def _parse_amount(number: str, unit: str, quantity: Column, where: str) -> Fraction:

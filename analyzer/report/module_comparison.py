@@ -1,22 +1,14 @@
 """Two profiles side by side, module by module: predicted against measured, or before and after a change."""
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from analyzer.errors import InputError
-from analyzer.output import check_output
-from analyzer.record.progress import report_progress
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 
-from .choice import emit, parse_depth, split_words
-from .column import FORMATS, Column, check_layout, escape_controls, find_columns, print_rows
+from .column import Column, check_layout, escape_controls, find_columns, print_rows
 from .data_table import ROOT, is_drawn, join_path, print_data
-from .model_table import DEFAULT_COLUMNS, model_table
 from .module_row import OWN, divide, find_root
 from .module_tree import COLUMNS, indent
 from .summary import describe_run
@@ -89,14 +81,27 @@ def _join(first: ModuleInfo | None, second: ModuleInfo | None, path: str, depth:
         yield ModulePair(path, OWN, "", depth + 1, own[0], own[1], is_own=True)
 
 
-def _unwrap(module: ModuleInfo) -> tuple[ModuleInfo, CostInfo]:
-    """What a wrapper wraps, through all its layers, and what they all do outside their submodules."""
+def list_layers(module: ModuleInfo) -> list[ModuleInfo]:
+    """A module's wrappers, itself first, and last what they wrap; itself alone where it wraps nothing.
+
+    >>> inner = ModuleInfo(path="module", type="Net")
+    >>> [m.type for m in list_layers(ModuleInfo(path="", type="DistributedDataParallel", children=(inner,)))]
+    ['DistributedDataParallel', 'Net']
+    """
     held = WRAPPERS.get(module.type)
     for child in module.children:
         if child.path.rpartition(".")[2] == held:
-            inner, own = _unwrap(child)
-            return inner, module.own + own
-    return module, module.own
+            return [module, *list_layers(child)]
+    return [module]
+
+
+def _unwrap(module: ModuleInfo) -> tuple[ModuleInfo, CostInfo]:
+    """What a wrapper wraps, through all its layers, and what they all do outside their submodules."""
+    *wrappers, inner = list_layers(module)
+    own = inner.own
+    for wrapper in reversed(wrappers):
+        own = wrapper.own + own
+    return inner, own
 
 
 def _list_pairs(pairs: Sequence[ModulePair], shown: Sequence[Column], fmt: str) -> str:
@@ -128,65 +133,3 @@ def _list_cells(pair: ModulePair, column: Column) -> list[str]:
 
 def _describe(letter: str, profile: Profile) -> list[str]:
     return [f"{letter}: {describe_run(profile)[0]}; seconds: {profile.seconds_method}"]
-
-
-_MODULE_COLUMNS = ("fwd_seconds", "bwd_seconds")
-_HELP = """\
-Joins the modules of two profiles, predicted or measured, by their paths; of more profiles, or with --by model, prints
-one table with a row for each.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer profile resnet18 --json predicted.json && analyzer measure resnet18 --json measured.json
-  analyzer compare predicted.json measured.json --depth 2 --columns fwd_seconds,bwd_seconds,fwd_flops
-  analyzer compare small.json medium.json large.json
-  analyzer compare before.json after.json --by model --columns params,phases.forward.peak_allocated_bytes
-  analyzer compare *.json --by model --format latex --output models.tex     # or csv: numbers unrounded; markdown
-"""
-
-
-def add_compare_command(commands: Any) -> None:
-    """Add ``compare`` to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "compare", help="saved profiles side by side: two module by module, several with a row each", epilog=_EXAMPLES,
-        description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("first", type=Path, metavar="FILE", help="a profile saved with --json")
-    parser.add_argument("second", type=Path, metavar="FILE", help="another one")
-    parser.add_argument("others", type=Path, nargs="*", metavar="FILE", help="more of them")
-    parser.add_argument("--by", choices=("module", "model"),
-                        help="what a row is (default: module for two profiles, model for more)")
-    parser.add_argument("--columns", type=split_words, metavar="NAMES",
-                        help="quantities, separated by commas (default: "
-                        f"{','.join(_MODULE_COLUMNS)} by module, {','.join(DEFAULT_COLUMNS)} by model)")
-    parser.add_argument("--depth", type=parse_depth, metavar="N", help="show modules down to this depth")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text",
-                        help="of the table (default text); in others modules stand by their paths, and in csv numbers "
-                        "are unrounded")
-    parser.add_argument("--output", type=Path, metavar="FILE",
-                        help="write the table to this file instead of printing it")
-
-
-def run_compare(arguments: argparse.Namespace) -> int:
-    """``analyzer compare``; the result is the exit code."""
-    check_output(arguments.output)
-    files = [arguments.first, arguments.second, *arguments.others]
-    by_model = (arguments.by or ("model" if arguments.others else "module")) == "model"
-    if by_model and arguments.depth is not None:
-        raise InputError(f"--depth {arguments.depth}: only modules have depths, and here a row is a model; leave it "
-                         "out, or give two profiles and --by module")
-    if not by_model and arguments.others:
-        raise InputError(f"--by module: modules of two profiles are set side by side, and these are {len(files)}; give "
-                         "two, or --by model")
-    profiles = []
-    for i, path in enumerate(files):
-        report_progress(i / len(files), str(path))
-        profiles.append(Profile.from_json(path))
-    if by_model:
-        text = model_table([(str(path), profile) for path, profile in zip(files, profiles, strict=True)],
-                           arguments.columns or DEFAULT_COLUMNS, arguments.format)
-    else:
-        text = compare_modules(profiles[0], profiles[1], arguments.columns or _MODULE_COLUMNS, depth=arguments.depth,
-                               fmt=arguments.format)
-    emit(text, arguments.output)
-    return 0

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from analyzer.errors import InputError
 from analyzer.results.info import PhaseInfo
 from analyzer.results.profile import Profile
+from analyzer.units import add_quantities
 
 from .column import Column, name_columns
 from .speed import RATES, read_rate
@@ -28,6 +29,9 @@ QUANTITIES = name_columns(
     Column("kernel_seconds", "Kernel time", "seconds"), Column("samples_per_second", "Samples/s", "count"),
     Column("tokens_per_second", "Tokens/s", "count"), Column("model_flops_per_second", "Model FLOP/s", "count"),
     Column("mfu", "MFU", "share"), Column("hfu", "HFU", "share"))
+#: Sums over the step that are no fields of a profile.
+SUMS = name_columns(Column("saved_bytes", "Saved for backward", "bytes"),
+                    Column("comm_bytes", "Communicated", "bytes"))
 #: Numbers that say what was run, not what it costs.
 SETTINGS = ("batch_size", "tokens", "world_size", "data_parallel_size", "model_parallel_size", "profile_step",
             "measured_steps")
@@ -47,8 +51,8 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
     Traceback (most recent call last):
     analyzer.errors.InputError: check: no quantity 'peak_alocated_bytes'; did you mean peak_allocated_bytes or ...?
     """
-    if name in QUANTITIES:
-        return QUANTITIES[name]
+    if found := QUANTITIES.get(name) or SUMS.get(name):
+        return found
     names = list_names(profiles)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3) or [known for known in names if name and name in known][:3]
@@ -62,7 +66,7 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
 
 def list_names(profiles: Iterable[Profile]) -> list[str]:
     """The quantities of the step, and by their paths those of the phases and categories that any profile has."""
-    names = list(QUANTITIES)
+    names = [*QUANTITIES, *SUMS]
     for profile in profiles:
         names += [f"{step}.{phase}.{field}" for step in _PHASED for phase in getattr(profile, step)
                   for field in _OF_PHASE]
@@ -88,6 +92,10 @@ def read_quantity(profile: Profile, name: str) -> float | None:
         phase, _, field = rest.rpartition(".")
         info = getattr(profile, first).get(phase)
         value = None if info is None else getattr(info, field)
+    elif name == "saved_bytes":
+        value = None if profile.modules is None else profile.modules.saved_bytes
+    elif name == "comm_bytes":
+        value = add_quantities(phase.comm_bytes for phase in profile.phases.values()) if profile.phases else None
     else:
         value = read_rate(profile, name) if name in RATES else getattr(profile, name)
     return value

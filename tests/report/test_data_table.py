@@ -152,7 +152,8 @@ def test_several_saved_profiles_are_a_row_each(capsys, files, tmp_path):
     assert output.read_text().startswith(r"\begin{tabular}{lllrrrrr}")
     two = run(capsys, "compare", *files[:2], "--by", "model")[1]
     assert two.startswith("Model") and len(two.splitlines()) == 4
-    assert run(capsys, "compare", *files[:2])[1].startswith("A: Net: one train step")  # by module, as ever
+    by_module = run(capsys, "compare", *files[:2], "--by", "module")[1]
+    assert by_module.startswith("A: Net: one train step")
 
 
 @pytest.mark.parametrize(("words", "text"), [

@@ -1,0 +1,1 @@
+"""What changed from one profile to another, and which modules explain it."""

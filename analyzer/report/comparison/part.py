@@ -1,0 +1,98 @@
+"""Parts of an aligned tree: modules that are alike, as the blocks of a transformer, are one part."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from analyzer.report.data_table import ROOT, join_path
+
+from .alignment import AlignedModule
+
+ALL = "*"  # stands for numbers that differ between the modules of a part
+
+Alike = Callable[[AlignedModule, AlignedModule], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Modules in the same place of alike modules; ``path`` is in the second profile where both have them."""
+
+    path: str
+    former_path: str
+    modules: tuple[AlignedModule, ...]
+
+    @property
+    def title(self) -> str:
+        """Its path, that of the root in words."""
+        return self.path or ROOT
+
+    @property
+    def type(self) -> str:
+        """The class of its modules."""
+        return self.modules[0].type
+
+    @property
+    def former_type(self) -> str:
+        """Their class in the first profile."""
+        return self.modules[0].former_type
+
+    @property
+    def is_in_one(self) -> bool:
+        """Whether only one profile has any of them."""
+        return all(module.before is None for module in self.modules) or all(
+            module.after is None for module in self.modules)
+
+    def split(self, alike: Alike) -> list[Part]:
+        """Its children by name; numbered ones that are ``alike`` (and of one class) together."""
+        by_name: dict[tuple[str, str], list[AlignedModule]] = {}
+        for module in self.modules:
+            for child in module.children:
+                by_name.setdefault((child.name, child.former_name), []).append(child)
+        groups: list[list[tuple[str, str]]] = []
+        for names in by_name:
+            # a module that was renumbered stands alone
+            home = next((group for group in groups if _are_numbered(names, group[0]) and _are_alike(
+                by_name[names], by_name[group[0]], alike)), None) if names[0].isdecimal() else None
+            if home is None:
+                groups.append([names])
+            else:
+                home.append(names)
+        numbers = sum(1 for name, _ in by_name if name.isdecimal())
+        return [self._make_child([*group], [child for names in group for child in by_name[names]], numbers)
+                for group in groups]
+
+    def _make_child(self, names: list[tuple[str, str]], modules: list[AlignedModule], numbers: int) -> Part:
+        paths = [join_path(path, _fold([pair[i] for pair in names], numbers))
+                 for i, path in enumerate((self.path, self.former_path))]
+        return Part(paths[0], paths[1], tuple(modules))
+
+
+def _are_numbered(names: tuple[str, str], others: tuple[str, str]) -> bool:
+    return others[0].isdecimal() and names[0] == names[1] and others[0] == others[1]
+
+
+def _are_alike(modules: Sequence[AlignedModule], others: Sequence[AlignedModule], alike: Alike) -> bool:
+    first, second = modules[0], others[0]
+    return (first.type, first.former_type) == (second.type, second.former_type) and (
+        first.before is None, first.after is None) == (second.before is None, second.after is None) and alike(
+        first, second)
+
+
+def _fold(names: Sequence[str], numbers: int) -> str:
+    """One name for several numbers: ``*`` where they are all that there are, else their ranges.
+
+    >>> _fold(["0", "1", "2"], 3), _fold(["0", "1", "2", "5"], 9), _fold(["fc"], 0)
+    ('*', '{0-2,5}', 'fc')
+    """
+    if len(names) == 1:
+        return names[0]
+    if len(names) == numbers:
+        return ALL
+    ranges: list[list[int]] = []
+    for number in sorted(map(int, names)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    folded = ",".join([str(a) if a == b else f"{a}-{b}" for a, b in ranges])
+    return f"{{{folded}}}"
