@@ -47,7 +47,7 @@ def format_cheapest(advice: Advice) -> str:
     found = advice.cheapest
     if advice.baseline.fits or not found:
         return format_summary(advice)
-    others = "" if len(found) == 1 else f"\n   or one of {len(found) - 1} more changes, which `analyzer advise` lists"
+    others = "" if len(found) == 1 else f"\n   {len(found) - 1} more: `analyzer advise` with the same options"
     return f"to fit on {advice.device}: {_describe(found[0])}{others}"
 
 

@@ -282,8 +282,8 @@ class Profile(DeferredFields):
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
         """The report registered under that name, with its options: ``"deepspeed"``, ``"flops-profiler"``,
         ``"largest"``, ``"torchinfo"`` or ``"tids"``, in the layout of that tool, ``"tree"``, ``"summary"``,
-        ``"communication"``, or one of `register_report`. Raises InputError for another name, and for an option that the
-        report does not know.
+        ``"screen"``, ``"communication"``, or one of `register_report`. Raises InputError for another name, and for an
+        option that the report does not know.
         """
         render = register_report.look_up(kind, "report")
         for name in options:

@@ -54,7 +54,7 @@ def _describe_verdict(p: Profile, paint: Paint, width: int) -> list[str]:
     verdict = judge(p)
     if verdict is None or p.measured_steps is not None and verdict.fits is None:
         return []  # what ran need not be told that it might
-    said, style = clean(describe_fit(verdict)), _VERDICTS[verdict.fits]
+    said, style = cut_end(describe_fit(verdict), width), _VERDICTS[verdict.fits]
     line = paint(said, "bold", style)
     if verdict.needed_bytes is not None and verdict.capacity_bytes:
         share = verdict.needed_bytes / verdict.capacity_bytes
@@ -96,7 +96,8 @@ def describe_peak(p: Profile, paint: Paint, width: int) -> list[str]:
     holders: list[str] = []
     if p.peak_by_category:
         rows = list(_list_categories(p.peak_by_category, shown))
-        categories = lay_out(("Category", "Size", "Share", ""), rows, paint, width, bars=(3, ))
+        room = width // 2 if is_wide and p.holders else width
+        categories = lay_out(("Category", "Size", "Share", ""), rows, paint, room, bars=(3, ))
     if p.holders:
         room = width - measure_width(categories[0]) - _GAP if is_wide and categories else width
         holders = lay_out(("Held by", "Size", "Share"), list(_list_holders(group_holders(p), shown)), paint, room)
@@ -144,7 +145,7 @@ def describe_rest(p: Profile, more: str, width: int) -> list[str]:
     """What is taken for granted or not counted, and where the long tables are."""
     counts = (len(p.assumptions), "assumption"), (len(p.uncounted), "operator without known FLOPs")
     said = " and ".join([_count(number, what) for number, what in counts if number])
-    return [f"{said}: the summary lists them" if said else "nothing was assumed, and every operator was counted",
+    return [f"{said}, listed in the summary" if said else "nothing was assumed, and every operator was counted",
             *wrap(f"more: {more}", width)]
 
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from typing import TextIO
 
@@ -39,7 +38,14 @@ def _reads_escapes(stream: TextIO) -> bool:
 
 
 def find_width(stream: TextIO) -> int:
-    """The columns to fill: those of the terminal between 80 and 120, and 120 where the stream is none."""
+    """The columns to fill: those of the terminal (or what ``COLUMNS`` says of it) between 80 and 120, and 120 where the
+    stream is none.
+    """
     if not stream.isatty():
         return WIDEST
-    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WIDEST, 40)).columns))
+    said = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(said) if said.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return max(NARROWEST, min(WIDEST, columns or WIDEST))
