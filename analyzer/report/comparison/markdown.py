@@ -29,6 +29,7 @@ from .wording import (
 
 #: Quantities that the sentence at the top names, where they changed.
 _FIRST = ("peak_allocated_bytes", "step_seconds", "hardware_flops", "params")
+_LEAST = 5e-4  # of what was before, that the sentence speaks of
 _MOST_MODULES = 20
 
 
@@ -94,8 +95,9 @@ def _describe_result(change: ProfileChange) -> str:
 
 
 def _describe_first(change: ProfileChange) -> str:
-    """The main quantities that changed, each with what it was and what it is."""
-    rows = {row.quantity: row for row in change.totals if row.is_changed and row.difference is not None}
+    """The main quantities that changed by more than next to nothing, each with what it was and what it is."""
+    rows = {row.quantity: row for row in change.totals if row.difference and (
+        row.relative is None or abs(row.relative) >= _LEAST)}
     said = []
     for name in _FIRST:
         if name in rows:

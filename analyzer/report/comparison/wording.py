@@ -39,11 +39,13 @@ def describe_change(row: QuantityChange) -> str:
 def describe_share(relative: float) -> str:
     """A relative difference in percent, as a factor where it is large.
 
-    >>> describe_share(-0.4063), describe_share(0.0004), describe_share(21.5)
-    ('-40.6%', '+0.04%', 'x22.5')
+    >>> describe_share(-0.4063), describe_share(0.0004), describe_share(-1e-7), describe_share(21.5)
+    ('-40.6%', '+0.04%', '< 0.01%', 'x22.5')
     """
     if relative >= 9:
         return f"x{1 + relative:.3g}"
+    if abs(relative) < 5e-5:
+        return "< 0.01%"
     return f"{relative:+.2%}" if abs(relative) < 0.001 else f"{relative:+.1%}"
 
 
