@@ -58,6 +58,10 @@ class OuterCall(NamedTuple):
     tokens: int | None = None
 
 
+#: The source line of a node that is the line which called the recorded model, or the captured block.
+CALLER = ""
+
+
 @dataclass(slots=True)
 class LogNode:
     """One row of the node table: an fx node, or in eager runs a leaf module's call or an operator outside leaves."""
@@ -67,7 +71,7 @@ class LogNode:
     target: str
     module: int
     base: str = ""                                                   #: its name before it was made unique
-    source: str | None = None
+    source: str | None = None                                        #: "file.py:123", or `CALLER`
     #: (storage number, TensorSpec) of each output tensor
     outputs: tuple[tuple[int, object], ...] = ()
     inputs: tuple[int, ...] = ()                                     #: nodes it reads

@@ -9,10 +9,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.source_line import user_line
 from analyzer.meta.tensor import MetaTensor
 
 from .event import OUTSIDE
-from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
+from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .module_walk import walk_modules
 from .progress import report_progress
@@ -37,6 +38,8 @@ class ModuleRecorder(MemoryRecorder):
         self.is_leaf = is_leaf
         self.first_node = 0  #: of the present step
         self.described_step = 0  #: the step whose calls of modules are written down
+        #: the line that called what is recorded: it is no part of the model, and each replay of a block has its own
+        self.called_from: str | None = None
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self._entered = 0
         self._modules: list[torch.nn.Module] = []
@@ -103,6 +106,13 @@ class ModuleRecorder(MemoryRecorder):
         nodes = self.log.node_slots
         nodes.append(LogNode(op, "", target, module, base=identifier(name), step=self.step))
         return len(nodes) - 1
+
+    def source_line(self) -> str | None:
+        """The model's line of code that runs, `CALLER` where that is the one which called what is recorded; None where
+        no module runs.
+        """
+        line = user_line() if self._stack else None
+        return CALLER if line is not None and line == self.called_from else line
 
     def node_at(self, index: int) -> LogNode:
         """A row that was not replayed."""
@@ -184,6 +194,8 @@ class ModuleRecorder(MemoryRecorder):
             self._note_outer_call(module, own, (args, kwargs))
         is_described = self.step == self.described_step
         record.calls += is_described
+        if not self._stack:
+            self.called_from = user_line()
         self._stack.append(index)
         self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
         self._entered += 1
@@ -202,6 +214,7 @@ class ModuleRecorder(MemoryRecorder):
         if self.is_leaf(module):
             self._leaf_depth = 1
             self.node = self.add_node("call_module", record.path or "root", record.path, index)
+            self.node_at(self.node).source = self.source_line()
             self.read(self.node, tensors_in((args, kwargs)))
             return self.node
         return -1

@@ -178,6 +178,7 @@ class Recorder(ModuleRecorder):
         node = self.add_node("call_function", op.__name__ if info is None else info.name,
                              str(op) if info is None else info.text, module)
         record = self.node_at(node)
+        record.source = self.source_line()
         for storage in inputs:
             self._read_storage(record, node, storage.number)
         for storage, spec in zip(outputs, signature.outputs):

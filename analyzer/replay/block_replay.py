@@ -173,7 +173,7 @@ class BlockReplay:
         """The site of a replayed block in the log."""
         recorder = self.recorder
         return BlockSite(captured, self.path_of(module), numbers, producers, recorder.log, recorder.step,
-                          recorder.running_call())
+                          recorder.running_call(), recorder.source_line())
 
     def explain(self) -> dict[str, tuple[str, str | None]]:
         """The class of each candidate, and why it was run (None: it was replayed), by path; none that is within one."""

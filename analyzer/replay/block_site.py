@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
+from analyzer.record.log import CALLER, Log, LogModuleCall, LogNode, identifier
 
 from .captured_block import BLOCK, CapturedBlock
 from .segment import Site
@@ -15,14 +15,16 @@ class BlockSite(Site):
     they are looked up.
 
     ``producers`` tell for each row that stands for an input which node of the model made that, ``running_call`` which
-    call of a module it is.
+    call of a module it is, ``called_from`` which line of code calls it.
     """
 
     def __init__(self, captured: CapturedBlock, path: str, numbers: Iterable[Sequence[Any]],
-                 producers: dict[int, int | None], log: Log, step: int, running_call: int | None) -> None:
+                 producers: dict[int, int | None], log: Log, step: int, running_call: int | None,
+                 called_from: str | None) -> None:
         base = len(log.node_slots)
         super().__init__(numbers, captured.rows, range(base, base + len(captured.rows)))
         self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
+        self.called_from = called_from
         self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
         self.source, self.held = captured.log, range(captured.inputs, captured.inputs + len(captured.held))
         self.index_of_path = log.index_of_path
@@ -74,7 +76,8 @@ class BlockSite(Site):
             base = identifier(target) if node.op == "call_module" else node.base
             producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
             log.node_slots[rows[row]] = LogNode(
-                node.op, "", target, self.modules[node.module], base=base, source=node.source, region=node.region,
-                step=self.step, outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]), inputs=tuple(
+                node.op, "", target, self.modules[node.module], base=base,
+                source=self.called_from if node.source == CALLER else node.source, region=node.region, step=self.step,
+                outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]), inputs=tuple(
                     dict.fromkeys(p for p in producers if p is not None)), reads=tuple(
                         dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))

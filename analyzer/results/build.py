@@ -172,7 +172,7 @@ class ProfileBuilder:
         extra = {k: v for k, v in row.items() if k not in _NODE_FIELDS}
         target = self.paths.find(node.target) if node.op == "call_module" else node.target
         return NodeInfo(op=node.op, name=node.name, target=target,
-                        module_path=self.paths.find(log.modules[node.module].path), source=node.source,
+                        module_path=self.paths.find(log.modules[node.module].path), source=node.source or None,
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
                         aliases=_list_aliases(log, index, node), region=node.region,  # type: ignore[arg-type]

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 
+from analyzer.meta.source_line import _is_users
 from analyzer.replay.block_replay import BlockReplay
 
 
@@ -17,5 +18,6 @@ def played(monkeypatch):
         return original(self, match)
 
     monkeypatch.setattr(BlockReplay, "_replay_captured", count)
+    monkeypatch.setitem(_is_users, __file__, False)  # this file runs no model whose lines nodes would name
     monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 0)  # the blocks here are small
     return seen
