@@ -1,0 +1,54 @@
+"""The page of a profile: the first screen answers, what follows lets one look."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from analyzer.output import write_output
+from analyzer.report.summary import describe_run, summarize
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_exporter
+
+from .communication import describe_communication
+from .document import Part, build_page
+from .memory import describe_memory
+from .modules import describe_modules
+from .nodes import describe_nodes
+from .roofline import describe_roofline
+from .verdict import write_phases, write_verdict
+
+_Describe = Callable[[Profile], Mapping[str, Any] | None]
+#: After the verdict, the memory and the phases, in their order: kind of part, title, and its data (None: left out).
+_PARTS: tuple[tuple[str, str, _Describe], ...] = (
+    ("modules", "Modules", describe_modules), ("roofline", "Roofline", describe_roofline),
+    ("communication", "Communication", describe_communication), ("nodes", "Nodes", describe_nodes))
+
+
+@register_exporter.shipped("html")
+def to_html(profile: Profile, path: str | Path | None = None) -> str:
+    """The page as text, also written to ``path`` if one is given. Raises MissingExtraError without plotly."""
+    page = build_page(describe_run(profile)[0], list(list_parts(profile)))
+    if path is not None:
+        write_output(path, page)
+    return page
+
+
+def list_parts(profile: Profile) -> Iterator[Part]:
+    """The parts of the page of a profile; those of which it knows nothing are left out."""
+    yield Part("verdict", "", lead=write_verdict(profile), has_chart=False)
+    if (memory := describe_memory(profile)) is not None:
+        yield Part("memory", "Memory over the step", memory)
+    if phases := write_phases(profile):
+        yield Part("phases", "Phases", lead=phases, has_chart=False)
+    for kind, title, describe in _PARTS:
+        if (data := describe(profile)) is not None:
+            yield Part(kind, title, data, has_chart=kind != "nodes")
+    yield Part("text", "Summary as text", lead=_write_text(profile), has_chart=False)
+
+
+def _write_text(profile: Profile) -> str:
+    assumed = "".join(f"<li>{escape(line)}</li>" for line in profile.assumptions)
+    taken = f"<h3>Taken for granted</h3><ul>{assumed}</ul>" if assumed else ""
+    return f"{taken}<details><summary>All totals</summary><pre>{escape(summarize(profile))}</pre></details>"
