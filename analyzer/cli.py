@@ -25,6 +25,7 @@ from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.comparison.command import add_compare_command, run_compare
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
+from analyzer.report.page.document import check_charts
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.run_option import add_run_options, check_run_options, describe_run_cost
 from analyzer.report.short_text import describe_for_verdict
@@ -190,6 +191,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     shown = choice.read_shown(arguments.show, _SHOWN)
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
+    check_charts(arguments.html)
     check_run_options(arguments)
     check_world_options(arguments)
     if arguments.others:

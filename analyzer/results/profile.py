@@ -329,7 +329,9 @@ class Profile(DeferredFields):
         return self.export("module_info")
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """One HTML page that needs nothing else: summary, memory timeline, modules, nodes."""
+        """One HTML page that opens offline: the verdict, memory over the step, time, modules, nodes. Raises
+        MissingExtraError without plotly.
+        """
         return self.export("html", path)
 
     def to_chrome_trace(self, path: str | Path | None = None) -> dict[str, Any]:

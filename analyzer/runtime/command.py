@@ -9,6 +9,7 @@ from analyzer.errors import InputError
 from analyzer.output import check_output
 from analyzer.recipe.option import read_recipe
 from analyzer.report import choice
+from analyzer.report.page.document import check_charts
 from analyzer.zoo import command_option
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
         arguments.report = "screen"
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
+    check_charts(arguments.html)
     choice.read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against
 
     import torch

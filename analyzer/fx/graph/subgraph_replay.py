@@ -116,7 +116,7 @@ class _SubgraphSite(BlockSite):
 
     def __init__(self, captured: CapturedBlock, subgraph: Subgraph, numbers: Iterable[Sequence[Any]],
                  producers: dict[int, int | None], recorder: Recorder, rows: Sequence[int]) -> None:
-        super().__init__(captured, subgraph.path, numbers, producers, recorder.log, recorder.step, None)
+        super().__init__(captured, subgraph.path, numbers, producers, recorder.log, recorder.step, None, None)
         self.places_of_rows = rows
 
     def reserve(self, log: Log) -> None:

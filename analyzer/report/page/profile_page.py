@@ -13,6 +13,7 @@ from analyzer.results.view import register_exporter
 
 from .communication import describe_communication
 from .document import Part, build_page
+from .lanes import describe_lanes
 from .memory import describe_memory
 from .modules import describe_modules
 from .nodes import describe_nodes
@@ -22,8 +23,9 @@ from .verdict import write_phases, write_verdict
 _Describe = Callable[[Profile], Mapping[str, Any] | None]
 #: After the verdict, the memory and the phases, in their order: kind of part, title, and its data (None: left out).
 _PARTS: tuple[tuple[str, str, _Describe], ...] = (
-    ("modules", "Modules", describe_modules), ("roofline", "Roofline", describe_roofline),
-    ("communication", "Communication", describe_communication), ("nodes", "Nodes", describe_nodes))
+    ("lanes", "Time", describe_lanes), ("modules", "Modules", describe_modules),
+    ("communication", "Communication", describe_communication), ("roofline", "Roofline", describe_roofline),
+    ("nodes", "Nodes", describe_nodes))
 
 
 @register_exporter.shipped("html")

@@ -44,7 +44,7 @@ def _write_tiles(p: Profile) -> Iterator[str]:
         low_high = format_step(p).partition(" (")[2].rstrip(")")
         note = f"{p.how_timed}, {low_high}" if low_high else p.how_timed
         yield _tile("Step time", size(p.step_seconds, "seconds"), note, describe_seconds(p))
-    if (mfu := p.mfu()) is not None:
+    if p.device is not None and (mfu := p.mfu()) is not None:
         hfu = p.hfu()
         yield _tile("MFU", size(mfu, "share"), "" if hfu in (None, mfu) else f"HFU {size(hfu, 'share')}",
                     "Model FLOPs utilization: forward and backward over the device's peak.")
@@ -92,7 +92,8 @@ def _write_phases(title: str, phases: dict[str, PhaseInfo]) -> str:
     rows = [f'<tr><th scope="row">{escape(name)}</th>' + "".join(
         f"<td>{escape(column.format(getattr(phase, column.field)))}</td>" for column in PHASE_COLUMNS) + "</tr>"
             for name, phase in phases.items()]
-    return f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return (f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead>'
+            f'<tbody>{"".join(rows)}</tbody></table></div>')
 
 
 def _headers(title: str) -> Sequence[str]:

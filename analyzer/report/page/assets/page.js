@@ -1,9 +1,8 @@
 "use strict";
 /* Draws each part into its section, the first screen at once and each other when it comes near the window. */
-const partFacts = {};  // what parts tell each other, by kind
-(() => {
-  const parts = JSON.parse(document.getElementById("data").textContent);
-  for (const part of parts) partFacts[part.kind] ??= part.data;
+(async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
+  const parts = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   function draw(part) {
     if (part.isDrawn || !(part.kind in drawings)) return;
     part.isDrawn = true;
@@ -12,7 +11,7 @@ const partFacts = {};  // what parts tell each other, by kind
   const byId = Object.fromEntries(parts.map((part) => [part.id, part]));
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(byId[entry.target.id]);
-  }, { rootMargin: "400px" });
+  }, { rootMargin: "200px" });
   for (const part of parts) watcher.observe(document.getElementById(part.id));
   window.addEventListener("beforeprint", () => parts.forEach(draw));
 })();

@@ -1,0 +1,210 @@
+"""Pages as a browser shows them: nothing fails, nothing is fetched, figures are the profile's, and one can look around
+by mouse and keys. Skipped where there is no chromium (Debian: apt-get install chromium).
+"""
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.report.page.document import unpack
+from analyzer.units import format_bytes, format_count, format_percent, format_seconds
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+#: Where screenshots are kept to be looked at; nowhere unless it is set.
+SHOTS = os.environ.get("ANALYZER_SCREENSHOTS")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, depth=12):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(depth)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def net():
+    return profile(Net(), args=(torch.empty(8, 32, 64),), optimizer="adamw", device="h100")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open a page; what it says to the console as an error or warning, and what it asks for, must be nothing."""
+    heard: list[str] = []
+    opened = []
+
+    def open_page(profile, width=1400, scheme="light"):
+        path = tmp_path / "page.html"
+        profile.to_html(path)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        opened.append(context)
+        page = context.new_page()
+        page.on("console", lambda said: heard.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda asked: heard.append(asked.url) if asked.url != path.as_uri() else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector(".memory .main-svg")
+        return page
+
+    yield open_page
+    for context in opened:
+        context.close()
+    assert heard == []
+
+
+def draw_all(page):
+    """Scroll through the page, so that every part is drawn."""
+    for section in page.query_selector_all("section.part"):
+        section.scroll_into_view_if_needed()
+    page.wait_for_selector(".nodes tbody tr:not(.spacer)")
+
+
+def keep_shot(page, name):
+    if SHOTS:
+        Path(SHOTS).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(Path(SHOTS) / f"{name}.png"), full_page=True)
+
+
+LOOKS = [(1400, "light"), (800, "dark"), *([(1400, "dark"), (800, "light")] if SHOTS else [])]
+
+
+@pytest.mark.parametrize("width, scheme", LOOKS)
+def test_every_part_is_drawn_and_nothing_is_wider_than_the_window(show, net, width, scheme):
+    page = show(net, width, scheme)
+    draw_all(page)
+    for kind in ("memory", "lanes", "modules", "roofline"):
+        assert page.query_selector(f".{kind} .main-svg"), kind
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+    keep_shot(page, f"page_{width}_{scheme}")
+
+
+def test_first_screen_says_what_the_profile_says(show, net):
+    page = show(net)
+    told = page.inner_text(".verdict")
+    assert told.splitlines()[0] == str(net.verdict).splitlines()[0].capitalize().replace("H100", "h100").replace(
+        "gib", "GiB").replace("mib", "MiB")
+    for figure in (format_bytes(net.peak_allocated_bytes), format_seconds(net.step_seconds), format_percent(net.mfu()),
+                   format_count(net.params), format_count(net.hardware_flops)):
+        assert figure in told
+    assert page.inner_text(".memory .panel h3") == f"{format_bytes(net.peak_allocated_bytes)} held at the peak"
+
+
+def shown_sizes(page):
+    return page.eval_on_selector_all(".holders li", "items => items.map(item => item.title)")
+
+
+def test_a_moment_is_chosen_by_click_and_by_keys(show, net):
+    page = show(net)
+    blocks = unpack(net.to_html())[1]["data"]["blocks"]
+
+    def held_at(moment):
+        rows = zip(blocks["bytes"], blocks["born"], blocks["freed"])
+        return sum(n for n, born, freed in rows if born <= moment < freed)
+
+    peak = [p.allocated_bytes for p in net.timeline].index(net.peak_allocated_bytes)
+    page.focus(".memory .chart")
+    page.keyboard.press("ArrowRight")
+    chosen = net.timeline[peak + 1]
+    assert page.inner_text(".memory .panel h3") == f"{format_bytes(chosen.allocated_bytes)} held"
+    page.select_option(".memory .controls select", "category")  # few: all are listed
+    sizes = [int(title.split(" bytes")[0].replace(",", "")) for title in shown_sizes(page)]
+    assert sum(sizes) == held_at(peak + 1) == chosen.allocated_bytes
+    box = page.query_selector(".memory .nsewdrag").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.9)
+    page.wait_for_function("!document.querySelector('.memory .panel p').textContent.startsWith('backward')")
+    page.click("text=Go to the peak")
+    assert page.inner_text(".memory .panel h3").endswith("at the peak")
+
+
+def test_hover_names_operator_module_bytes_and_source(show, net):
+    page = show(net)
+    box = page.query_selector(".memory .nsewdrag").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + box["height"] * 0.8)
+    page.wait_for_selector(".memory .hoverlayer text")
+    told = page.text_content(".memory .hoverlayer")
+    for said in ("allocated", "operator", "module blocks.", "test_page_browser.py:"):
+        assert said in told, told
+
+
+def test_nodes_sort_filter_and_move_by_keys(show, net):
+    page = show(net)
+    draw_all(page)
+    column = [node.fwd_flops for node in net.nodes]
+    page.click(".nodes th button:has-text('Fwd FLOPs')")
+    first = page.inner_text(".nodes tbody tr:not(.spacer) td:nth-child(9)")
+    assert first == format_count(max(column))
+    page.fill(".nodes input[type=search]", "Fwd FLOPs > 1000000")
+    more = sum(flops is not None and flops > 1_000_000 for flops in column)
+    assert page.inner_text(".nodes .controls [role=status]") == f"{more} of {len(column)} rows"
+    page.fill(".nodes input[type=search]", "blocks_3_")
+    named = sum("blocks_3_" in node.name or "blocks_3_" in node.module_path for node in net.nodes)
+    assert page.inner_text(".nodes .controls [role=status]") == f"{named} of {len(column)} rows"
+    page.focus(".nodes .grid")
+    page.keyboard.press("End")
+    assert "blocks_3_" in page.inner_text(".nodes tr.active")
+    assert "module blocks.3" in page.inner_text(".nodes .body > div > div.note")
+
+
+def test_modules_drill_down_and_search(show, net):
+    page = show(net)
+    draw_all(page)
+    page.fill(".modules input[type=search]", "blocks.7")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".crumbs button[aria-current]:has-text('7 (Block)')")
+    labels = page.text_content(".modules .chart")
+    assert "up (Linear)" in labels and "6 (Block)" not in labels
+    page.click(".crumbs button:first-child")
+    page.wait_for_selector(".crumbs button[aria-current]:has-text('Net')")
+    page.select_option(".modules .controls select >> nth=1", "treemap")
+    page.wait_for_selector(".modules .treemaplayer")
+
+
+def test_theme_button_repaints_the_charts(show, net):
+    page = show(net)
+    page.click("#theme")  # light
+    page.click("#theme")  # dark
+    assert page.get_attribute("html", "data-theme") == "dark"
+    assert page.inner_text("#theme") == "Theme: dark"
+
+
+def test_figures_are_printed_as_the_package_prints_them(show, net):
+    page = show(net)
+    sizes = [0, 1, 512, 1023, 1024, 1048575, 1048576, 3_141_592_653, 2**50]
+    assert page.evaluate("values => values.map(v => format(v, 'bytes'))", sizes) == [format_bytes(v) for v in sizes]
+    assert page.evaluate("values => values.map(v => format(v, 'Mb'))", sizes) == [format_bytes(v, "Mb") for v in sizes]
+    assert page.evaluate("values => values.map(v => format(v, 'count'))", sizes) == [format_count(v) for v in sizes]
+    times = [0, 3e-9, 4.2e-6, 0.00123, 0.0009999999, 75.3]
+    assert page.evaluate("values => values.map(v => format(v, 'seconds'))", times) == [format_seconds(v) for v in times]
+    shares = [0, 1e-6, 0.00123, 0.4137, 1]
+    assert page.evaluate("values => values.map(v => format(v, 'share'))", shares) == [format_percent(v) for v in shares]
+    assert page.evaluate("format(null, 'bytes')") == "-"
