@@ -424,5 +424,5 @@ def test_a_profile_that_nobody_reads_keeps_no_model_alive(updates):
 
 def test_signatures_of_other_runs_may_be_forgotten(updates, monkeypatch):
     """Between the sums of a profile and its rows."""
-    monkeypatch.setattr("analyzer.replay.optimizer.expansion._MOST_DERIVED", 0)
+    monkeypatch.setattr("analyzer.replay.optimizer.list_call._MOST_DERIVED", 0)
     assert_same(chain(), updates, steps=2, args=(X,), optimizer="adamw")

@@ -14,13 +14,14 @@ from analyzer.record.optimizer_step import TORCHS_OWN, has_step_hooks
 
 def why_run(owner: Any) -> str | None:
     """Why ``owner.optimizer`` has to run: its code is unknown, or its states could be read; None if neither."""
-    reason = _why_unknown(owner.optimizer)
+    reason = why_unknown(owner.optimizer)
     if reason is None and not _is_sole_owner(owner):
         return "its states could be read: it is held outside of the profiler"
     return reason
 
 
-def _why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
+def why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
+    """Why what its steps do cannot be known beforehand; None where it can."""
     if type(optimizer) not in TORCHS_OWN:
         return "it is no optimizer of torch.optim"
     if optimizer.state:

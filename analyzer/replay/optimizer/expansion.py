@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.record.event import BORN, CALLED, DIED
 
+from .list_call import derive
 from .parameter import ParameterInfo
 
 Place = int
@@ -171,7 +172,7 @@ class Expansion:
         """The signature of a call on one parameter's tensors, from that of a call on its prototype's."""
         prototype = self.pattern.prototype_of[info.kind]
         key = prototype.shape, prototype.stride, info.shape, info.stride
-        return _derive(signature, key, lambda value: _fit_specs(value, prototype, info))
+        return derive(signature, key, lambda value: _fit_specs(value, prototype, info))
 
     def _fit_lists(self, call: ListCall, selection: Selection) -> Signature:
         """The signature of a call on lists, from that of a call on lists of prototypes."""
@@ -189,7 +190,7 @@ class Expansion:
             return type(value)([elements[number] for number in selection.numbers])
 
         shapes = tuple([(at, info.shape, info.stride) for at, info in zip(positions, selection.distinct)])
-        return _derive(call.signature, (shapes, selection.numbers), fit)
+        return derive(call.signature, (shapes, selection.numbers), fit)
 
 
 def _fit_specs(value: Any, prototype: ParameterInfo, info: ParameterInfo) -> Any:
@@ -203,30 +204,3 @@ def _fit_specs(value: Any, prototype: ParameterInfo, info: ParameterInfo) -> Any
     if isinstance(value, (list, tuple)):
         return type(value)([_fit_specs(x, prototype, info) for x in value])
     return value
-
-
-_MOST_DERIVED = 16  # of one signature: those of lists of a thousand tensors take some 100 KB each
-
-
-def _derive(signature: Signature, key: Any, fit: Callable[[Any], Any]) -> Signature:
-    """A signature made of another one, which runs of the same optimizer share: with it what profilers note in it."""
-    derived: dict[Any, Signature] = signature.memo.setdefault("derived", {})
-    found = derived.get(key)
-    if found is None:
-        if len(derived) >= _MOST_DERIVED:
-            derived.clear()
-        args, kwargs = fit(signature.args), fit(signature.kwargs)
-        found = derived[key] = Signature(signature.op, args, kwargs, tuple(_specs_in((*args, *kwargs.values()))),
-                                         tuple(fit(signature.outputs)))
-    return found
-
-
-def _specs_in(value: Any) -> list[TensorSpec]:
-    """The specs in nested lists, in order."""
-    if isinstance(value, TensorSpec):
-        return [value]
-    if not isinstance(value, (list, tuple)):
-        return []
-    if value and isinstance(value[0], TensorSpec) and isinstance(value, list):
-        return value  # lists of tensors hold nothing else
-    return [spec for x in value for spec in _specs_in(x)]

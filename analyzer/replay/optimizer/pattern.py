@@ -18,6 +18,7 @@ from analyzer.record.event import BORN, CALLED, DIED
 from ..match import Mismatch
 from .capture import CapturedSteps
 from .expansion import Birth, Call, Died, Expansion, ListCall, Loop, Made, Pattern, Place
+from .list_call import length_of_lists, list_positions, rows_of
 
 _FIRST, _MIDDLE, _LAST = range(3)  # the prototypes of a kind
 
@@ -108,7 +109,7 @@ class _Finder:
 
     def _describe_call(self, signature: Signature, inputs: Sequence[int],
                        outputs: Sequence[int]) -> tuple[int | None, Any]:
-        if _length_of_lists(signature) > 1:
+        if length_of_lists(signature) > 1:
             return None, self._describe_list_call(signature, inputs, outputs)
         owners = {self.owner_of[number] for number in (*inputs, *outputs) if number in self.owner_of}
         if len(owners) > 1:
@@ -119,7 +120,7 @@ class _Finder:
     def _describe_list_call(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int]) -> ListCall:
         position_of: dict[int, int] = {}
         places_of: dict[int, list[Place]] = {}
-        rows = _rows_of(signature, inputs, outputs)
+        rows = rows_of(signature, inputs, outputs)
         for position, row in enumerate(rows):
             if not self.owner_of.keys() >= set(row):
                 raise Mismatch(f"{signature.op} gets a list of what belongs to no parameter")
@@ -127,7 +128,7 @@ class _Finder:
             if self.ranks[owner] == _MIDDLE:
                 kind = self.prototypes[owner].kind
                 position_of[kind], places_of[kind] = position, [self.place_of[number] for number in row]
-        common = [self.place_of[n] for position, n in zip(_positions(signature), inputs) if position is None]
+        common = [self.place_of[n] for position, n in zip(list_positions(signature), inputs) if position is None]
         return ListCall(signature, len(rows), position_of, places_of, common, bool(outputs))
 
 
@@ -135,7 +136,7 @@ def _find_owners(captured: CapturedSteps) -> dict[int, int]:
     """The prototype that each storage belongs to: that of the others in its call, or at its position in lists."""
     count = len(captured.prototypes)
     owner_of = {**{i: i % count for i in range(2 * count)}, **captured.owner_of_state}
-    rows = [row for events in captured.steps for event in events if event[0] == CALLED for row in _rows_of(*event[1:])]
+    rows = [row for events in captured.steps for event in events if event[0] == CALLED for row in rows_of(*event[1:])]
     before = -1
     while len(owner_of) > before:
         before = len(owner_of)
@@ -144,33 +145,6 @@ def _find_owners(captured: CapturedSteps) -> dict[int, int]:
             if len(owners) == 1:
                 owner_of.update(dict.fromkeys(row, owners.pop()))
     return owner_of
-
-
-def _rows_of(signature: Signature, inputs: Sequence[int], outputs: Sequence[int]) -> Sequence[Sequence[int]]:
-    """The storages of a call that belong together: all of them, or those at one position of its lists."""
-    length = _length_of_lists(signature)
-    if length <= 1:
-        return [(*inputs, *outputs)]
-    rows: list[list[int]] = [[] for _ in range(length)]
-    for position, number in (*zip(_positions(signature), inputs), *zip(range(length), outputs)):
-        if position is not None:
-            rows[position].append(number)
-    return rows
-
-
-def _positions(signature: Signature) -> list[int | None]:
-    """Of each input its position in a list, None outside of lists."""
-    found: list[int | None] = []
-    for value in (*signature.args, *signature.kwargs.values()):
-        if isinstance(value, TensorSpec):
-            found.append(None)
-        elif isinstance(value, (list, tuple)):
-            found += [i for i, x in enumerate(value) if isinstance(x, TensorSpec)]
-    return found
-
-
-def _length_of_lists(signature: Signature) -> int:
-    return 1 + max((position for position in _positions(signature) if position is not None), default=-1)
 
 
 def _is_same(told: tuple[Any, ...] | None, captured: tuple[Any, ...] | None) -> bool:
