@@ -27,7 +27,9 @@ from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part
 from analyzer.replay.lap.chain import Chain, find_chain
 from analyzer.replay.lap.run import WholeRun, run_some
+from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
+from analyzer.replay.optimizer.eligibility import why_unknown
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile
@@ -50,14 +52,18 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
     """
     def run(options: ProfileOptions) -> Profile:
         reason = NOT_REPLAYED
-        if reuse and not isinstance(model, torch.nn.Module):
+        for stands_in in (False, True) if reuse and not isinstance(model, torch.nn.Module) else ():
             try:
                 with process_group.attempting():
-                    return _run_in(session, model, args, kwargs, world, options, None)
+                    return _run_in(session, model, args, kwargs, world, options, None, stands_in)
+            except UpdateMismatch as mismatch:
+                reason = str(mismatch)
             except Mismatch as mismatch:
                 reason = str(mismatch)
+                break
             except Exception as error:  # which running all raises, too, where it is the model's own
                 reason = f"with some of its blocks alone it fails: {type(error).__name__}: {error}"
+                break
         return _run_in(session, model, args, kwargs, world, options, reason)
 
     with ExitStack() as stack:
@@ -67,8 +73,11 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
 
 
 def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
-            kwargs: Mapping[str, Any], world: World, options: ProfileOptions, reason: str | None) -> Profile:
-    """The profile of one run, of all blocks for a ``reason``, or of some of those that are alike."""
+            kwargs: Mapping[str, Any], world: World, options: ProfileOptions, reason: str | None,
+            stands_in: bool = False) -> Profile:
+    """The profile of one run, of all blocks for a ``reason``, or of some of those that are alike, with gradients that
+    stand in for those of the others where something ``stands_in`` for them.
+    """
     is_module = isinstance(model, torch.nn.Module)
     with session.simulate(options, space=world.space if is_module else None) as mode:
         live = world.live if is_module else LiveStorages()
@@ -84,7 +93,7 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             with keep_flags(module):
                 if session.evaluates:
                     module.eval()
-                return _run(session, mode, module, live, args, kwargs, options, reason)
+                return _run(session, mode, module, live, args, kwargs, options, reason, stands_in)
         finally:
             mode.space.listener = live
             for parameter, gradient in gradients:
@@ -121,7 +130,8 @@ def _checked(build: Any, module: Any) -> torch.nn.Module:
 
 
 def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,
-         args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None) -> Profile:
+         args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None,
+         stands_in: bool) -> Profile:
     torch.cuda.empty_cache()  # what building needed for a while is in no step
     mode.space.host.begin_lap()
     with torch._C.DisableTorchFunction():
@@ -146,13 +156,10 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                     lifetime.category = BUILT
         optimizer = keep_layouts_apart(session.facts["optimizer"], session.optimizer)
 
-        def run_steps() -> None:
-            RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
-                     optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
-                     step=session.step, device_type=session.device.type, options=options).run()
-            name_buffers(recorder.log, current_collectives().made_to_communicate)
-
-        replay, whole = _run_blocks(recorder, module, live, run_steps, reason)
+        steps = RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
+                         optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
+                         step=session.step, device_type=session.device.type, options=options)
+        replay, whole = _run_blocks(steps, live, reason, stands_in)
     host = mode.space.host
     if whole is not None:
         whole.log.assumptions, whole.log.world = recorder.log.assumptions, recorder.log.world
@@ -161,20 +168,27 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                      host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])
 
 
-def _run_blocks(recorder: Recorder, module: torch.nn.Module, live: LiveStorages, run: Callable[[], None],
-                reason: str | None) -> tuple[ReplayReport, WholeRun | None]:
+def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
+                stands_in: bool) -> tuple[ReplayReport, WholeRun | None]:
     """Run all blocks for a ``reason``, or some: then the second result is what a run of all is."""
+    recorder, module = steps.recorder, steps.model
     chain: Chain | None = None
     if reason is None:
         try:
             chain = find_chain(module)
         except Mismatch as mismatch:
             reason = str(mismatch)
+
+    def run() -> None:
+        steps.run()
+        name_buffers(recorder.log, current_collectives().made_to_communicate)
+
     step = ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN)
     if chain is None:
         run()
         return ReplayReport((step,)), None
-    whole = run_some(recorder, chain, live, run)
+    is_known = steps.step is None and (steps.optimizer is None or why_unknown(steps.optimizer) is None)
+    whole = run_some(recorder, chain, live, run, stands_in or not is_known)
     return ReplayReport((step, *(ReplayInfo(chain.paths[i], "block", type(chain.blocks[i]).__name__, True)
                                  for i in chain.skipped))), whole
 

@@ -80,6 +80,16 @@ def fsdp1():
     return FullyShardedDataParallel(Model().cuda(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=0)
 
 
+def two_groups(parameters):
+    parameters = list(parameters)
+    return torch.optim.RMSprop([{"params": [p for p in parameters if p.ndim > 1]},
+                                {"params": [p for p in parameters if p.ndim < 2], "lr": 1e-4}], foreach=False)
+
+
+def decaying(parameters):
+    return torch.optim.SGD([{"params": [p], "lr": 0.9 ** i} for i, p in enumerate(parameters)])
+
+
 def accumulate(model, optimizer, tokens):
     for _ in range(2):
         model(tokens).sum().backward()
@@ -104,7 +114,11 @@ def without_replay(p):
     (fsdp2, {}), (reduced, {}), (lambda: reduced(last=False), {}), (lambda: fsdp2(mesh=(2, 4)), {}),
     (lambda: reduced(mesh=(2, 4)), {}), (lambda: fsdp2(checkpoint=True), {}), (fsdp2, {"step": accumulate}),
     (tensor_parallel, {"optimizer": lambda p: torch.optim.AdamW(p, foreach=False)}),
-], ids=["fp32", "bf16", "last_stays", "hsdp", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel"])
+    (fsdp2, {"optimizer": "adamw_fused"}), (fsdp2, {"optimizer": None}), (fsdp2, {"optimizer": two_groups}),
+    (fsdp2, {"optimizer": torch.optim.Adagrad}), (fsdp2, {"optimizer": decaying}),
+    (fsdp2, {"optimizer": None, "mode": "infer"}),
+], ids=["fp32", "bf16", "last_stays", "hsdp", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel", "fused",
+        "no_optimizer", "two_groups", "states_from_the_start", "rate_by_depth", "inference"])
 def test_replayed_is_run(build, settings):
     replayed, whole = run(build, True, **settings), run(build, False, **settings)
     assert [row.path.rpartition(".")[2] for row in replayed.replay if row.replayed] == [

@@ -18,11 +18,14 @@ from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from ..match import Mismatch
+from ..optimizer.list_call import list_positions
 from .chain import REFERENCE
-from .layout import LapKind, Layout, Stretch
+from .layout import Layout
 from .naming import Names, Naming
 from .replayed_lap import LapSegment, Regions, ReplayedLap, renamed_module_call, renamed_node
+from .stretch import LapKind, Stretch
 from .tape import KEPT, ORDERED, STEP, Tape
+from .update import insert, insert_specs
 
 
 class _Life(NamedTuple):
@@ -68,6 +71,9 @@ class Extension:
         self._lives: dict[int, _Life] = {}
         self._read: dict[int, OpCall] = {}
         self._segments: dict[LapKind, LapSegment] = {}
+        beside = Stretch(None, REFERENCE, [])
+        #: by block that was not run, what stands in lists where the reference block's storages stand
+        self._others = {place: Names(self._storage, beside, place) for place in self.layout.skipped}
 
     def _observe(self, action: str, address: int, nbytes: int) -> None:
         self.log.allocator_event_slots.append(action, address, nbytes, len(self.log.call_slots))
@@ -78,13 +84,11 @@ class Extension:
         for stretch in self.layout.stretches:
             here = None if stretch.lap is None else self.naming.extended(stretch.block)
             is_reference = stretch.lap is not None and stretch.block == REFERENCE
-            if is_reference and stretch.lap is not None and stretch.lap[0] == "backward":
-                for place in reversed(clones):
-                    self._replay(stretch, place)
+            for place in reversed(clones) if is_reference and stretch.descends else ():
+                self._replay(stretch, place)
             self._write(stretch, here)
-            if is_reference and stretch.lap is not None and stretch.lap[0] == "forward":
-                for place in clones:
-                    self._replay(stretch, place)
+            for place in clones if is_reference and not stretch.descends else ():
+                self._replay(stretch, place)
         self.writer.end()
         self.writer.memory.observer = None
         self._finish()
@@ -174,9 +178,16 @@ class Extension:
         storages = self._storages
         self.naming.calls[index] = len(log.call_slots)
         forward = None if call.forward is None else self.naming.forward_call(call.forward, stretch, here)
-        log.call_slots.append(
-            call.signature, [storages[n] for n in call.inputs], [storages[n] for n in call.outputs], call.step,
-            call.phase, self._modules_here[call.module], self._nodes_here[call.node], forward, call.recomputed)
+        signature = call.signature
+        if (insertion := self.layout.insertions.get(index)) is None:
+            inputs, outputs = [storages[n] for n in call.inputs], [storages[n] for n in call.outputs]
+        else:
+            others = [self._others[place] for place in self.layout.skipped]
+            inputs = insert(call.inputs, list_positions(signature), insertion, others, storages)
+            outputs = insert(call.outputs, range(len(call.outputs)), insertion, others, storages)
+            signature = insert_specs(signature, insertion, len(others))
+        log.call_slots.append(signature, inputs, outputs, call.step, call.phase, self._modules_here[call.module],
+                              self._nodes_here[call.node], forward, call.recomputed)
 
     def _bear(self, what: tuple[int, int], stretch: Stretch, here: int | None) -> None:
         number, nbytes = what

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,36 +15,13 @@ from analyzer.record.log import Log
 
 from ..match import Mismatch
 from .chain import HEAD, REFERENCE, TAIL
+from .stretch import LapKind, Origin, Stretch
 from .tape import LAP, ORDERED, STEP, Cut, Tape
+from .update import UPDATE, Insertion, UpdateMismatch, cut_updates, find_insertion, rows_of_block, specs_of_block
 
-LapKind = tuple[str, int, int]
-"""Forward or backward, the step, and which pass through the chain."""
 _HELD = ("parameter", "buffer")
 REACH = 2  #: how many blocks from its own a lap may speak of storages and events
 LOOK = 2   #: and of modules, nodes and calls
-
-
-class Origin(NamedTuple):
-    """Where something is from: a kind of lap, the block (as numbered among those that are run), and its place there."""
-
-    lap: LapKind
-    block: int
-    place: int
-
-
-@dataclass
-class Stretch:
-    """Events from one cut to the next: the lap of a block, or what runs before the first (None). ``is_open`` is one
-    that ends with something else than another block's.
-    """
-
-    lap: LapKind | None
-    block: int
-    events: list[Any]
-    nodes: range = range(0)
-    module_calls: range = range(0)
-    is_open: bool = False
-    calls: list[int] = field(default_factory=list)
 
 
 class Layout:
@@ -69,6 +45,10 @@ class Layout:
         self.block_of_module, self.own = self._find_own(tape.chain.paths)
         self._cut_forward()
         self._cut_backward()
+        #: calls on lists of all blocks' tensors, by index, and where those of blocks that were not run belong
+        self.insertions: dict[int, Insertion] = {}
+        if tape.stands_in is False:
+            self._cut_updates(tape.states)
         self._trace()
         self._check()
         self._events = []
@@ -136,7 +116,8 @@ class Layout:
                             lap == (current.lap[2], current.block - 1))
                         if not is_next and lap[1] != len(self.run) - 1:
                             raise Mismatch("its blocks' backward passes are not in order")
-                        current = Stretch(("backward", call.step, lap[0]), lap[1], [], is_open=lap[1] == 0)
+                        current = Stretch(("backward", call.step, lap[0]), lap[1], [], is_open=lap[1] == 0,
+                                          descends=True)
                         current.nodes = range(stretch.nodes.stop, stretch.nodes.stop)
                         current.module_calls = range(stretch.module_calls.stop, stretch.module_calls.stop)
                         found.append(current)
@@ -168,6 +149,16 @@ class Layout:
         assert stretch.lap is not None
         is_own = stretch.lap[1] == call.step and stretch.block == self._short.get(found[0])
         return (stretch.lap[2], stretch.block) if is_own else None
+
+    def _cut_updates(self, states: dict[int, int]) -> None:
+        """Stretches of what is done to each block's parameters behind the last backward pass of a step."""
+        owners = {number: at for known in (self.gradients, states, {n: own[0] for n, own in self.own.items()})
+                  for number, place in known.items() if (at := self._short.get(place)) is not None}
+        self.stretches = cut_updates(self.stretches, owners, self.log.call_slots)
+        for stretch in self.stretches:
+            for kind, what in stretch.events if stretch.lap is None else ():
+                if kind == CALLED and (found := find_insertion(self.log.call_slots[what], owners)) is not None:
+                    self.insertions[what] = found
 
     # ---- what is from where
 
@@ -217,12 +208,15 @@ class Layout:
             if stretch.lap is not None:
                 laps.setdefault(stretch.lap, {})[stretch.block] = stretch
         count = len(self.run)
-        if not laps or any(len(found) != count for found in laps.values()):
+        if not laps or any(len(found) != count for lap, found in laps.items() if lap[0] != UPDATE):
             raise Mismatch("not all of its blocks have a forward and a backward pass")
         self.reach = self._find_reach(laps)
         for stretch in self.stretches:
             if stretch.lap is None or stretch.is_open:
                 for kind, what in stretch.events:
+                    if kind == CALLED and what in self.insertions:
+                        self._check_insertion(what)
+                        continue
                     for number in self._speaks_of(kind, what):
                         origin = self.storages.get(number)
                         if origin is not None and origin.block == REFERENCE and number not in self.gradients:
@@ -233,12 +227,23 @@ class Layout:
         for reach in range(REACH, 0, -1):
             window = range(REFERENCE - reach, REFERENCE + min(reach, TAIL - 1) + 1)
             unequal = next(((lap, block) for lap, found in laps.items() for block in window
-                            if not self._equal(found[block], found[REFERENCE], reach)), None)
+                            if block not in found or not self._equal(found[block], found[REFERENCE], reach)), None)
             if unequal is None:
                 self._check_rows([found for lap, found in laps.items() if lap[0] == "forward"])
                 return reach
+            if unequal[0][0] == UPDATE:
+                raise UpdateMismatch("the optimizer does not do the same to each block")
             reason = f"the {unequal[0][0]} passes of blocks {unequal[1]} and {REFERENCE} that are run differ"
         raise Mismatch(reason)
+
+    def _check_insertion(self, index: int) -> None:
+        """What a call on lists does to the tensors of a block is what it does to those of the blocks beside it."""
+        call, insertion = self.log.call_slots[index], self.insertions[index]
+        found = [([[self._name(n, Stretch(None, block, []), REACH) for n in numbers]
+                   for numbers in rows_of_block(call, insertion, block)],
+                  _frozen(specs_of_block(call.signature, insertion, block))) for block in insertion.window]
+        if any(other != found[0] for other in found):
+            raise UpdateMismatch("the optimizer does not do the same to each block")
 
     def _check_rows(self, forward: list[dict[int, Stretch]]) -> None:
         """Nodes and calls are named by their place in a lap, also in laps that differ in what they do to memory."""

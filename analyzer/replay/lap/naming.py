@@ -9,7 +9,8 @@ from analyzer.record.log import Log
 
 from ..match import Mismatch
 from .chain import REFERENCE
-from .layout import LOOK, LapKind, Layout, Origin, Stretch
+from .layout import LOOK, Layout
+from .stretch import LapKind, Origin, Stretch
 
 Placed = tuple[LapKind, int]
 """A lap there: its kind and the block."""

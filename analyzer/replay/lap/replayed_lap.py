@@ -18,10 +18,11 @@ from analyzer.record.memory_recorder import MemoryRecorder
 from ..expansion import EventWriter
 from ..match import Mismatch
 from ..segment import START, Mark, Segment, run_instructions
-from .layout import Stretch
 from .naming import Names, Naming
+from .stretch import Stretch
 from .tape import ORDERED
 
+_STATE = "optimizer state"
 Regions = dict[int, tuple[torch.device, Any]]
 """Device and place of each storage that is alive, by number."""
 
@@ -67,6 +68,7 @@ class LapSegment(Segment):
         self.survivors = [(i, self.first_slot + i, torch.device(table[n].device)) for i, n in enumerate(born)
                           if n not in dead]
         self.births_in_order = born
+        self.state_bytes = sum([table[n].nbytes for n in born if table[n].category == _STATE])
         self.parts = list(self._divide())
         self._places = super().places(0, len(self.events), source)
 
@@ -113,6 +115,7 @@ class ReplayedLap(Pending):
         log.node_slots.extend([None] * len(stretch.nodes))
         log.module_call_slots.extend([None] * len(stretch.module_calls))
         log.pending.append(self)
+        log.unwritten[_STATE] += segment.state_bytes
         slots = self._list_older(regions, writer.memory)
         slots.extend([None] * segment.births)
         for start, stop, _, requests, then in segment.parts:
@@ -164,6 +167,7 @@ class ReplayedLap(Pending):
         writer = _LapWriter(log, naming.source, storages, modules, nodes, 0, self.step, self.call, self.event,
                             self.allocator_event)
         writer.find_forward = Names(naming.forward_call, stretch, here).__getitem__
+        log.unwritten[_STATE] -= segment.state_bytes
         for part, placements in zip(segment.parts, self.placements):
             writer.write(part.events, segment.sizes[part.start.birth:part.stop.birth], placements)
         for mine, number in zip(born, segment.births_in_order):

@@ -26,8 +26,11 @@ class WholeRun(NamedTuple):
     space: AddressSpace
 
 
-def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None]) -> WholeRun:
-    """The log and memory of what ``run`` does as if all blocks ran. Raises Mismatch where it cannot be told."""
+def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
+             stands_in: bool) -> WholeRun:
+    """The log and memory of what ``run`` does as if all blocks ran; with gradients of blocks that are not run where
+    something ``stands_in`` for them. Raises Mismatch where it cannot be told.
+    """
     space = recorder.space
     listener, space.listener = space.listener, None
     try:
@@ -35,7 +38,7 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
         before, memory, regions = copy_with_memory((recorder.log, space, placed), space.allocators)
     finally:
         space.listener = listener
-    tape = Tape(recorder, chain)
+    tape = Tape(recorder, chain, stands_in)
     recorder.mode.state.asks_memory = False
     with tape.running(), watch_reads(chain.blocks[REFERENCE]) as reads:
         run()

@@ -41,11 +41,13 @@ class Tape:
     """What is noted of a run in which the blocks of ``chain`` between its ends pass on what they are given.
 
     ``gradients`` of run blocks are storages by number, each with the block whose parameters it is of; ``stand_ins`` are
-    those of other blocks, with the block, and the storage of the reference block's that each stands beside.
+    those of other blocks, with the block, and the storage of the reference block's that each stands beside; where none
+    ``stands_in``, ``states`` are the optimizer's, likewise with the block.
     """
 
-    def __init__(self, recorder: Recorder, chain: Chain) -> None:
-        self.recorder, self.chain = recorder, chain
+    def __init__(self, recorder: Recorder, chain: Chain, stands_in: bool) -> None:
+        self.recorder, self.chain, self.stands_in = recorder, chain, stands_in
+        self.states: dict[int, int] = {}
         self.events: list[Any] = []
         self.gradients: dict[int, int] = {}
         self.stand_ins: dict[int, tuple[int, int]] = {}
@@ -63,7 +65,7 @@ class Tape:
         recorder.replay_block = self._enter
         ordered, kept, start, leave, bear = (recorder.ordered, recorder.kept_workspace, recorder.start_step,
                                              recorder.leave_module, recorder.born)
-        events = self.events
+        events, mark_states = self.events, recorder.mark_states
 
         def note_birth(storage: MetaStorage) -> None:
             bear(storage)
@@ -88,6 +90,10 @@ class Tape:
             if self._place.get(id(module), -1) >= 0 and recorder.phase == "forward":
                 self._left(result)
 
+        def note_states(optimizer: torch.optim.Optimizer) -> None:
+            mark_states(optimizer)
+            self._note_states(optimizer)
+
         def completing(original: Any) -> Any:
             def run_backward(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
@@ -97,13 +103,14 @@ class Tape:
             return run_backward
 
         recorder.ordered, recorder.kept_workspace, recorder.start_step = note_order, note_kept, note_step
-        recorder.leave_module, recorder.born = note_output, note_birth
+        recorder.leave_module, recorder.born, recorder.mark_states = note_output, note_birth, note_states
         undo = replace(torch.autograd, "_engine_run_backward", completing)
         try:
             yield
         finally:
             undo()
             del recorder.ordered, recorder.kept_workspace, recorder.start_step, recorder.leave_module, recorder.born
+            del recorder.mark_states
             recorder.events = None
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -141,7 +148,9 @@ class Tape:
     # ---- gradients of blocks that are not run
 
     def _complete_gradients(self) -> None:
-        """Give the parameters of blocks that were not run gradients like those of the reference."""
+        """Note whose gradients there are; where they are to stand in for others, make those of blocks that were not
+        run.
+        """
         recorder = self.recorder
         lists = self._parameters
         for place, parameters in enumerate(lists):
@@ -149,6 +158,8 @@ class Tape:
                 for parameter in parameters:
                     if parameter.grad is not None and (number := self._number(parameter.grad)) is not None:
                         self.gradients.setdefault(number, place)
+        if not self.stands_in:
+            return
         kept: Any = recorder.events
         recorder.events = []
         try:
@@ -158,6 +169,14 @@ class Tape:
                     self._stand_in(place, mine, theirs, made)
         finally:
             recorder.events = kept
+
+    def _note_states(self, optimizer: torch.optim.Optimizer) -> None:
+        for place, parameters in enumerate(self._parameters):
+            if place not in self.chain.skipped:
+                for parameter in parameters:
+                    for tensor in tensors_in(optimizer.state.get(parameter)):
+                        if (number := self._number(tensor)) is not None:
+                            self.states[number] = place
 
     def _number(self, tensor: Any) -> int | None:
         storage = self.recorder.storage_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)

@@ -1,0 +1,222 @@
+"""What an optimizer does to each block's parameters, found in what was noted: laps, and places in lists."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from analyzer.meta.signature import Signature
+from analyzer.meta.spec import TensorSpec
+from analyzer.record.call_table import CallTable
+from analyzer.record.event import BEGAN, BORN, CALLED, DIED
+from analyzer.record.op_call import OpCall
+
+from ..match import Mismatch
+from ..optimizer.list_call import derive, length_of_lists, list_positions, rows_of
+from .chain import REFERENCE
+from .stretch import Stretch
+from .tape import STEP
+
+UPDATE = "update"  #: laps of what is done to a block's parameters
+_PHASES = ("optimizer", "zero_grad")
+_WINDOW = range(REFERENCE - 1, REFERENCE + 2)  # blocks whose laps have to be there
+
+Owned = tuple[int | None, Any]
+"""A block, as numbered among those that are run, and what is done to its tensors; None: to none's."""
+
+
+class UpdateMismatch(Mismatch):
+    """The laps of an optimizer cannot be told; it may still be run on all parameters."""
+
+
+class Insertion(NamedTuple):
+    """Where in the lists of a call the tensors of the ``window`` of blocks are: ``starts``, ``length`` of each."""
+
+    window: range
+    starts: list[int]
+    length: int
+
+    @property
+    def place(self) -> int:
+        """Where those of blocks that were not run belong."""
+        return self.starts[self.window.index(REFERENCE)] + self.length
+
+
+def cut_updates(stretches: Sequence[Stretch], owners: dict[int, int], calls: CallTable) -> list[Stretch]:
+    """``stretches``, those behind a last backward pass cut into laps of blocks. ``owners`` are the blocks of known
+    storages, to which those are added that are made for them. Raises UpdateMismatch where the laps are not all there.
+    """
+    tails = {i: _find_tail(stretch) for i, stretch in enumerate(stretches)
+             if stretch.is_open and stretch.lap is not None and stretch.lap[0] == "backward"}
+    _find_owners([calls[what] for i, (start, stop) in tails.items() for kind, what in stretches[i].events[start:stop]
+                  if kind == CALLED], owners)
+    found: list[Stretch] = []
+    for i, stretch in enumerate(stretches):
+        found.append(stretch)
+        if i not in tails:
+            continue
+        assert stretch.lap is not None
+        (start, stop), events = tails[i], stretch.events
+        stretch.events = events[:start]
+        laps = _cut(list(_let_wait([(_owner(event, owners, calls), event) for event in events[start:stop]])),
+                    stretch.lap[1], stretch)
+        found += [*laps, _between(stretch, events[stop:])]
+    return found
+
+
+def _find_tail(stretch: Stretch) -> tuple[int, int]:
+    """From where to where in a stretch's events parameters are updated and gradients dropped."""
+    events = stretch.events
+    start = next((i for i, (kind, what) in enumerate(events) if kind == BEGAN and what in _PHASES), len(events))
+    return start, next((i for i in range(start, len(events)) if events[i][0] == STEP), len(events))
+
+
+def _find_owners(calls: Sequence[OpCall], owners: dict[int, int]) -> None:
+    """The blocks of what is made for parameters: those of the others in its call, or at its place in lists."""
+    rows = [row for call in calls for row in rows_of(call.signature, call.inputs, call.outputs)]
+    before = -1
+    while len(owners) > before:
+        before = len(owners)
+        for row in rows:
+            found = {owners[number] for number in row if number in owners}
+            if len(found) == 1:
+                owners.update(dict.fromkeys(row, found.pop()))
+
+
+def _owner(event: tuple[int, Any], owners: Mapping[int, int], calls: CallTable) -> int | None:
+    kind, what = event
+    if kind == BORN:
+        return owners.get(what[0])
+    if kind == DIED:
+        return owners.get(what)
+    if kind != CALLED:
+        return None
+    call = calls[what]
+    numbers = (*call.inputs, *call.outputs)
+    if length_of_lists(call.signature) > 1:
+        every = {owners.get(number) for number in numbers}
+        return every.pop() if len(every) == 1 else None
+    found = {owners[number] for number in numbers if number in owners}
+    if len(found) > 1:
+        raise UpdateMismatch(f"{call.signature.op} gets tensors of several blocks")
+    return next(iter(found), None)
+
+
+def _let_wait(rows: Sequence[Owned]) -> Iterator[Owned]:
+    """A storage that dies amid what is done to another block, as a loop's variable, dies in that block's lap."""
+    for i, (owner, event) in enumerate(rows):
+        before, after = (rows[j][0] if 0 <= j < len(rows) else None for j in (i - 1, i + 1))
+        is_amid = event[0] == DIED and owner is not None and before is not None and before == after
+        yield (before if is_amid else owner), event
+
+
+def _cut(rows: Sequence[Owned], step: int, stretch: Stretch) -> Iterator[Stretch]:
+    """Laps of blocks in turn, and what is between them."""
+    groups = [(owner, [event for _, event in group]) for owner, group in groupby(rows, key=lambda row: row[0])]
+    others: list[Any] = []
+    start = ordinal = 0
+    while start < len(groups):
+        stop, direction = start + 1, 0
+        while stop < len(groups) and (turn := _turn(groups[stop - 1][0], groups[stop][0])) and direction in (0, turn):
+            stop, direction = stop + 1, turn
+        blocks = [owner for owner, _ in groups[start:stop]]
+        if set(_WINDOW).issubset(blocks):
+            if others:
+                yield _between(stretch, others)
+            others = []
+            for owner, events in groups[start:stop]:
+                assert owner is not None
+                yield _between(stretch, events, (UPDATE, step, ordinal), owner, direction < 0)
+            ordinal += 1
+        elif not set(_WINDOW).isdisjoint(blocks):
+            raise UpdateMismatch("the optimizer does not update one block after the other")
+        else:
+            others += [event for _, events in groups[start:stop] for event in events]
+        start = stop
+    if others:
+        yield _between(stretch, others)
+
+
+def _turn(one: int | None, other: int | None) -> int:
+    return 0 if one is None or other is None else 1 if other > one else -1
+
+
+def _between(stretch: Stretch, events: list[Any], lap: tuple[str, int, int] | None = None, block: int = 0,
+             descends: bool = False) -> Stretch:
+    """A part of ``stretch``, which has neither nodes nor calls of modules of its own."""
+    stop, calls = stretch.nodes.stop, stretch.module_calls.stop
+    return Stretch(lap, block, events, range(stop, stop), range(calls, calls), descends=descends)
+
+
+# ---- calls on lists
+
+
+def find_insertion(call: OpCall, owners: Mapping[int, int]) -> Insertion | None:
+    """Where a call's lists hold tensors of blocks; None where they hold none. Raises UpdateMismatch where they are in
+    another order.
+    """
+    if length_of_lists(call.signature) <= 1:
+        return None
+    blocks: list[int | None] = []
+    for row in rows_of(call.signature, call.inputs, call.outputs):
+        found = {owners.get(number) for number in row}
+        if len(found) != 1:
+            raise UpdateMismatch(f"{call.signature.op} gets tensors of several blocks")
+        blocks.append(found.pop())
+    if set(_WINDOW).isdisjoint(blocks):
+        return None
+    length = blocks.count(REFERENCE)
+    start = blocks.index(_WINDOW[0]) if _WINDOW[0] in blocks else 0
+    if blocks[start:start + 3 * length] != [block for block in _WINDOW for _ in range(length)] or len(
+            list_positions(call.signature)) != len(call.inputs):
+        raise UpdateMismatch(f"{call.signature.op} does not get one block after the other")
+    return Insertion(_WINDOW, [start + i * length for i in range(3)], length)
+
+
+def rows_of_block(call: OpCall, insertion: Insertion, block: int) -> Sequence[Any]:
+    """Storages and what the signature says of them, of a block, by their place in the lists."""
+    start = insertion.starts[insertion.window.index(block)]
+    return rows_of(call.signature, call.inputs, call.outputs)[start:start + insertion.length]
+
+
+def insert(numbers: Sequence[int], places: Sequence[int | None], insertion: Insertion,
+           others: Sequence[Mapping[int, int]], here: Mapping[int, int]) -> list[int]:
+    """Storages of lists as they are ``here``, with those of blocks that were not run, as ``others`` tell them."""
+    found: list[int] = []
+    last, length = insertion.place - 1, insertion.length
+    for i, (number, place) in enumerate(zip(numbers, places)):
+        found.append(here[number])
+        if place == last:
+            mine = numbers[i + 1 - length:i + 1]
+            for other in others:
+                found += [other[number] for number in mine]
+    return found
+
+
+def specs_of_block(signature: Signature, insertion: Insertion, block: int) -> Any:
+    """A signature in whose lists is what they hold for a block."""
+    start, length = insertion.starts[insertion.window.index(block)], length_of_lists(signature)
+    return [_fit_lists(value, length, lambda found: found[start:start + insertion.length])
+            for value in (signature.args, signature.kwargs, signature.outputs)]
+
+
+def insert_specs(signature: Signature, insertion: Insertion, times: int) -> Signature:
+    """A signature with the specs of so many more blocks in its lists."""
+    stop, start = insertion.place, insertion.place - insertion.length
+
+    def fit(value: Any) -> Any:
+        return type(value)([*value[:stop], *value[start:stop] * times, *value[stop:]])
+
+    return derive(signature, ("blocks", start, stop, times), lambda value: _fit_lists(
+        value, length_of_lists(signature), fit))
+
+
+def _fit_lists(value: Any, length: int, fit: Callable[[Any], Any]) -> Any:
+    """A part of a signature in which ``fit`` was applied to each list of that length."""
+    if isinstance(value, dict):
+        return {name: _fit_lists(x, length, fit) for name, x in value.items()}
+    if isinstance(value, TensorSpec) or not isinstance(value, (list, tuple)):
+        return value
+    if len(value) != length or not isinstance(value[0], (TensorSpec, float)):
+        return type(value)([_fit_lists(x, length, fit) for x in value])
+    return fit(value)
