@@ -20,6 +20,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "jobs").glob("*.md"))
@@ -29,9 +30,9 @@ PROMPT = "$ "
 
 @contextlib.contextmanager
 def folder() -> Iterator[None]:
-    """The working directory for the commands of a page."""
+    """The working directory for the commands of a page; they print without colours wherever it is."""
     before = Path.cwd()
-    with tempfile.TemporaryDirectory() as path:
+    with tempfile.TemporaryDirectory() as path, mock.patch.dict(os.environ, {"NO_COLOR": "1"}):
         os.symlink(ROOT / "examples", Path(path, "examples"))
         os.chdir(path)
         try:

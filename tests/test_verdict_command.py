@@ -92,6 +92,9 @@ for _ in range(2):
     code, out, _ = run(capsys, *words)  # 16 GiB, and as many again
     last = out.split("\n\n")[-1].splitlines()
     assert code == 3 and last[0].startswith("does NOT fit on l4: at least ") and "memory ran out in backward" in last[1]
+    code, out, _ = run(capsys, *words[:-2])  # what is printed where nothing is asked for: the verdict is told once
+    assert code == 3 and out.count("does NOT fit on l4: at least ") == out.count("Memory ran out: ") == 1
+    assert len(out.split("--- dry run of ")[1].splitlines()) <= 40
 
 
 def test_largest_batch(capsys, large):

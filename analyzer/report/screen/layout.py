@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from .paint import Paint, clean, cut_middle, measure_width
+from .paint import Paint, clean, cut_end, cut_middle, measure_width
 
 T = TypeVar("T")
 _GAP = "  "
@@ -48,7 +48,9 @@ def wrap(text: str, width: int) -> list[str]:
     >>> wrap("smallest devices that hold it: p4, t4, v100_sxm2_16gb", 32)
     ['smallest devices that hold it:', '  p4, t4, v100_sxm2_16gb']
     """
-    return textwrap.wrap(clean(text), width, subsequent_indent="  ", max_lines=2, placeholder=" ...")
+    lines = textwrap.wrap(clean(text), width, subsequent_indent="  ", max_lines=2, placeholder=" ...",
+                          break_on_hyphens=False)
+    return [cut_end(line, width) for line in lines]
 
 
 def set_beside(first: Sequence[str], second: Sequence[str], gap: int = 4) -> list[str]:

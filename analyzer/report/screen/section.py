@@ -145,8 +145,8 @@ def describe_rest(p: Profile, more: str, width: int) -> list[str]:
     """What is taken for granted or not counted, and where the long tables are."""
     counts = (len(p.assumptions), "assumption"), (len(p.uncounted), "operator without known FLOPs")
     said = " and ".join([_count(number, what) for number, what in counts if number])
-    return [f"{said}, listed in the summary" if said else "nothing was assumed, and every operator was counted",
-            *wrap(f"more: {more}", width)]
+    nothing = "nothing was assumed" + (", and every operator was counted" if p.fwd_flops is not None else "")
+    return [f"{said}, listed in the summary" if said else nothing, *wrap(f"more: {more}", width)]
 
 
 def _count(number: int, what: str) -> str:
