@@ -16,6 +16,8 @@ from .part import Part
 
 #: Parts of a module change alike where they are this near to the module's own ratio, as a share of its difference.
 _UNEVEN = 0.2
+_MOST = 0.95      # of a module's change: a part that has more of it explains it
+_SHIFTED = 0.5    # of what the parts change by: where they add up to less, time went from one to another
 _CLOSE = 0.05     # blocks whose quantities differ by less are one part
 _ROUNDING = 1e-9  # of the whole tree's seconds
 
@@ -66,7 +68,9 @@ class Explainer:
         return 0 if found is None else self.measure.read(side, found)
 
     def _are_alike(self, first: AlignedModule, second: AlignedModule) -> bool:
-        return all(_is_close(self._read_one(side, first), self._read_one(side, second)) for side in (0, 1))
+        """Whether two modules' quantities are nearly the same; of those that one profile alone has they need not be."""
+        return first.is_in_one and second.is_in_one or all(
+            _is_close(self._read_one(side, first), self._read_one(side, second)) for side in (0, 1))
 
     def _subtract(self, whole: Values, parts: list[Values]) -> Values:
         """What modules have outside their submodules; unknown where they or one of these are (which then say so)."""
@@ -83,15 +87,20 @@ class Explainer:
         return abs(after - before) > self.slack
 
     def _is_even(self, whole: Values, parts: list[Values], changed: int) -> bool:
-        """Whether several parts changed, and by about the same ratio."""
+        """Whether several parts changed, none of them nearly all of it, and by about the same ratio; or, of time,
+        mostly in favour of each other: the device waits for the host at one kernel or at the next.
+        """
         before, after = whole
         known = [(a, b) for a, b in parts if a is not None and b is not None]
         if before is None or after is None or len(known) < len(parts) or changed < 2:
             return False
-        ratio = after / before if before else None
-        if ratio is None:
-            return True  # all is new
-        return sum(abs(b - ratio * a) for a, b in known) <= _UNEVEN * abs(after - before)
+        amounts = [abs(b - a) for a, b in known]
+        if self.measure.column.unit == "seconds" and abs(after - before) < _SHIFTED * sum(amounts):
+            return True
+        if max(amounts) > _MOST * sum(amounts):
+            return False
+        # where nothing was before, all is new
+        return not before or sum(abs(b - after / before * a) for a, b in known) <= _UNEVEN * abs(after - before)
 
     def _make_row(self, title: str, part: Part, values: Values) -> QuantityChange:
         column = self.measure.column

@@ -72,7 +72,7 @@ def _list_modules(change: ProfileChange) -> Iterator[str]:
     rows = list_explaining(change)
     shown = list_notable(rows)[:_MOST_MODULES]
     blocks = [f"- {kind}: {', '.join(map(code, said))}" for kind, said in list_structure_lines(change.structure, 10)]
-    blocks += [f"- changed alike in all modules: {', '.join(map(_name, said))}"] if (
+    blocks += [f"- changed throughout the model: {', '.join(map(_name, said))}"] if (
         said := list_throughout(change)) else []
     blocks += [f"- of modules: {', '.join(map(_name, said))}"] if (said := list_unknown(change)) else []
     if shown:
@@ -113,7 +113,7 @@ def _name_quantity(row: QuantityChange) -> str:
 
 def _name(text: str) -> str:
     """The name of a quantity, which has that of a category in it, as it is read in any place."""
-    return text if re.fullmatch(r"[A-Za-z :]+", text) else code(text)
+    return text if re.fullmatch(r"[A-Za-z0-9 :.%+-]+", text) else code(text)
 
 
 def _fold(title: str, body: str) -> Iterable[str]:

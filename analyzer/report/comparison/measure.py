@@ -17,16 +17,19 @@ def _sum(*names: str) -> _Cost:
     return lambda costs: add_quantities(getattr(costs, name) for name in names)
 
 
-_SECONDS = (Column("fwd_seconds", "Fwd kernels", "seconds"), Column("bwd_seconds", "Bwd kernels", "seconds"),
-            Column("optimizer_seconds", "Optimizer kernels", "seconds"),
-            Column("launch_seconds", "Wait for launch", "seconds"))
+def _take_time(costs: CostInfo) -> float | None:
+    """Of the device, forward and backward: in kernels and waiting for the host, which measured seconds have in them."""
+    return add_quantities([costs.fwd_seconds, costs.bwd_seconds, costs.launch_seconds or 0.0])
+
+
 #: Those of `CostInfo`, under the name of the step's quantity; time is compared with that of the whole step.
 _COSTS: tuple[tuple[Column, _Cost], ...] = (
     *[(find_quantity(name, [], "compare()"), cost) for name, cost in (
         ("params", _sum("params")), ("saved_bytes", _sum("saved_bytes")),
         ("hardware_flops", _sum("fwd_flops", "bwd_flops", "recompute_flops")),
         ("comm_bytes", _sum("fwd_comm_bytes", "bwd_comm_bytes")))],
-    *[(column, _sum(column.field)) for column in _SECONDS])
+    (Column("fwd_bwd_seconds", "Fwd and bwd time", "seconds"), _take_time),
+    (Column("optimizer_seconds", "Optimizer time", "seconds"), _sum("optimizer_seconds")))
 
 
 @dataclass(frozen=True, slots=True)

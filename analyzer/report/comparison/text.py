@@ -81,7 +81,7 @@ def _print_modules(rows: Sequence[QuantityChange], most: int) -> str:
 def _list_notes(change: ProfileChange) -> str:
     lines = []
     if said := list_throughout(change):
-        lines.append(_fill("changed alike in all modules: ", said))
+        lines.append(_fill("changed throughout the model: ", said))
     lines += [_fill(f"{kind}: ", said) for kind, said in list_structure_lines(change.structure)]
     if said := list_unknown(change):
         lines.append(_fill("of modules: ", said))

@@ -62,8 +62,9 @@ def list_explaining(change: ProfileChange) -> list[QuantityChange]:
 
 
 def list_throughout(change: ProfileChange) -> list[str]:
-    """Names of the quantities that changed by about the same ratio in all modules."""
-    return [row.header for row in change.modules if row.module == ROOT and row.difference is not None]
+    """The quantities that changed as a whole, none of their parts alone, each with its ratio."""
+    return [f"{row.header}{'' if row.relative is None else ' ' + describe_share(row.relative)}"
+            for row in change.modules if row.module == ROOT and row.difference is not None]
 
 
 def list_unknown(change: ProfileChange) -> list[str]:
