@@ -1,6 +1,6 @@
 """The predicted step as Chrome trace events: what Perfetto and chrome://tracing open. The format is the "Trace Event
 Format" of the Chromium project: times and durations in microseconds, ``ph`` "X" for a complete event, "i" for an
-instant, "C" for a counter, "M" for the names of tracks.
+instant, "C" for a counter, "s" and "f" for the ends of an arrow, "M" for the names of tracks.
 """
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
+from .lane_trace import list_lane_events
+
 _PID = 1
 _TRACKS = {"forward": 1, "backward": 2, "optimizer": 3}
 _MICROSECONDS = 1e6  # in a second
@@ -25,11 +27,30 @@ _MICROSECONDS = 1e6  # in a second
 def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
     """The trace as a dictionary, also written to ``path`` as JSON if one is given.
 
-    Nodes follow one another in their own order forward and in reverse backward. A node whose time is unknown is an
-    instant; where no time is known at all every node lasts one microsecond, and ``otherData`` says so.
-    Memory is a counter: a point whose label is a node stands at that node's end, others evenly between.
+    A profile with spans has a track for the host and for each stream, with arrows from a launch to its kernels, and
+    counters of memory and of FLOP/s at their times. Of another one, nodes follow one another in their own order forward
+    and in reverse backward. A node whose time is unknown is then an instant; where no time is known at all every node
+    lasts one microsecond, and ``otherData`` says so. Memory is a counter: a point whose label is a node stands at that
+    node's end, others evenly between.
     """
-    known = any(seconds is not None for node in profile.nodes for seconds in (node.fwd_seconds, node.bwd_seconds))
+    known = bool(profile.spans) or is_timed(profile)
+    times = profile.seconds_method if known else "no time is known: one microsecond a node"
+    other = {"times": times, "device": profile.device or "unknown", "analyzer": profile.analyzer_version}
+    if profile.uncounted:
+        other["FLOPs not counted"] = ", ".join([row.operator for row in profile.uncounted])
+    trace = {"traceEvents": list_lane_events(profile) if profile.spans else _list_node_events(profile, known),
+             "displayTimeUnit": "ms", "otherData": other}
+    if path is not None:
+        write_output(path, json.dumps(trace, allow_nan=False))
+    return trace
+
+
+def is_timed(profile: Profile) -> bool:
+    """Whether the time of a node is known."""
+    return any(seconds is not None for node in profile.nodes for seconds in (node.fwd_seconds, node.bwd_seconds))
+
+
+def _list_node_events(profile: Profile, known: bool) -> list[dict[str, Any]]:
     events = [_name("process_name", 0, f"{profile.name} ({profile.mode}, {profile.how_timed})")]
     events += [_name("thread_name", track, phase) for phase, track in _TRACKS.items()]
 
@@ -50,14 +71,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
         duration = profile.optimizer_seconds * _MICROSECONDS
         events.append(_slice("optimizer", "optimizer", clock, duration, {"flops": profile.optimizer_flops}))
         spans["optimizer"] = (clock, clock + duration)
-    events += _count_memory(profile.timeline, spans, ends)
-
-    times = profile.seconds_method if known else "no time is known: one microsecond a node"
-    trace = {"traceEvents": events, "displayTimeUnit": "ms",
-             "otherData": {"times": times, "device": profile.device or "unknown", "analyzer": profile.analyzer_version}}
-    if path is not None:
-        write_output(path, json.dumps(trace, allow_nan=False))
-    return trace
+    return [*events, *_count_memory(profile.timeline, spans, ends)]
 
 
 def _name(kind: str, track: int, name: str) -> dict[str, Any]:
