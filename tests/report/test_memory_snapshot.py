@@ -1,14 +1,20 @@
 """The memory snapshot: what torch's own readers and the viewer at pytorch.org/memory_viz need."""
+import base64
 import pickle
 import pickletools
+import re
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.cuda import _memory_viz
 
+from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
+from analyzer.memory.allocator import AllocatorOptions
 from analyzer.results.info import MemoryEvent
 from analyzer.results.profile import Profile
 
@@ -68,6 +74,29 @@ def test_torch_reads_it(mlp):
     assert "total_reserved: 2.0MiB\ntotal_allocated: 2.5KiB\n" in _memory_viz.segsum(snapshot)
     text = _memory_viz.trace(snapshot)
     assert "cudaMalloc(139637976727552, 2.0MiB)" in text and "[2048:1.0KiB]" in text
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_each_reader_of_torch_takes_that_of_a_training_step(expandable):
+    options = ProfileOptions(allocator=AllocatorOptions(expandable_segments=expandable))
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten())
+    p = profile(model, (torch.empty(8, 3, 64, 64),), optimizer="adamw", options=options, device="h100")
+    snapshot, end = p.to_memory_snapshot(), list(p.phases.values())[-1]
+    _memory_viz.segsum(snapshot)  # asserts its own balance
+    assert _memory_viz.trace(snapshot).count("\n") > len(p.memory_events) / 2
+    # a line a block: where it is, its state, its frames and its bytes
+    for read in (_memory_viz.segments, _memory_viz.memory):
+        lines = read(snapshot, format_flamegraph=str.splitlines)
+        free = [";inactive;" in line for line in lines]
+        sizes = [int(line.rpartition(" ")[2]) for line in lines]
+        assert sum(sizes) == end.reserved_bytes
+        assert sum(size for size, is_free in zip(sizes, free) if not is_free) == end.allocated_bytes
+    for html in (_memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot),
+                 _memory_viz.trace_plot(snapshot, plot_segments=True)):
+        assert pickle.loads(base64.b64decode(re.search(r'"base64": "([^"]+)"', html)[1])) == snapshot
+    # what is never freed in the trace is what is there at its end
+    left = _memory_viz.filter_alloc_free_pairs(snapshot)["device_traces"][0]
+    assert sum(e["size"] for e in left if e["action"] == "alloc") == end.allocated_bytes
 
 
 def test_file_is_a_pickle_that_the_viewer_can_read(mlp, tmp_path):
