@@ -294,8 +294,8 @@ class Profile(DeferredFields):
 
     def export(self, name: str, *args: Any, **options: Any) -> Any:
         """What the exporter of that name makes of the profile: one of ``"json"``, ``"html"``, ``"dataframe"``,
-        ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"module_info"``, or one of `register_exporter`.
-        Raises InputError for another name.
+        ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"module_info"``, ``"dot"``, ``"speedscope"``,
+        ``"table"``, or one of `register_exporter`. Raises InputError for another name.
         """
         return register_exporter.look_up(name, "export")(self, *args, **options)
 
@@ -323,6 +323,14 @@ class Profile(DeferredFields):
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph: every field of a node as its attributes, on each edge the ``bytes`` of what its source gives."""
         return self.export("networkx")
+
+    def to_dot(self, path: str | Path | None = None, color: str = "seconds") -> str:
+        """The graph as DOT text for Graphviz or Netron, nodes coloured by ``"seconds"``, ``"flops"`` or ``"bytes"``."""
+        return self.export("dot", path, color=color)
+
+    def to_speedscope(self, path: str | Path | None = None) -> dict[str, Any]:
+        """Modules, nodes and operators over the step's time, as speedscope.app reads them."""
+        return self.export("speedscope", path)
 
     def to_module_info(self) -> dict[str, Any]:
         """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them."""
