@@ -24,6 +24,7 @@ from analyzer.report import choice
 from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.comparison.command import add_compare_command, run_compare
+from analyzer.report.export_option import add_export_option, read_exports, write_exports
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.page.document import check_charts
 from analyzer.report.progress_bar import ProgressBar
@@ -111,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
                      help="print which parts were run once and replayed, and why the others were run")
     add_world_options(run)
     choice.add_file_options(run)
+    add_export_option(run)
     add_run_options(run)
     choice.add_report_options(run)
 
@@ -192,6 +194,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.html, arguments.output):
         check_output(path)
     check_charts(arguments.html)
+    exports = read_exports(arguments.export)
     check_run_options(arguments)
     check_world_options(arguments)
     if arguments.others:
@@ -206,6 +209,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     make_table = choice.read_table_options(arguments, shown)
     found, = _predict(arguments)
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
+    write_exports(found, exports)
     if arguments.roofline is not None:
         found.export("roofline", arguments.roofline)
     cost = describe_run_cost(found, arguments)

@@ -144,6 +144,7 @@ def check_rows(shown: Collection[str], **given: object) -> None:
 def check_model_options(arguments: argparse.Namespace, default_show: str) -> None:
     """Raise InputError for an option that is of one profile, where several targets make one table."""
     of_one = {"report": arguments.report, "json": arguments.json, "html": arguments.html,
+              "export": next(iter(arguments.export), None),
               "show": None if arguments.show == default_show else arguments.show,
               "explain-replay": arguments.explain_replay or None, "depth": arguments.depth, "sort": arguments.sort}
     for flag, value in of_one.items():

@@ -19,7 +19,7 @@ from analyzer.units import UNKNOWN, format_bytes, format_count, format_percent, 
 T = TypeVar("T")
 _FORMATS: dict[str, Callable[..., str]] = {
     "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds,
-    "share": format_percent}
+    "share": format_percent, "number": str}
 
 #: Table formats by what users call them; any other is one of tabulate's.
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "html", "csv": "csv"}
@@ -29,7 +29,9 @@ _PIPED = ("github", "pipe")  # formats in which a bar ends a cell
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of a row, its heading and its unit: bytes, Mb (bytes under other labels), count, seconds, share, text."""
+    """A field of a row, its heading and its unit: bytes, Mb (bytes under other labels), count, number (a whole one that
+    is printed as it is), seconds, share, text.
+    """
 
     field: str
     header: str
@@ -120,6 +122,7 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
     if fmt in _PIPED:
         rows = [[cell.replace("|", r"\|").replace("\n", "<br>") for cell in row] for row in rows]
     if fmt == "csv":
+        rows = [[guard_formula(cell) if i in left else cell for i, cell in enumerate(row)] for row in rows]
         return _print_csv([headers, *rows, *([] if total is None else [total])])
     body: list[object] = list(rows)
     if total is not None:
@@ -128,6 +131,15 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
     text: str = tabulate.tabulate(body, headers=headers, tablefmt=fmt, disable_numparse=True,
                                   colalign=align if body else None)
     return text
+
+
+def guard_formula(text: str) -> str:
+    """A cell of text for a spreadsheet, which takes what begins so for a formula; an apostrophe makes it text.
+
+    >>> guard_formula("=HYPERLINK(1)"), guard_formula("conv1"), guard_formula(UNKNOWN)
+    ("'=HYPERLINK(1)", 'conv1', '-')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and text != UNKNOWN else text
 
 
 def _print_csv(rows: Iterable[Sequence[str]]) -> str:

@@ -18,6 +18,7 @@ from analyzer.results.roofline import Roofline, RooflinePeak, RooflineRow
 from analyzer.results.view import register_exporter, register_view
 from analyzer.units import add_quantities, format_seconds
 
+from .column import guard_formula
 from .utilization import find_product_dtype, is_convolution
 
 DATA, IMAGES = (".json", ".csv"), (".png", ".svg", ".pdf")
@@ -156,7 +157,8 @@ def _format_csv(found: Roofline) -> str:
     if found.memory_bandwidth is not None:
         writer.writerow([f"{found.device} memory: bytes a second", "peak", *[""] * 7, found.memory_bandwidth, "memory"])
     for row in found:
-        writer.writerow([getattr(row, name) for name in _COLUMNS])
+        cells = [getattr(row, name) for name in _COLUMNS]
+        writer.writerow([guard_formula(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
 
 

@@ -1,0 +1,163 @@
+"""Tables in files, read back by pandas, pyarrow and csv."""
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections import OrderedDict
+from dataclasses import replace
+
+import pandas
+import pyarrow.parquet
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile
+from analyzer.cli import main
+from analyzer.errors import InputError, MissingExtraError
+from analyzer.report.column import print_rows
+from analyzer.report.export_option import list_kinds, read_exports
+from analyzer.report.table_file import TABLES
+from analyzer.results.communication import CommInfo
+from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile
+from analyzer.results.span import SpanInfo
+
+ROWS = {"nodes": "nodes", "spans": "spans", "memory_events": "memory_events", "comm": "comm"}
+
+
+@pytest.fixture(scope="module")
+def trained() -> Profile:
+    model = nn.Sequential(OrderedDict(first=nn.Linear(64, 64), act=nn.ReLU(), last=nn.Linear(64, 8)))
+    found = profile(model, (torch.empty(2, 64),), optimizer="adamw", device="h100")
+    gather = CommInfo("all_gather", "dp", 8, 4096, None, "forward", "first", None, "c10d.x", None, 1e-6)
+    return replace(found, comm=(gather, replace(gather, bytes=None)))
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_pandas_reads_csv_and_parquet_alike(trained, what, tmp_path):
+    for name in ("t.csv", "t.parquet"):
+        trained.export("table", tmp_path / name, what=what)
+    from_csv = pandas.read_csv(tmp_path / "t.csv", keep_default_na=False, na_values=[""])
+    from_parquet = pandas.read_parquet(tmp_path / "t.parquet").replace("", None)
+    assert list(from_csv) == list(from_parquet) and len(from_csv) == len(from_parquet) > 0
+    if what in ROWS:
+        records = getattr(trained, ROWS[what])
+        assert len(from_csv) == len(records)
+        for name in from_csv:
+            values = [getattr(record, name) for record in records]
+            for found in (from_csv, from_parquet):  # unrounded, and unknown is missing
+                got = [None if pandas.isna(value) else value for value in found[name]]
+                assert got == [None if value == "" else value for value in values], name
+    else:
+        paths = ["(model)", "first", "act", "last", "(own)"]
+        assert list(from_csv["path"]) == list(from_parquet["path"]) == paths
+        assert list(from_parquet["fwd_flops"])[:2] == [trained.fwd_flops, 2 * 2 * 64 * 64]
+
+
+def test_columns_of_parquet_have_types(trained, tmp_path):
+    trained.export("table", tmp_path / "t.parquet", what="spans")
+    schema = pyarrow.parquet.read_schema(tmp_path / "t.parquet")
+    assert {field.name: str(field.type) for field in schema} == {
+        **dict.fromkeys(["lane", "kind", "name", "operator", "node", "module_path", "phase"], "string"),
+        "start_seconds": "double", "seconds": "double", "launch": "int64"}
+
+
+def test_markdown_and_latex_are_in_units(mlp):
+    rows = [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in mlp.export("table", what="spans", fmt="markdown").splitlines()]
+    fc1 = ["fc1", "aten.addmm.default", "fc1", "body.0", "forward"]
+    assert rows[0][:3] == ["Lane", "Kind", "Name"] and rows[2:] == [
+        ["host", "launch", *fc1, "0 s", "2.00 us", "-"], ["compute", "kernel", *fc1, "2.00 us", "2.00 us", "0"]]
+    latex = mlp.export("table", what="memory_events", fmt="latex")
+    assert latex.startswith(r"\begin{tabular}{lrrll}") and latex.endswith(r"\end{tabular}")
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 1 + len(mlp.memory_events)
+    assert [cell.strip() for cell in rows[1].removesuffix(r"\\").split("&")] == [
+        r"segment\_alloc", str(0x7F0000000000), "2.00 MiB", "", ""]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)"])
+def test_a_text_in_csv_is_no_formula(text):
+    """What a name begins with makes no spreadsheet compute, and numbers stay numbers."""
+    span = SpanInfo(text, "kernel", text, text, None, "", "forward", -1e-3, 2e-6)
+    p = Profile(name="n", mode="infer", spans=(span,), nodes=(NodeInfo(text, "a", text, text, temp_bytes=-5),))
+    row, = csv.DictReader(io.StringIO(p.export("table", what="spans")))
+    assert row["lane"] == row["name"] == row["operator"] == f"'{text}"
+    assert (row["kind"], row["start_seconds"]) == ("kernel", "-0.001")
+    row, = csv.DictReader(io.StringIO(p.export("table")))
+    assert (row["op"], row["name"], row["target"], row["temp_bytes"]) == (f"'{text}", "a", f"'{text}", "-5")
+    # where the printed tables are written as CSV, too; an unknown value is no formula
+    assert print_rows(["a", "b"], [[text, "-5"], ["-", "-"]], fmt="csv").splitlines()[1:] == [f"'{text},-5", "-,-"]
+
+
+@pytest.mark.parametrize(("path", "options", "words"), [
+    (None, {"what": "money"}, ["what='money'", "'nodes', 'modules', 'spans', 'memory_events', 'comm'"]),
+    (None, {"fmt": "html"}, ["fmt='html'", "'csv', 'markdown', 'latex', 'parquet'"]),
+    ("t.xlsx", {}, ["'t.xlsx'", ".csv, .md, .tex, .parquet"]),
+])
+def test_errors(mlp, path, options, words):
+    with pytest.raises(InputError) as caught:
+        mlp.export("table", path, **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_parquet_without_pyarrow_names_the_extra(mlp, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for write in (lambda: mlp.export("table", tmp_path / "t.parquet"),
+                  lambda: read_exports([str(tmp_path / "t.parquet")])):
+        with pytest.raises(MissingExtraError, match=r"torch-analyzer\[report\].*or write .csv"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- on the command line
+
+
+def test_the_command_writes_each_kind_of_file(tmp_path, capsys):
+    named = {"chrome_trace": "a.trace.json", "dot": "b.DOT", "speedscope": "c.speedscope.json",
+             "memory_snapshot": "d.snapshot.pickle", "json": "e.json", "nodes": "f.csv", "html": "g.html"}
+    asked = [str(tmp_path / name) for name in named.values()]
+    asked += [f"spans={tmp_path / 'h.parquet'}", f"modules={tmp_path / 'i.md'}", f"roofline={tmp_path / 'j.csv'}",
+              f"chrome_trace={tmp_path / 'odd=name'}"]
+    assert main(["profile", "resnet18", "--input", "1x3x32x32", "--mode", "infer", "--device", "h100",
+                 *[word for text in asked for word in ("--export", text)]]) == 0
+    capsys.readouterr()
+    p = Profile.from_json(tmp_path / "e.json")
+    assert len(p.spans) == len(pandas.read_parquet(tmp_path / "h.parquet"))
+    assert (tmp_path / "b.DOT").read_text() == p.to_dot()
+    assert (tmp_path / "a.trace.json").read_text() == (tmp_path / "odd=name").read_text()
+    assert (tmp_path / "f.csv").read_text() == p.export("table") + "\n"
+    assert (tmp_path / "i.md").read_text().count("\n") == 2 + len(p.export("table", what="modules").splitlines()) - 1
+    assert {path.name for path in tmp_path.iterdir()} == {*named.values(), "h.parquet", "i.md", "j.csv", "odd=name"}
+
+
+@pytest.mark.parametrize(("asked", "words"), [
+    (["t.png"], ["--export t.png", "tells no kind", "write KIND=t.png", ".trace.json"]),
+    (["lanes=t.json"], ["--export lanes=t.json", "'lanes' is no kind of file", "spans"]),
+    (["table=t.csv"], ["'table' is no kind"]),
+    (["dataframe=t.csv"], ["'dataframe' is no kind"]),
+    (["dot="], ["--export dot=", "dot=FILE"]),
+    (["spans=t.png"], ["'t.png'", ".csv, .md, .tex, .parquet"]),
+    (["roofline=t.dot"], ["'t.dot'", ".json"]),
+    (["dot=/no/such/t.dot"], ["/no/such does not exist"]),
+    (["a.json", "spans=t.csv", "a.json"], ["--export a.json", "two files of that name"]),
+])
+def test_the_command_refuses_before_any_work(asked, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "no_such_model", *[word for text in asked for word in ("--export", text)]]) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words) and "no_such_model" not in error, error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_models_have_no_files(capsys):
+    assert main(["profile", "resnet18", "resnet50", "--export", "t.dot"]) == 2
+    assert re.search(r"--export t.dot: is of one model, and here are 2", capsys.readouterr().err)
+
+
+def test_kinds_are_all_that_writes_a_file():
+    shipped = {"json", "html", "chrome_trace", "memory_snapshot", "dot", "speedscope", "roofline"}
+    assert set(list_kinds()) >= {*shipped, *TABLES} and not {"table", "dataframe", "networkx"} & set(list_kinds())
