@@ -12,6 +12,7 @@ from analyzer.output import check_output
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
+from .page.document import check_charts
 from .roofline import check_roofline
 from .table_file import FORMATS, TABLES, check_table
 
@@ -51,6 +52,8 @@ def read_exports(given: Sequence[str]) -> list[Export]:
             check_roofline(export.path)
         else:
             check_output(export.path)
+        if export.exporter == "html":
+            check_charts(export.path)
         if sum(other.path == export.path for other in found) > 1:
             raise InputError(f"--export {export.path}: two files of that name are asked for")
     return found
