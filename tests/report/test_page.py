@@ -10,12 +10,15 @@ from itertools import accumulate
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from analyzer import profile
 from analyzer.errors import MissingExtraError
+from analyzer.parallel import world
 from analyzer.report.page.document import unpack
 from analyzer.report.page.memory import describe_memory, find_blocks, thin_out
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
+from analyzer.units import format_seconds
 
 VOID = {"meta", "br"}
 
@@ -176,3 +179,20 @@ def test_modules_of_the_chart_add_up(trained):
         for i, total in enumerate(below):
             if total:
                 assert total == pytest.approx(quantity["values"][i]), (quantity["title"], modules["name"][i])
+
+
+def test_communication_of_a_rank_is_told_as_the_profile_tells_it():
+    def build():
+        model = Net()
+        for layer in model.layers:
+            fully_shard(layer)
+        return fully_shard(model)
+
+    with world(8, cluster="dgx_h100"):
+        p = profile(build, args=(torch.empty(4, 16, 32),), optimizer="sgd", device="h100")
+    text = p.to_html()
+    exposed = sum(phase.exposed_comm_seconds for phase in p.phases.values())
+    assert facts(text, "lanes")["exposed_seconds"] == exposed == pytest.approx(sum(c.exposed_seconds for c in p.comm))
+    comm = facts(text, "communication")
+    assert sum(comm["totals"]["bytes"]) == sum(c.bytes for c in p.comm) == sum(comm["calls"]["bytes"])
+    assert format_seconds(exposed) in text  # on the first screen

@@ -79,8 +79,8 @@ drawings.lanes = (box, data) => {
       yaxis: { categoryorder: "array", categoryarray: [...lanes].reverse(), fixedrange: true } }), chartOptions);
   }
   const busy = byLane.map((spans, n) => [texts.lane[n], spans.reduce((sum, i) => sum + (kind(i) === "wait" ? 0 : seconds[i]), 0), spans.length]);
-  if (exposed.length) busy.push(["exposed communication", exposed.reduce((sum, [from, to]) => sum + to - from, 0), exposed.length]);
   const facts = busy.map(([name, time, calls]) => `${name}: ${format(time / SECOND, "seconds")} of ${format(end / SECOND, "seconds")} (${format(end ? time / end : 0, "share")}), ${calls.toLocaleString("en")} spans`);
+  if (data.exposed_seconds) facts.push(`exposed communication: ${format(data.exposed_seconds, "seconds")} of ${format(end / SECOND, "seconds")} (${format(data.exposed_seconds * SECOND / end, "share")})`);
   box.append(chart, detail, element("ul", { class: "note" }, ...facts.map((fact) => element("li", {}, fact))),
     ...(data.merged ? [element("p", { class: "note" }, "Neighbours that run for one module are drawn as one.")] : []));
   draw();
