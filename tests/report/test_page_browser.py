@@ -208,3 +208,16 @@ def test_figures_are_printed_as_the_package_prints_them(show, net):
     shares = [0, 1e-6, 0.00123, 0.4137, 1]
     assert page.evaluate("values => values.map(v => format(v, 'share'))", shares) == [format_percent(v) for v in shares]
     assert page.evaluate("format(null, 'bytes')") == "-"
+
+
+def test_ten_thousand_nodes(show, tmp_path):
+    p = profile(lambda: Net(2400), args=(torch.empty(1, 4, 64),), mode="infer", device="h100")
+    assert len(p.nodes) > 10_000
+    page = show(p)
+    assert (tmp_path / "page.html").stat().st_size < 10_000_000
+    draw_all(page)
+    assert page.inner_text(".nodes .controls [role=status]") == f"{len(p.nodes):,} rows"
+    assert len(page.query_selector_all(".nodes tbody tr")) < 60  # of all rows only those in sight
+    page.click(".nodes th button:has-text('Fwd FLOPs')")
+    top = max(node.fwd_flops for node in p.nodes)
+    assert page.inner_text(".nodes tbody tr:not(.spacer) td:nth-child(9)") == format_count(top)
