@@ -1,6 +1,7 @@
-"""Profiles written by hand, every figure derived in the comment beside it, and the golden files."""
+"""Profiles written by hand, every figure derived in the comment beside it, the golden files, and a browser."""
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,9 @@ HIDDEN = TensorInfo((8, 32), "float32", "cuda:0")   # 1024 bytes
 LOGITS = TensorInfo((8, 4), "float32", "cuda:0")    # 128 bytes
 X = TensorInfo((8, 16), "float32", "cuda:0")        # 512 bytes
 BASE = 0x7F0000000000
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+#: Where screenshots are kept to be looked at; nowhere unless it is set.
+SHOTS = os.environ.get("ANALYZER_SCREENSHOTS")
 
 
 @pytest.fixture
@@ -270,3 +274,68 @@ def add_up():
         value, slack = parse(total)
         assert abs(sum(v for v, _ in parsed) - value) <= slack + sum(s for _, s in parsed) + 1e-6, (cells, total)
     return check
+
+
+# -- a browser ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")  # its event loop is that of the thread, in which other files run loops of their own
+def browser():
+    """Chromium; tests are skipped where there is none (Debian: apt-get install chromium)."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open the page of a record; what it says to the console as an error or warning, and what it asks for, must be
+    nothing.
+    """
+    heard: list[str] = []
+    opened = []
+
+    def open_page(record, width=1400, scheme="light"):
+        path = tmp_path / "page.html"
+        record.to_html(path)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        opened.append(context)
+        page = context.new_page()
+        page.on("console", lambda said: heard.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda asked: heard.append(asked.url) if asked.url != path.as_uri() else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector(".chart .main-svg")
+        return page
+
+    yield open_page
+    for context in opened:
+        context.close()
+    assert heard == []
+
+
+@pytest.fixture
+def draw_all():
+    """Scroll through a page, so that every part that is in sight is drawn."""
+    def draw(page):
+        for section in page.query_selector_all("section.part"):
+            if section.is_visible():
+                section.scroll_into_view_if_needed()
+        page.wait_for_function("""[...document.querySelectorAll("section.part .body")].every(
+            (body) => !body.offsetParent || body.childElementCount && (!body.querySelector(".chart")
+                                                                       || body.querySelector(".main-svg")))""")
+    return draw
+
+
+@pytest.fixture
+def keep_shot():
+    """Keep a picture of a whole page, where pictures are kept."""
+    def keep(page, name):
+        if SHOTS:
+            Path(SHOTS).mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=str(Path(SHOTS) / f"{name}.png"), full_page=True)
+    return keep

@@ -1,11 +1,9 @@
 """Pages as a browser shows them: nothing fails, nothing is fetched, figures are the profile's, and one can look around
-by mouse and keys. Skipped where there is no chromium (Debian: apt-get install chromium).
+by mouse and keys.
 """
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +12,6 @@ from torch import nn
 from analyzer import profile
 from analyzer.report.page.document import unpack
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
-#: Where screenshots are kept to be looked at; nowhere unless it is set.
-SHOTS = os.environ.get("ANALYZER_SCREENSHOTS")
 
 
 class Block(nn.Module):
@@ -46,58 +39,12 @@ def net():
     return profile(Net(), args=(torch.empty(8, 32, 64),), optimizer="adamw", device="h100")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def show(browser, tmp_path):
-    """Open a page; what it says to the console as an error or warning, and what it asks for, must be nothing."""
-    heard: list[str] = []
-    opened = []
-
-    def open_page(profile, width=1400, scheme="light"):
-        path = tmp_path / "page.html"
-        profile.to_html(path)
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        opened.append(context)
-        page = context.new_page()
-        page.on("console", lambda said: heard.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda asked: heard.append(asked.url) if asked.url != path.as_uri() else None)
-        page.goto(path.as_uri())
-        page.wait_for_selector(".memory .main-svg")
-        return page
-
-    yield open_page
-    for context in opened:
-        context.close()
-    assert heard == []
-
-
-def draw_all(page):
-    """Scroll through the page, so that every part is drawn."""
-    for section in page.query_selector_all("section.part"):
-        section.scroll_into_view_if_needed()
-    page.wait_for_selector(".nodes tbody tr:not(.spacer)")
-
-
-def keep_shot(page, name):
-    if SHOTS:
-        Path(SHOTS).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=str(Path(SHOTS) / f"{name}.png"), full_page=True)
-
-
-LOOKS = [(1400, "light"), (800, "dark"), *([(1400, "dark"), (800, "light")] if SHOTS else [])]
+LOOKS = [(1400, "light"), (800, "dark"),
+         *([(1400, "dark"), (800, "light")] if os.environ.get("ANALYZER_SCREENSHOTS") else [])]
 
 
 @pytest.mark.parametrize("width, scheme", LOOKS)
-def test_every_part_is_drawn_and_nothing_is_wider_than_the_window(show, net, width, scheme):
+def test_every_part_is_drawn_and_nothing_is_wider_than_the_window(show, draw_all, keep_shot, net, width, scheme):
     page = show(net, width, scheme)
     draw_all(page)
     for kind in ("memory", "lanes", "modules", "roofline"):
@@ -156,7 +103,7 @@ def test_hover_names_operator_module_bytes_and_source(show, net):
         assert said in told, told
 
 
-def test_nodes_sort_filter_and_move_by_keys(show, net):
+def test_nodes_sort_filter_and_move_by_keys(show, draw_all, net):
     page = show(net)
     draw_all(page)
     column = [node.fwd_flops for node in net.nodes]
@@ -175,7 +122,7 @@ def test_nodes_sort_filter_and_move_by_keys(show, net):
     assert "module blocks.3" in page.inner_text(".nodes .body > div > div.note")
 
 
-def test_modules_drill_down_and_search(show, net):
+def test_modules_drill_down_and_search(show, draw_all, net):
     page = show(net)
     draw_all(page)
     page.fill(".modules input[type=search]", "blocks.7")
