@@ -5,10 +5,13 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.estimate import find_range
+from analyzer.report.page.document import Part, write_page
 from analyzer.units import format_percent, format_seconds
 
 from .action_graph import ActionGraph, Node
@@ -22,6 +25,7 @@ from .pipeline_action import (
     place_stages,
 )
 from .pipeline_chart import draw_bars, list_seconds
+from .pipeline_page import pipeline_headline, pipeline_part
 from .stage_action import RankTime, StageAction
 from .stage_cost import FAMILIES, StageCost
 
@@ -76,6 +80,16 @@ class PipelineTimeline:
                 f"imbalance {self.imbalance:.2f}, slowest rank {self.slowest_rank}"]
         bars = draw_bars(self.ranks, self.actions, self.step_seconds, width)
         return "\n".join([*head, *bars, "", *list_seconds(self.ranks, self.step_seconds), *self.assumptions])
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page of the timeline as text, also written to ``path`` if one is given: a lane a rank, and what its seconds
+        are spent on. Raises MissingExtraError without plotly.
+        """
+        said = Part("text", "Summary as text", lead=f"<pre>{escape(self.render())}</pre>", has_chart=False)
+        first = pipeline_headline(self.step_seconds, self.step_seconds_range, self.micro_batches, self.ranks,
+                                  (self.bubble_share, self.exposed_transfer_share), self.imbalance, self.slowest_rank)
+        return write_page("One step of a pipeline",
+                          [first, pipeline_part(self.ranks, self.actions, self.step_seconds), said], path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``json.dumps`` takes."""

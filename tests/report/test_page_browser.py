@@ -157,7 +157,7 @@ def test_figures_are_printed_as_the_package_prints_them(show, net):
     assert page.evaluate("format(null, 'bytes')") == "-"
 
 
-def test_ten_thousand_nodes(show, tmp_path):
+def test_ten_thousand_nodes(show, draw_all, tmp_path):
     p = profile(lambda: Net(2400), args=(torch.empty(1, 4, 64),), mode="infer", device="h100")
     assert len(p.nodes) > 10_000
     page = show(p)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from analyzer.errors import MissingExtraError
+from analyzer.output import check_output, write_output
 
 #: Scripts that each part may need, in the order in which they are put into the page.
 _BASE = ("format.js", "theme.js", "grid.js")
@@ -25,7 +27,8 @@ _ASSETS = resources.files(__package__) / "assets"
 class Part:
     """A part of a page: ``assets/<kind>.js`` draws its ``data``, which are JSON, into a section under its title.
 
-    ``lead`` is HTML, made by the caller and escaped there, which stands there without any script.
+    ``lead`` is HTML, made by the caller and escaped there, which stands there without any script. Of parts with a
+    ``group`` those of the first one are in sight, until another is chosen (`choice_part`).
     """
 
     kind: str
@@ -33,6 +36,16 @@ class Part:
     data: Mapping[str, Any] = field(default_factory=dict)
     lead: str = ""
     has_chart: bool = True
+    group: str = ""
+
+
+def choice_part(title: str, groups: Sequence[str], note: str = "") -> Part:
+    """A part that chooses which group of parts is in sight.
+
+    >>> choice_part("Rank", ["rank 0", "rank 3"]).data["groups"]
+    ['rank 0', 'rank 3']
+    """
+    return Part("choice", title, {"groups": list(groups), "note": note}, has_chart=False)
 
 
 def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
@@ -55,10 +68,19 @@ def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
         f"<style>\n{_read('page.css')}</style>", "</head>", "<body>",
         f'<header class="top"><h1>{escape(title)}</h1><div class="actions"><span class="contents">{_contents(parts)}'
         '</span><button id="theme" type="button">Theme: auto</button></div></header>', "<main>",
-        *(_section(part, i) for i, part in enumerate(parts)), "</main>",
+        *(_section(part, i, _is_hidden(part, parts)) for i, part in enumerate(parts)), "</main>",
         f'<script id="data" type="application/gzip+base64">{pack(data)}</script>',
         *([f"<script>{_plotly()}</script>"] if any(part.has_chart for part in parts) else []),
         *(f"<script>\n{_read(name)}</script>" for name in scripts), "</body>", "</html>", ""])
+
+
+def write_page(title: str, parts: Sequence[Part], path: str | Path | None) -> str:
+    """`build_page`, also written to ``path`` if one is given. Raises OutputError where no file can be written there."""
+    check_output(path)
+    page = build_page(title, parts)
+    if path is not None:
+        write_output(path, page)
+    return page
 
 
 def pack(data: object) -> str:
@@ -93,14 +115,23 @@ def columns_of(rows: Iterable[object], names: Iterable[str]) -> dict[str, list[A
     return {name: [getattr(row, name) for row in all_rows] for name in names}
 
 
-def _section(part: Part, i: int) -> str:
+def _section(part: Part, i: int, is_hidden: bool) -> str:
     heading = f"<h2>{escape(part.title)}</h2>" if part.title else ""
-    return (f'<section id="part-{i}" class="part {escape(part.kind)}" aria-label="{escape(part.title or "Verdict")}">'
-            f'{heading}{part.lead}<div class="body"></div></section>')
+    return (f'<section id="part-{i}" class="part {escape(part.kind)}" aria-label="{escape(part.title or "Verdict")}"'
+            f'{_group(part, is_hidden)}>{heading}{part.lead}<div class="body"></div></section>')
 
 
 def _contents(parts: Sequence[Part]) -> str:
-    return " ".join(f'<a href="#part-{i}">{escape(part.title)}</a>' for i, part in enumerate(parts) if part.title)
+    return " ".join(f'<a href="#part-{i}"{_group(part, _is_hidden(part, parts))}>{escape(part.title)}</a>'
+                    for i, part in enumerate(parts) if part.title)
+
+
+def _is_hidden(part: Part, parts: Sequence[Part]) -> bool:
+    return bool(part.group) and part.group != next(other.group for other in parts if other.group)
+
+
+def _group(part: Part, is_hidden: bool) -> str:
+    return f' data-group="{escape(part.group)}"{" hidden" if is_hidden else ""}' if part.group else ""
 
 
 def _has_script(kind: str) -> bool:

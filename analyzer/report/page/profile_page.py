@@ -6,13 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from analyzer.output import write_output
 from analyzer.report.summary import describe_run, summarize
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
 from .communication import describe_communication
-from .document import Part, build_page
+from .document import Part, write_page
 from .lanes import describe_lanes
 from .memory import describe_memory
 from .modules import describe_modules
@@ -31,10 +30,7 @@ _PARTS: tuple[tuple[str, str, _Describe], ...] = (
 @register_exporter.shipped("html")
 def to_html(profile: Profile, path: str | Path | None = None) -> str:
     """The page as text, also written to ``path`` if one is given. Raises MissingExtraError without plotly."""
-    page = build_page(describe_run(profile)[0], list(list_parts(profile)))
-    if path is not None:
-        write_output(path, page)
-    return page
+    return write_page(describe_run(profile)[0], list(list_parts(profile)), path)
 
 
 def list_parts(profile: Profile) -> Iterator[Part]:

@@ -11,6 +11,8 @@ from analyzer.report.summary import PHASE_COLUMNS, describe_out_of_memory, descr
 from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 
+from .headline import write_headline, write_tile
+
 _STATES = {True: "fits", False: "fails", None: "unknown"}
 
 
@@ -25,47 +27,34 @@ def write_verdict(profile: Profile) -> str:
     title, *more = lines
     remedy = find_remedy(profile)
     return "".join([
-        f'<p class="headline {state}">{escape(_capital(title))}</p>',
-        *(f'<p class="said">{escape(_capital(line))}</p>' for line in more),
-        *([f'<p class="said">Bound by {escape(remedy)}</p>'] if remedy else []),
-        '<dl class="tiles">', *_write_tiles(profile), "</dl>",
+        write_headline(title, [*more, *([f"Bound by {remedy}"] if remedy else [])], _write_tiles(profile), state),
         f'<details class="run"><summary>What was run</summary><p>{"<br>".join(map(escape, run))}</p></details>'])
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def _write_tiles(p: Profile) -> Iterator[str]:
     size = format_quantity
-    yield _tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
-                f"{size(p.peak_reserved_bytes, 'bytes')} reserved", "At most, over the first and a later step.")
+    yield write_tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
+                     f"{size(p.peak_reserved_bytes, 'bytes')} reserved", "At most, over the first and a later step.")
     if p.step_seconds is not None:
         low_high = format_step(p).partition(" (")[2].rstrip(")")
         note = f"{p.how_timed}, {low_high}" if low_high else p.how_timed
-        yield _tile("Step time", size(p.step_seconds, "seconds"), note, describe_seconds(p))
+        yield write_tile("Step time", size(p.step_seconds, "seconds"), note, describe_seconds(p))
     if p.device is not None and (mfu := p.mfu()) is not None:
         hfu = p.hfu()
-        yield _tile("MFU", size(mfu, "share"), "" if hfu in (None, mfu) else f"HFU {size(hfu, 'share')}",
-                    "Model FLOPs utilization: forward and backward over the device's peak.")
+        yield write_tile("MFU", size(mfu, "share"), "" if hfu in (None, mfu) else f"HFU {size(hfu, 'share')}",
+                         "Model FLOPs utilization: forward and backward over the device's peak.")
     if p.tokens_per_second is not None:
-        yield _tile("Tokens a second", size(p.tokens_per_second, "count"),
-                    "" if p.data_parallel_size in (None, 1) else f"of {p.data_parallel_size} copies")
+        yield write_tile("Tokens a second", size(p.tokens_per_second, "count"),
+                         "" if p.data_parallel_size in (None, 1) else f"of {p.data_parallel_size} copies")
     elif p.samples_per_second is not None:
-        yield _tile("Samples a second", size(p.samples_per_second, "count"))
-    yield _tile("Parameters", size(p.params, "count"), size(p.param_bytes, "bytes"))
-    yield _tile("FLOPs", size(p.hardware_flops, "count"),
-                "" if p.mode == "infer" else f"{size(p.fwd_flops, 'count')} forward")
+        yield write_tile("Samples a second", size(p.samples_per_second, "count"))
+    yield write_tile("Parameters", size(p.params, "count"), size(p.param_bytes, "bytes"))
+    yield write_tile("FLOPs", size(p.hardware_flops, "count"),
+                     "" if p.mode == "infer" else f"{size(p.fwd_flops, 'count')} forward")
     if p.comm:
         exposed = [phase.exposed_comm_seconds for phase in p.phases.values()]
         known = None if None in exposed else sum(seconds or 0 for seconds in exposed)
-        yield _tile("Exposed communication", size(known, "seconds"), "", "In which nothing is computed.")
-
-
-def _tile(name: str, figure: str, note: str = "", explained: str = "") -> str:
-    title = f' title="{escape(explained)}"' if explained else ""
-    return (f"<div{title}><dt>{escape(name)}</dt><dd>{escape(figure)}</dd>"
-            + (f"<dd class=\"note\">{escape(note)}</dd>" if note else "") + "</div>")
+        yield write_tile("Exposed communication", size(known, "seconds"), "", "In which nothing is computed.")
 
 
 def write_phases(profile: Profile) -> str:

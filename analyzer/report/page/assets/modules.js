@@ -1,6 +1,6 @@
 "use strict";
 /* The module tree: an icicle or a treemap of one quantity, with drill-down by clicks, and a table of all quantities. */
-drawings.modules = (box, data) => {
+drawings.modules = (box, data, id) => {
   const CHARTED = 7, LEVELS = 5, LEAST = 0.004, MOST = 60, count = data.name.length;
   const parent = [], children = data.name.map(() => []), open = [];
   for (let i = 0; i < count; i += 1) {
@@ -56,8 +56,8 @@ drawings.modules = (box, data) => {
     draw();
   }
 
-  const list = element("datalist", { id: "module-paths" }, ...data.path.filter((path) => path).slice(0, 1000).map((path) => element("option", { value: path })));
-  const search = element("input", { type: "search", size: 34, placeholder: "Go to a module: layers.0.mlp", list: "module-paths", "aria-label": "Go to a module", onchange: () => {
+  const list = element("datalist", { id: `${id}-paths` }, ...data.path.filter((path) => path).slice(0, 1000).map((path) => element("option", { value: path })));
+  const search = element("input", { type: "search", size: 34, placeholder: "Go to a module: layers.0.mlp", list: `${id}-paths`, "aria-label": "Go to a module", onchange: () => {
     const text = search.value.trim(), exact = data.path.indexOf(text), found = exact >= 0 ? exact : data.path.findIndex((path) => path && path.includes(text));
     if (found >= 0) { go(found); table.select(found); } else told.textContent = `no module has ${text} in its path`;
   } });

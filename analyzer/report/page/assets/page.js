@@ -13,5 +13,5 @@
     for (const entry of entries) if (entry.isIntersecting) draw(byId[entry.target.id]);
   }, { rootMargin: "200px" });
   for (const part of parts) watcher.observe(document.getElementById(part.id));
-  window.addEventListener("beforeprint", () => parts.forEach(draw));
+  window.addEventListener("beforeprint", () => parts.filter((part) => !document.getElementById(part.id).hidden).forEach(draw));
 })();
