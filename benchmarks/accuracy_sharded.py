@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import math
 import multiprocessing
 import os
 import statistics
@@ -27,10 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer import Profile, ProfileOptions, profile
-from analyzer.hardware import ClusterSpec, find_cluster, find_device
-from analyzer.hardware.host_spec import host_of
-from analyzer.hardware.kernel_time.estimate import find_range
+from analyzer import ProfileOptions, profile
+from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.parallel import world
 from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED
@@ -89,11 +86,12 @@ def cluster_of_run(run: Run) -> ClusterSpec:
 
 
 class Part(NamedTuple):
-    """Seconds of a step of some layers: of a micro-batch, of the rest, and how far off they may be."""
+    """Seconds of a step of some layers: of a micro-batch, of the rest, and the range of both."""
 
     micro_batch: float
     rest: float
-    error: float
+    low: float
+    high: float
 
 
 def run_part(run: Run, layers: int) -> Part:
@@ -109,22 +107,8 @@ def run_part(run: Run, layers: int) -> Part:
                     options=ProfileOptions(unknown_value="placeholder"))
     forward, backward = (p.phases[name].seconds for name in ("forward", "backward"))
     assert forward is not None and backward is not None and p.step_seconds is not None
-    return Part(forward + backward, p.step_seconds - forward - backward, find_error(p, DEVICES[run.gpu]))
-
-
-def find_error(p: Profile, device: str) -> float:
-    """How many seconds nine in ten steps of other machines may be above the prediction. Their clocks and versions move
-    all kernels alike, so their errors go together; those of exposed communication and of waits for the host are apart.
-    """
-    sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
-    for operator in p.operators:
-        part = sums[operator.operator.startswith(("c10d", "_c10d"))]
-        part[0] += operator.seconds or 0.0
-        part[1] += operator.error_seconds or 0.0
-    exposed = math.fsum(phase.exposed_comm_seconds or 0.0 for phase in p.phases.values())
-    waits = math.fsum(phase.launch_seconds or 0.0 for phase in p.phases.values()) * host_of(find_device(device)).spread
-    seconds, error = sums[True]
-    return math.hypot(sums[False][1], waits, exposed * error / seconds if seconds else 0.0)
+    assert p.step_seconds_range is not None
+    return Part(forward + backward, p.step_seconds - forward - backward, *p.step_seconds_range)
 
 
 def judge(run: Run) -> Judged:
@@ -133,8 +117,8 @@ def judge(run: Run) -> Judged:
     few, more = run_part(run, FEW), run_part(run, MORE)
     grown = Part(*(a + (b - a) * (run.layers - FEW) / (MORE - FEW) for a, b in zip(few, more)))
     seconds = grown.micro_batch * run.grad_accum + grown.rest
-    error = grown.error * seconds / (grown.micro_batch + grown.rest)
-    return Judged("step", DEVICES[run.gpu], "", run.step_seconds, seconds, *find_range(seconds, error), None)
+    whole = seconds / (grown.micro_batch + grown.rest)
+    return Judged("step", DEVICES[run.gpu], "", run.step_seconds, seconds, whole * grown.low, whole * grown.high, None)
 
 
 PARTS: Mapping[str, Callable[[Run], bool]] = {

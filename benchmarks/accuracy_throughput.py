@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import math
 import multiprocessing
 import os
 import statistics
@@ -29,12 +28,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from analyzer import Profile, ProfileOptions, profile
-from analyzer.hardware import ClusterSpec, find_cluster, find_device
-from analyzer.hardware.host_spec import host_of
+from analyzer import ProfileOptions, profile
+from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
+from analyzer.parallel.profiled_stage import find_compute_spread
 from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED, THROUGHPUT
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
@@ -120,18 +119,9 @@ def time_stage(shape: StageShape) -> StageTime:
                     options=ProfileOptions(unknown_value="placeholder"))
     assert p.params is not None
     forward, backward, optimizer = (p.phases[name].seconds for name in ("forward", "backward", "optimizer"))
-    assert forward is not None and backward is not None and optimizer is not None
-    return StageTime(forward, backward, optimizer, find_spread(p), p.params)
-
-
-def find_spread(p: Profile) -> float:
-    """How far nine in ten steps of other machines may be above the prediction, as a part of it. Their clocks and
-    versions move all kernels alike, so errors of kernels go together; waits for the host have their own.
-    """
-    assert p.step_seconds is not None and p.kernel_seconds is not None
-    kernels = math.fsum(operator.error_seconds or 0.0 for operator in p.operators)
-    waits = max(0.0, p.step_seconds - p.kernel_seconds) * host_of(find_device(DEVICE)).spread
-    return math.hypot(kernels, waits) / p.step_seconds
+    spread = find_compute_spread(p)
+    assert forward is not None and backward is not None and optimizer is not None and spread is not None
+    return StageTime(forward, backward, optimizer, spread, p.params)
 
 
 def known(time: KernelTime | None) -> KernelTime:
@@ -265,9 +255,9 @@ Most steps of one host wait for the host, whose pace was fitted on another machi
 split over ranks, are shorter than their launches. There a layer takes as long whatever its size, and longer on eight
 ranks, which share the host's processors; the prediction knows one pace. Of steps that wait for the device, those of
 2,048 columns on one tensor-parallel rank compute faster than predicted, and their embedding and loss take longer, as
-they would with a vocabulary that is not made a multiple of eight. The range takes the errors of all kernels to go
-together, as another machine's clocks and versions would move them; `Profile.step_seconds_range`, which takes those of
-different families to be independent, is narrower: it held 78.0 % when this benchmark took it, at 9a3503a.
+they would with a vocabulary that is not made a multiple of eight. The range of a stage is that of its profile
+(`Profile.step_seconds_range`): the host at both ends of its pace, then the kernels, then what communicates; the stages
+are joined at both ends, too.
 """
 
 

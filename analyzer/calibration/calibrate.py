@@ -16,6 +16,7 @@ from analyzer.hardware.catalogue import find_device
 from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, count_threads, identify_host
 from analyzer.hardware.device_file import UNFINISHED
 from analyzer.hardware.device_spec import DeviceSpec
+from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.output import check_output, write_output
 from analyzer.record.progress import report_progress
 
@@ -86,6 +87,8 @@ def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> Devic
     base = DeviceSpec.from_measurement(like.name, figures, command=f"analyzer calibrate: {identity}", date=_today(),
                                        like=like)
     host = find_host(points)
+    if host:  # it is this host, no other
+        host["spread"] = find_constants("host", base)["measured_spread"]
     calibration: dict[str, Mapping[str, float]] = dict(base.calibration)
     if like.kind == "cpu":
         points = leave_calls_out(points)

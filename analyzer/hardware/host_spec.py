@@ -24,7 +24,7 @@ class HostSpec:
     - ``launch_seconds``: one kernel given to the driver.
     - ``gap_seconds``: between two kernels of a full queue, on the device.
     - ``synchronize_seconds``: from a kernel's end to the host's going on after it waited for it.
-    - ``spread``: as in `KernelTime`.
+    - ``spread``: nine in ten measured hosts take at most that part more for all of it, or less by the same factor.
     """
 
     module_seconds: float

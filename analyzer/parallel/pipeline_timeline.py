@@ -143,8 +143,10 @@ def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
 
 def _find_range(lists: ActionLists, costs: Sequence[StageCost], shared: Mapping[str, float],
                 end: float) -> tuple[float, float] | None:
-    """Low and high of the step: errors of one family go together, those of different families do not."""
-    errors = []
+    """Low and high of the step: the stages are alike, so that errors of one family go together on all of them; those of
+    different families do not. The stages are joined again with each family at both ends of its range.
+    """
+    ends: list[tuple[float, float]] = []
     for family in FAMILIES:
         spreads = [cost.spread_of(family) for cost in costs]
         if family == "group" and any(shared.values()):
@@ -152,12 +154,12 @@ def _find_range(lists: ActionLists, costs: Sequence[StageCost], shared: Mapping[
         known = [spread for spread in spreads if spread is not None]
         if len(known) < len(spreads):
             return None
-        factor = 1 + max(known) if family == "group" else 1.0
         if any(known):
-            stretched = ActionGraph(lists, [cost.stretch(family) for cost in costs],
-                                    {name: seconds * factor for name, seconds in shared.items()})
-            errors.append(stretched.end - end)
-    return find_range(end, math.hypot(*errors))
+            slower, faster = (ActionGraph(lists, [cost.stretch(family, way) for cost in costs], {
+                name: seconds * (1 + max(known))**(way if family == "group" else 0)
+                for name, seconds in shared.items()}).end for way in (1, -1))
+            ends.append((slower, faster))
+    return find_range(end, [slower for slower, _ in ends], [faster for _, faster in ends])
 
 
 def _end_of_step(rank: int, actions: Sequence[PipelineAction], costs: Sequence[StageCost],

@@ -7,6 +7,7 @@ from typing import Any
 
 from analyzer.results.communication import CommInfo
 from analyzer.results.profile import Profile
+from analyzer.units import add_quantities
 
 from .pipeline_action import ActionLists, place_stages
 from .pipeline_timeline import PipelineTimeline, join_timeline
@@ -69,12 +70,32 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
     parts = micro_batches * stages
     computes = [((forward or 0.0) - sum(s for s in waited["forward"] if s is not None)) / parts,
                 ((backward or 0.0) - sum(s for s in waited["backward"] if s is not None) - exchange) / parts]
-    step, between = profile.step_seconds, profile.step_seconds_range
     return StageCost(max(0.0, computes[0]), max(0.0, computes[1]),
                      send_forward=_send_seconds(rows, ranks, stage, 1),
                      send_backward=_send_seconds(rows, ranks, stage, -1), reduce_grad=exchange / stages,
-                     optimizer=(optimizer or 0.0) / stages,
-                     compute_spread=between[1] / step - 1 if between and step else None)
+                     optimizer=(optimizer or 0.0) / stages, compute_spread=find_compute_spread(profile),
+                     transfer_spread=_find_spread(profile, [row for row in rows if row.kind in TRANSFERS]),
+                     group_spread=_find_spread(profile, [row for row in rows if row.kind in _SUMS]))
+
+
+def find_compute_spread(profile: Profile) -> float | None:
+    """How far nine in ten measured steps may be above a rank's own, or below by the same factor, as a part of it; None
+    where its range is not known.
+
+    >>> find_compute_spread(Profile(name="", mode="train", step_seconds=1.0, step_seconds_range=(0.5, 1.5)))
+    1.0
+    """
+    step, known = profile.step_seconds, profile.step_seconds_range
+    return max(known[1] / step, step / known[0]) - 1 if step and known and known[0] else None
+
+
+def _find_spread(profile: Profile, rows: Sequence[CommInfo]) -> float | None:
+    """The spread of what communicates, all of whose errors go together; None where a time is not known."""
+    names = {row.operator for row in rows}
+    found = [operator for operator in profile.operators if operator.operator in names]
+    seconds = add_quantities([operator.seconds for operator in found])
+    error = add_quantities([operator.error_seconds for operator in found])
+    return None if seconds is None or error is None else error / seconds if seconds else 0.0
 
 
 def _send_seconds(rows: Sequence[CommInfo], ranks: dict[int, int], stage: int, step: int) -> float:

@@ -29,7 +29,8 @@ class RankRow:
     - ``kind``: what tells it from the others, ``"stage 1 of 4"``; ``"each"`` where all ranks are alike.
     - ``peak_phase``: in which phase most is allocated. ``comm_bytes``: whole bytes of all collectives and messages.
     - ``host_peak_bytes``: of tensors on the host, of a script that was run dry.
-    - ``step_seconds``: of this rank alone, as if none made it wait.
+    - ``step_seconds``: of this rank alone, as if none made it wait; ``step_seconds_range`` is low and high, which hold
+      nine of ten measured steps.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankRow:
     step_seconds: float | None
     comm_bytes: int | None
     host_peak_bytes: int | None = None
+    step_seconds_range: tuple[float, float] | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -88,6 +90,13 @@ class RankTable:
             return self.timeline.step_seconds
         return None if self.slowest is None else self.slowest.step_seconds
 
+    @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """Low and high of `step_seconds`, which hold nine of ten measured steps; None where it is not known."""
+        if self.timeline is not None:
+            return self.timeline.step_seconds_range
+        return None if self.slowest is None else self.slowest.step_seconds_range
+
     def render(self) -> str:
         """The table as text, and which rank decides what."""
         cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
@@ -105,8 +114,10 @@ class RankTable:
             lines.append(f"most memory: rank {self.fullest.rank} ({self.fullest.kind}), "
                          f"{format_bytes(self.fullest.peak_allocated_bytes)} allocated")
         if self.slowest is not None:
+            known = self.step_seconds_range
+            between = f" ({format_seconds(known[0])} to {format_seconds(known[1])})" if known else ""
             lines.append(f"slowest: rank {self.slowest.rank} ({self.slowest.kind}); the step takes "
-                         f"{format_seconds(self.step_seconds)}")
+                         f"{format_seconds(self.step_seconds)}{between}")
         return "\n".join([*lines, *self.assumptions])
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,7 +129,7 @@ class RankTable:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankTable:
         """The table that ``to_dict`` gave, also after a round trip through JSON."""
-        rows = tuple(RankRow(**{**row, "runs": tuple(RankRun(*run) for run in row["runs"])}) for row in data["rows"])
+        rows = tuple(_read_row(row) for row in data["rows"])
         timeline = data["timeline"]
         return cls(data["size"], rows, None if timeline is None else PipelineTimeline.from_dict(timeline),
                    tuple(data["assumptions"]))
@@ -143,6 +154,12 @@ class RankTable:
         return dataclasses.replace(found, profiles=profiles)
 
 
+def _read_row(row: Mapping[str, Any]) -> RankRow:
+    known = row.get("step_seconds_range")
+    return RankRow(**{**row, "runs": tuple(RankRun(*run) for run in row["runs"]),
+                      "step_seconds_range": None if known is None else (known[0], known[1])})
+
+
 def merge_alike(rows: Sequence[RankRow]) -> list[RankRow]:
     """One row for all whose figures are equal, by the first of them; ``"each"`` where that is all there are."""
     found: dict[RankRow, list[RankRow]] = {}
@@ -165,4 +182,5 @@ def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str
     runs = tuple(RankRun(*run) for run in list_runs(alike))
     return RankRow(rank, runs, kind, profile.params, profile.param_bytes, profile.optimizer_bytes,
                    profile.peak_allocated_bytes, profile.peak_reserved_bytes, fullest[0] if fullest else None,
-                   profile.step_seconds, sum(known) if len(known) == len(comm) else None, profile.host_peak_bytes)
+                   profile.step_seconds, sum(known) if len(known) == len(comm) else None, profile.host_peak_bytes,
+                   profile.step_seconds_range)

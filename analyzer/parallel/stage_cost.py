@@ -23,7 +23,8 @@ class StageCost:
     - ``reduce_grad``: what of the exchange of gradients is left when the last backward pass ends. ``unshard``:
       gathering the stage's parameters. ``optimizer``: the update.
     - ``compute_spread``, ``transfer_spread``, ``group_spread``: nine in ten measured seconds of computations, transfers
-      and collectives are at most that part above the predicted ones; None where not known.
+      and collectives are at most that part above the predicted ones, or below by the same factor; None where not
+      known.
 
     Raises InputError for seconds that are negative or not finite.
 
@@ -65,9 +66,9 @@ class StageCost:
         spread: float | None = getattr(self, f"{family}_spread")
         return spread if any(getattr(self, name) for name in FAMILIES[family]) else 0.0
 
-    def stretch(self, family: str) -> StageCost:
-        """The cost with the seconds of a family at the upper end of their spread."""
-        factor = 1 + (self.spread_of(family) or 0.0)
+    def stretch(self, family: str, way: int = 1) -> StageCost:
+        """The cost with the seconds of a family at the upper end of their spread (``way`` 1), or at the lower (-1)."""
+        factor = (1 + (self.spread_of(family) or 0.0))**way
         known = {name: getattr(self, name) for name in FAMILIES[family] if getattr(self, name) is not None}
         return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
 

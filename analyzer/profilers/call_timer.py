@@ -15,7 +15,7 @@ from analyzer.record.op_call import OpCall
 
 from .host_time import HostTime
 from .kernel_time.call import kernel_time
-from .kernel_time.turn import find_kind, find_turn
+from .kernel_time.turn import COMMUNICATION, find_kind, find_turn
 from .schedule import PICOSECONDS, Work
 
 _WORK = itemgetter(0)
@@ -33,6 +33,14 @@ class TimedCall(NamedTuple):
     kind: str
     turn: Hashable
     signature: Signature
+
+
+class Pace(NamedTuple):
+    """How many times as long as predicted the host takes, kernels that compute, and those that communicate."""
+
+    host: float = 1.0
+    compute: float = 1.0
+    communication: float = 1.0
 
 
 class CallTimer:
@@ -78,3 +86,35 @@ class CallTimer:
     def works(self, table: CallTable, places: Sequence[int]) -> Iterator[Work]:
         """The work of each call at ``places``. Raises UnknownTimeError."""
         return map(_WORK, self.calls(table, places))
+
+
+class PacedTimer(CallTimer):
+    """The calls of a timer at another pace; the gap between two kernels stays as it is."""
+
+    def __init__(self, timer: CallTimer, pace: Pace) -> None:
+        self.log, self.device, self.host, self.gap, self.is_host = (
+            timer.log, timer.device, timer.host, timer.gap, timer.is_host)
+        self._timer, self._pace = timer, pace
+        self._paced: dict[int, TimedCall] = {}  # by identity: the timer keeps the calls that it timed
+
+    def time(self, call: OpCall) -> TimedCall:
+        """What the host and the device do for a call. Raises UnknownTimeError."""
+        return self._at_pace(self._timer.time(call))
+
+    def calls(self, table: CallTable, places: Sequence[int]) -> Iterator[TimedCall]:
+        """What the calls at ``places`` take. Raises UnknownTimeError."""
+        return map(self._at_pace, self._timer.calls(table, places))
+
+    def _at_pace(self, timed: TimedCall) -> TimedCall:
+        found = self._paced.get(id(timed))
+        if found is None:
+            work, pace = timed.work, self._pace
+            kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
+            more = round(timed.kernel.seconds * PICOSECONDS * (kernels - 1))
+            if self.is_host:  # the host runs the kernels itself
+                device = round((timed.kernel.seconds + timed.kernel.kernels * self.gap) * PICOSECONDS)
+                work = work._replace(host=round((work.host - device) * pace.host) + device + more)
+            else:
+                work = work._replace(host=round(work.host * pace.host), device=work.device + more)
+            found = self._paced[id(timed)] = timed._replace(work=work)
+        return found

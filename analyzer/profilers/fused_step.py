@@ -1,6 +1,7 @@
 """Seconds of a step as ``torch.compile`` would run it: fused kernels, launched by generated code or as one graph."""
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,20 +10,22 @@ from typing import Any, NamedTuple
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.host_spec import host_of
 from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import KernelTime, find_range
+from analyzer.hardware.kernel_time.error import ErrorSum
+from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.hardware.kernel_time.memory_bound import FAMILY, missed_fraction, read_machine, stream_time
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, sum_seconds
+from .call_timer import Pace
 from .fused_graph import COMPILED, Loop, build_graph
 from .fused_lowering import operator_name
 from .fusion import Kernel, fuse
 from .host_time import HostTime, waits_for_device
 from .kernel_time.call import kernel_time
 from .kernel_time.pointwise import COSTLY
-from .kernel_time.registry import find_rule
 from .schedule import PICOSECONDS, Clock, Work
+from .step_range import range_at_paces
 from .traffic import traffic_bytes
 
 #: Rows of at most so many elements are kept in registers (``should_use_persistent_reduction`` of
@@ -56,12 +59,24 @@ def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annota
 
 
 class _Item(NamedTuple):
-    """One launch: its kernels' time, the host's work for it, and which measured times its error goes with."""
+    """One launch: its kernels' time, the host's work for it, and what tells its kernels from others."""
 
     time: KernelTime
     host_seconds: float
-    family: object
+    kernel: object
     waits: bool = False
+
+    def at_pace(self, pace: Pace) -> _Item:
+        time = dataclasses.replace(self.time, seconds=self.time.seconds * pace.compute)
+        return self._replace(time=time, host_seconds=self.host_seconds * pace.host)
+
+
+class _Part(NamedTuple):
+    """What is launched in a row: as a compiled graph of so many inputs, or call by call (None)."""
+
+    phase: str
+    items: list[_Item]
+    inputs: int | None
 
 
 class _FusedStep:
@@ -83,39 +98,42 @@ class _FusedStep:
         loops: defaultdict[int, list[Loop]] = defaultdict(list)
         for loop in graph.loops:
             loops[loop.graph].append(loop)
-        phases: dict[str, float] = {}
-        items: list[_Item] = []
-        clock = Clock()
+        parts: list[_Part] = []
         for i, record in enumerate(self.log.phases):
             if record.step != last:
                 continue
-            start = max(clock)
-            if record.phase in COMPILED:
-                for number, place in enumerate(graph.phases):
-                    if place == i:
-                        part = [self.launch(kernel) for kernel in by_graph[number]]
-                        clock = self.run_graph(clock, part, count_inputs(loops[number]))
-                        items += part
-            else:
-                part = [self.call(call) for call in self.log.calls[record.first_call:record.last_call]]
-                clock = self.run_items(clock, part)
-                items += part
-            phases[record.phase] = phases.get(record.phase, 0.0) + (max(clock) - start) / PICOSECONDS
-        return self.describe(phases, items, kernels)
+            if record.phase not in COMPILED:
+                calls = self.log.calls[record.first_call:record.last_call]
+                parts.append(_Part(record.phase, [self.call(call) for call in calls], None))
+            for number, place in enumerate(graph.phases if record.phase in COMPILED else ()):
+                if place == i:
+                    launches = [self.launch(kernel) for kernel in by_graph[number]]
+                    parts.append(_Part(record.phase, launches, count_inputs(loops[number])))
+        return self.describe(parts, kernels)
+
+    def run_parts(self, parts: Sequence[_Part], pace: Pace) -> dict[str, float]:
+        """Seconds of each phase at a pace."""
+        phases = {record.phase: 0.0 for record in self.log.phases if record.step == self.log.steps - 1}
+        clock = Clock()
+        for phase, items, inputs in parts:
+            start, paced = max(clock), [item.at_pace(pace) for item in items]
+            clock = self.run_items(clock, paced) if inputs is None else self.run_graph(clock, paced, inputs, pace.host)
+            phases[phase] += (max(clock) - start) / PICOSECONDS
+        return phases
 
     def launch(self, kernel: Kernel) -> _Item:
         """A kernel of a compiled pass."""
         if kernel.extern is not None:
             time = self.time(kernel.extern)
             host = self.pace["extern_seconds"] + time.kernels * self.host.host.launch_seconds
-            return _Item(time, host, find_rule(kernel.extern.signature.op), waits_for_device(kernel.extern.signature))
+            return _Item(time, host, kernel.extern.signature, waits_for_device(kernel.extern.signature))
         nbytes = kernel.moved_bytes + self.reread_bytes(kernel)
         found = stream_time(nbytes, self.device, self.count_instructions(kernel))
         if found is None:
             raise _UnknownTimeError
         eager = sum(self.time(self.log.calls[index]).seconds for index in kernel.calls)
         time = KernelTime(min(found.seconds, eager), found.spread, found.bound)
-        return _Item(time, self.pace["kernel_seconds"] + self.host.host.launch_seconds, FAMILY)
+        return _Item(time, self.pace["kernel_seconds"] + self.host.host.launch_seconds, (nbytes, found.seconds))
 
     def count_instructions(self, kernel: Kernel) -> float:
         """Instructions of the functions of a kernel that take so many that they may be what bounds it."""
@@ -138,7 +156,7 @@ class _FusedStep:
     def call(self, call: OpCall) -> _Item:
         """A call outside compiled passes."""
         time = self.time(call)
-        return _Item(time, self.host.picoseconds(call, time.kernels) / PICOSECONDS, find_rule(call.signature.op),
+        return _Item(time, self.host.picoseconds(call, time.kernels) / PICOSECONDS, call.signature,
                      waits_for_device(call.signature))
 
     def time(self, call: OpCall) -> KernelTime:
@@ -147,15 +165,18 @@ class _FusedStep:
             raise _UnknownTimeError
         return found
 
-    def run_graph(self, clock: Clock, items: list[_Item], inputs: int) -> Clock:
-        """The clock after one compiled graph of so many input tensors, each of which is checked before it runs."""
-        entry = self.pace["graph_seconds"] + inputs * self.pace["tensor_seconds"]
+    def run_graph(self, clock: Clock, items: list[_Item], inputs: int, host: float) -> Clock:
+        """The clock after one compiled graph of so many input tensors, each of which is checked before it runs; the
+        host takes ``host`` times as long for that.
+        """
+        entry = host * (self.pace["graph_seconds"] + inputs * self.pace["tensor_seconds"])
         clock = clock.after(Work(round(entry * PICOSECONDS), 0))
         if not self.is_captured:
             return self.run_items(clock, items)
         captured = [item for item in items if not item.waits]
         seconds = sum(item.time.seconds + item.time.kernels * self.host.host.gap_seconds for item in captured)
-        clock = clock.after(Work(round(self.pace["graph_launch_seconds"] * PICOSECONDS), round(seconds * PICOSECONDS)))
+        launch = host * self.pace["graph_launch_seconds"]
+        clock = clock.after(Work(round(launch * PICOSECONDS), round(seconds * PICOSECONDS)))
         return self.run_items(clock, [item for item in items if item.waits])
 
     def run_items(self, clock: Clock, items: list[_Item]) -> Clock:
@@ -167,7 +188,8 @@ class _FusedStep:
                                      round(notice * PICOSECONDS)))
         return clock
 
-    def describe(self, phases: dict[str, float], items: list[_Item], kernels: list[Kernel]) -> dict[str, Any]:
+    def describe(self, parts: list[_Part], kernels: list[Kernel]) -> dict[str, Any]:
+        phases, items = self.run_parts(parts, Pace()), [item for part in parts for item in part.items]
         eager = [(call, self.time(call)) for call in self.calls]
         compiled = {record.phase for record in self.log.phases} & set(COMPILED)
         rest = sum(traffic_bytes(call, self.log.storages) for call, _ in eager if call.phase not in compiled)
@@ -175,20 +197,21 @@ class _FusedStep:
                     else traffic_bytes(kernel.extern, self.log.storages) for kernel in kernels)
         wall, seconds = sum(phases.values()), math.fsum(item.time.seconds for item in items)
         return {"mode": self.mode, **sum_seconds(phases), "kernel_seconds": seconds,
-                "step_seconds_range": self.find_range(wall, seconds, items),
+                "step_seconds_range": self.find_range(wall, parts),
                 "kernels": sum(item.time.kernels for item in items),
                 "eager_kernels": sum(time.kernels for _, time in eager),
                 "moved_bytes": moved + rest,
                 "eager_moved_bytes": sum(traffic_bytes(call, self.log.storages) for call, _ in eager),
                 "cuda_graphs": self.is_captured}
 
-    def find_range(self, wall: float, kernels: float, items: list[_Item]) -> tuple[float, float]:
-        """Low and high seconds: errors of one family of kernels go together, those of families do not."""
-        errors: defaultdict[object, float] = defaultdict(float)
-        for item in items:
-            errors[item.family] += item.time.seconds * item.time.spread
-        waiting = max(0.0, wall - kernels) * self.pace["spread"]
-        return find_range(wall, math.hypot(waiting, *errors.values()))
+    def find_range(self, wall: float, parts: Sequence[_Part]) -> tuple[float, float]:
+        """Low and high seconds, as those of a step that is not compiled."""
+        errors = ErrorSum()
+        for part in parts:
+            for time, _, kernel, _ in part.items:
+                errors.add(kernel, 1, time.seconds, time.spread)
+        return range_at_paces(wall, self.pace["spread"], errors, ErrorSum(),
+                              lambda pace: sum(self.run_parts(parts, pace).values()))
 
 
 def count_inputs(loops: Sequence[Loop]) -> int:

@@ -2,23 +2,23 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import BOUNDS, find_range
-from analyzer.record.log import Log, PlacedPart
+from analyzer.hardware.kernel_time.estimate import BOUNDS
+from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .call_timer import CallTimer, UnknownTimeError
 from .kernel_time.call import kernel_time
-from .kernel_time.registry import find_rule
-from .kernel_time.turn import COMMUNICATION
 from .lane_schedule import find_lanes
-from .schedule import PICOSECONDS, Clock, PhaseTime, Stretch
+from .schedule import PICOSECONDS, Clock, PhaseTime
+from .step_range import find_step_range
 from .stream_schedule import KernelRun, runs_in_turn, schedule_steps
+from .turn_schedule import time_phases
 
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
@@ -57,57 +57,25 @@ class _Latency:
 
     def __init__(self, log: Log, device: DeviceSpec) -> None:
         self.log, self.timer = log, CallTimer(log, device)
-        self._stretches: dict[tuple[int, int, int], Stretch] = {}
         #: where there are several streams: the kernels of the last step, by index of their call
         self._runs: dict[int, KernelRun] | None = None
 
     def run(self) -> Annotation:
-        last = self.log.steps - 1
+        log, last = self.log, self.log.steps - 1
         out = Annotation(self._fill_rows, lambda: find_lanes(self.log, self.timer))
-        times = self._find_ends() if self.timer.is_host or runs_in_turn(self.log) else self._schedule()
-        spent, spreads = self._sum_kernels(sum(time.exposed for (step, _), time in times.items() if step == last))
+        in_turn = self.timer.is_host or runs_in_turn(log)
+        times = time_phases(log, self.timer) if in_turn else self._schedule()
+        spent = self._sum_kernels()
         for key, time in times.items():
             out.phases[key].update(_divide(time, spent[key]))
         steady = {phase: row for (step, phase), row in out.phases.items() if step == last}
-        seconds, kernel_seconds, waiting = (sum(row[name] for row in steady.values()) for name in (
-            "seconds", "kernel_seconds", "launch_seconds"))
-        if self._runs is not None:
-            out.assumptions += [OVERLAP] if len({run.stream for run in self._runs.values()}) > 1 else []
-        else:  # over phases, too, kernels make up for waits
-            waiting = max(0.0, seconds - kernel_seconds)
+        if self._runs is not None and len({run.stream for run in self._runs.values()}) > 1:
+            out.assumptions.append(OVERLAP)
+        seconds = math.fsum(time.total for (step, _), time in times.items() if step == last) / PICOSECONDS
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
-                      "kernel_seconds": kernel_seconds,
-                      "step_seconds_range": self._find_range(seconds, waiting, spreads)}
+                      "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values()),
+                      "step_seconds_range": find_step_range(log, self.timer, seconds, in_turn)}
         return out
-
-    def _find_ends(self) -> dict[tuple[int, str], PhaseTime]:
-        """The time of each phase of each step, where kernels run one after the other. A step begins on an idle device;
-        a phase ends when the device has done what came before its end.
-        """
-        phases, table, works = self.log.phases, self.log.call_slots, self.timer.works
-        times: defaultdict[tuple[int, str], PhaseTime] = defaultdict(PhaseTime)
-        parts = deque(self.log.placed_parts())
-        clock, step, place = Clock(), -1, 0
-        for i, record in enumerate(phases):
-            if record.step != step:
-                clock, step = Clock(), record.step
-            start = max(clock)
-            end = phases[i + 1].first_call if i + 1 < len(phases) else len(table)
-            while parts and parts[0].first_call < end:
-                part = parts.popleft()
-                clock = clock.after_all(works(table, table.written_places(place, part.first_call)))
-                clock, place = self._stretch(part).end(clock), part.first_call
-            clock, place = clock.after_all(works(table, table.written_places(place, end))), end
-            times[step, record.phase] += PhaseTime(max(clock) - start)
-        return times
-
-    def _stretch(self, part: PlacedPart) -> Stretch:
-        key = id(part.segment), part.start, part.stop
-        found = self._stretches.get(key)
-        if found is None:
-            places = part.segment.places(part.start, part.stop, self.log)
-            found = self._stretches[key] = Stretch().then_all(self.timer.works(*places))
-        return found
 
     def _schedule(self) -> dict[tuple[int, str], PhaseTime]:
         """The time of each phase of each step on several streams."""
@@ -118,32 +86,14 @@ class _Latency:
                 self._runs = {run.call: run for run in step.runs}
         return times
 
-    def _sum_kernels(self, exposed: int) -> tuple[dict[tuple[int, str], Counter[str]], list[float]]:
-        """Of each phase of each step, the picoseconds of kernels by what bounds them; of the last step, by family of
-        kernels, how far nine in ten measured times may be from the prediction, in seconds: that of communication for
-        the part of it that is ``exposed``.
-        """
-        last = self.log.steps - 1
+    def _sum_kernels(self) -> dict[tuple[int, str], Counter[str]]:
+        """Of each phase of each step, the picoseconds of kernels by what bounds them."""
         sums: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in self.log.phases}
-        errors: defaultdict[object, int] = defaultdict(int)
-        communication = 0
         for step, call, _, number in self.log.tallies():
             kernel = self.timer.time(call).kernel
             if kernel.kernels:
-                seconds = number * round(kernel.seconds * PICOSECONDS)
-                sums[step, call.phase][kernel.bound] += seconds
-                if step == last:
-                    family = COMMUNICATION if communicates(call.signature) else find_rule(call.signature.op)
-                    errors[family] += number * round(kernel.seconds * kernel.spread * PICOSECONDS)
-                    communication += seconds if family is COMMUNICATION else 0
-        if communication:
-            errors[COMMUNICATION] = errors[COMMUNICATION] * min(exposed, communication) // communication
-        return sums, [error / PICOSECONDS for error in errors.values()]
-
-    def _find_range(self, wall: float, waiting: float, errors: list[float]) -> tuple[float, float]:
-        """Low and high seconds of a step: errors of one family of kernels go together, those of families do not."""
-        error = math.sqrt(math.fsum(e * e for e in errors) + (waiting * self.timer.host.host.spread) ** 2)
-        return find_range(wall, error)
+                sums[step, call.phase][kernel.bound] += number * round(kernel.seconds * PICOSECONDS)
+        return sums
 
     def _fill_rows(self, out: Annotation) -> None:
         log = self.log

@@ -66,9 +66,25 @@ def runs_in_turn(log: Log) -> bool:
 
 def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
     """Each step of a log, which begins on an idle device. Raises UnknownTimeError."""
-    marks, phases = deque(log.streams.marks), log.phases
+    for step, schedule in _run_steps(log, timer):
+        yield schedule.finish(step)
+
+
+def find_end(log: Log, timer: CallTimer) -> int:
+    """Picoseconds of the last step alone. Raises UnknownTimeError."""
+    *_, (_, schedule) = _run_steps(log, timer, log.steps - 1)
+    return schedule.end()
+
+
+def _run_steps(log: Log, timer: CallTimer, first: int = 0) -> Iterator[tuple[int, _StepSchedule]]:
+    """Steps from the ``first`` on, each when all of it is launched."""
+    phases = [record for record in log.phases if record.step >= first]
+    marks, current, begin = deque(log.streams.marks), 0, phases[0].first_call
+    while marks and marks[0].call < begin:
+        mark = marks.popleft()
+        current = mark.stream if mark.action is StreamAction.SWITCH else current
     ends = [*(record.first_call for record in phases[1:]), len(log.call_slots)]
-    current, calls = 0, _list_calls(log, timer)
+    calls = _list_calls(log, timer, begin)
     index, timed = next(calls, _END)
     for step, records in groupby(zip(phases, ends), key=lambda pair: pair[0].step):
         schedule = _StepSchedule(timer, log.call_slots, current)
@@ -79,18 +95,20 @@ def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
                 schedule.run(index, timed)
                 index, timed = next(calls, _END)
             schedule.end_phase(record.phase)
-        yield schedule.finish(step)
+        yield step, schedule
         current = schedule.current
 
 
-def _list_calls(log: Log, timer: CallTimer) -> Iterator[tuple[int, TimedCall | None]]:
-    """The index of each call and what it takes. Replays are written out only where it matters which storages calls
-    have: which of them wait for functional collectives.
+def _list_calls(log: Log, timer: CallTimer, begin: int) -> Iterator[tuple[int, TimedCall | None]]:
+    """The index of each call from ``begin`` on, where a step begins, and what it takes. Replays are written out only
+    where it matters which storages calls have: which of them wait for functional collectives.
     """
     if any(_is_functional(tally.call.signature) for tally in log.tallies()):
         log.write_out()
-    table, place = log.call_slots, 0
+    table, place = log.call_slots, begin
     for part in log.placed_parts():
+        if part.first_call < begin:
+            continue
         places = table.written_places(place, part.first_call)
         yield from zip(places, timer.calls(table, places))
         yield from zip(count(part.first_call), timer.calls(*part.segment.places(part.start, part.stop, log)))
@@ -180,6 +198,11 @@ class _StepSchedule:
     def end_phase(self, phase: str) -> None:
         """What is launched from now on is of another phase."""
         self._boundaries.append((phase, len(self._launches), self.clock.host))
+
+    def end(self) -> int:
+        """When all is done."""
+        self.clock.settle()
+        return max(self.clock.host, self.clock.latest)
 
     def finish(self, step: int) -> ScheduledStep:
         """When all ran. The gaps between the kernels of a call are put before them."""

@@ -67,7 +67,7 @@ def find_range(seconds: float | None, error: float | None) -> tuple[float, float
     >>> find_range(4.0, 1.0), find_range(4.0, None)
     ((3.2, 5.0), None)
     """
-    return None if seconds is None or error is None else estimate.find_range(seconds, error)
+    return None if seconds is None or error is None else estimate.find_range(seconds, [seconds + error])
 
 
 OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes", "error_seconds")

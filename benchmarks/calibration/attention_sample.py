@@ -19,7 +19,9 @@ _OPERATOR = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
 
 
 class Sample(NamedTuple):
-    """One measured time. ``shape`` is what rows of all libraries at one point share; ``model`` its program, if any."""
+    """One measured time. ``shape`` is what rows of all libraries at one point share; ``model`` its program, if any, and
+    ``source`` the library and its kernel.
+    """
 
     device: DeviceSpec
     kernel: str
@@ -28,6 +30,7 @@ class Sample(NamedTuple):
     seconds: float
     shape: str
     model: str = ""
+    source: str = ""
 
 
 @cache
@@ -46,7 +49,8 @@ def read_serving() -> list[Sample]:
                                  number["window"])
             device = find_device(row["device"])
             samples.append(Sample(device, kernel, find_phase(kernel, size, device), size,
-                                  float(row["us"]) * 1e-6, repr(tuple(size))))
+                                  float(row["us"]) * 1e-6, repr(tuple(size)),
+                                  source=f"{row['framework']} {row['kernel']}"))
     return samples
 
 

@@ -70,7 +70,7 @@ _BLACKWELL_SHARP = 0.74 / 0.85  # nvlsEfficiency of Blackwell and of Hopper: NCC
 
 
 class Case(NamedTuple):
-    """One measured collective."""
+    """One measured collective; ``source`` is the program or table that told it."""
 
     device: str
     architecture: str
@@ -82,6 +82,7 @@ class Case(NamedTuple):
     path: Path
     roofline: float
     is_fitted: bool
+    source: str = ""
 
 
 def read_cases() -> list[Case]:
@@ -104,7 +105,7 @@ def _read_row(row: Mapping[str, str]) -> Case | None:
         cluster = find_cluster("l40s_host_memory")
     kind = {"send_recv": "send"}.get(row["op"], row["op"])
     return _case(cluster, kind, nbytes, ranks, hosts, row["dtype"], float(row["us"]) * 1e-6,
-                 not is_profiled or kind == "send" or nbytes >= _FITTED_BYTES)
+                 not is_profiled or kind == "send" or nbytes >= _FITTED_BYTES, row["source"])
 
 
 # Times that each byte of the buffer crosses the slowest link, for n ranks in a ring: NVIDIA nccl-tests,
@@ -122,13 +123,14 @@ def _ring_seconds(kind: str, nbytes: int, ranks: int, device: DeviceSpec) -> flo
 
 
 def _case(cluster: ClusterSpec, kind: str, nbytes: int, ranks: int, hosts: int, dtype: str, seconds: float,
-          is_fitted: bool = True) -> Case | None:
+          is_fitted: bool, source: str) -> Case | None:
     path = find_path(cluster, ranks, -(-ranks // hosts))
     roofline = _ring_seconds(kind, nbytes, ranks, cluster.device)
     if path is None or roofline is None:
         return None
     device = cluster.device
-    return Case(device.name, device.architecture or "", kind, nbytes, ranks, dtype, seconds, path, roofline, is_fitted)
+    return Case(device.name, device.architecture or "", kind, nbytes, ranks, dtype, seconds, path, roofline, is_fitted,
+                source)
 
 
 def _table(table: Mapping[str, Any]) -> Iterable[Case]:
@@ -146,7 +148,7 @@ def _table(table: Mapping[str, Any]) -> Iterable[Case]:
             ranks = table["gpus"] if isinstance(table["gpus"], int) else table["gpus"][hosts > 1]
             seconds = 2 * (ranks - 1) / ranks * values["bytes"] / values[column] / 1e9
             case = _case(cluster, table["collective"], values["bytes"], ranks, hosts, "fp16",
-                         values["us"] * 1e-6 if "us" in values else seconds, not name.startswith("v100-"))
+                         values["us"] * 1e-6 if "us" in values else seconds, not name.startswith("v100-"), name)
             if case is not None:
                 yield case
 

@@ -6,7 +6,9 @@ Data: wall times by phase of the 24 steps of ``benchmarks/truth/latency.json`` (
 median of seven, CUDA events). The kernels' times are those that the models predict, so that what is fitted is what a
 prediction adds to them. Loss: mean of |log(predicted / measured)| of whole steps, and half of that of their phases;
 Nelder-Mead from round numbers. ``synchronize_seconds`` is no part of the data (no step waits): one launch. Cross
-validation leaves out all steps of a model at a time; `find_spread` says how ``spread`` follows from it.
+validation leaves out all steps of a model at a time. ``measured_spread`` is how far the pace of the host that was
+measured is off on models that were left out; ``spread``, that of a host that was not measured, has in it how far the
+hosts of ``benchmarks/truth/kernels/fp32_ops.csv.gz`` (github.com/sitar-lab/NeuSight, MIT) differ in one call.
 """
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from pathlib import Path
 import torch
 
 import analyzer.hardware.kernel_time as kernel_time
+from analyzer.hardware import find_device
 from analyzer.hardware.host_spec import HostSpec
+from benchmarks.calibration.matmul_cases import all_cases
 from benchmarks.calibration.step_trace import StepTrace, trace
 from benchmarks.measured_step import h200_steps
 
@@ -32,6 +36,9 @@ START = {
     "update_seconds": 10e-6, "list_tensor_seconds": 1.5e-6, "library_seconds": 10e-6, "checkpoint_seconds": 10e-6,
     "launch_seconds": 8e-6, "gap_seconds": 1e-6}
 NAMES = tuple(START)
+SMALL_SECONDS = 3e-6  # of a product, by the data sheet
+FEWEST = 20  # products that tell of a host
+NINE_IN_TEN = 1.645  # standard deviations of a normal distribution
 
 
 def make_host(values: Sequence[float], spread: float = 0.0) -> HostSpec:
@@ -85,21 +92,64 @@ def left_out_walls() -> list[tuple[StepTrace, float]]:
     return found
 
 
-def find_spread() -> float:
-    """The least part of the predicted waits that has to be added or taken away, so that nine in ten of the left out
-    steps are met.
+def at_pace(host: HostSpec, factor: float) -> HostSpec:
+    """A host that takes so many times as long for everything."""
+    return dataclasses.replace(host, **{name: factor * getattr(host, name) for name in
+                                        (*NAMES[:-1], "synchronize_seconds")})  # the gap is the device's
+
+
+def find_pace(traced: StepTrace, host: HostSpec) -> float | None:
+    """How many times as long as a host it would have to take for a step to take as long as was measured; None where
+    kernels decide: a tenth more or less, from there or from the host's own pace, moves the step by less than a
+    twentieth.
     """
-    needed = []
-    for traced, wall in left_out_walls():
-        kernels = sum(call.seconds for phase in traced.step.phases for call in traced.phases[phase])
-        ratio = max(wall / traced.step.seconds, traced.step.seconds / wall)
-        waits = (wall - kernels) / wall
-        needed.append((ratio - 1) / waits if waits > 0.1 else 0.0)  # of others the kernels' errors say more
-    return sorted(needed)[math.ceil(0.9 * len(needed)) - 1]
+    def wall(factor: float) -> float:
+        walls = traced.wall_seconds(at_pace(host, factor))
+        return sum(walls[phase] for phase in traced.step.phases)
+
+    low, high = 0.1, 10.0
+    for _ in range(30):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if wall(middle) < traced.step.seconds else (low, middle)
+    decides = all(wall(1.1 * pace) >= 1.05 * wall(pace) for pace in (1.0, high / 1.1))
+    return high if decides else None
+
+
+def find_spread() -> float:
+    """What nine in ten of the paces that the left out steps would need are within, on the one host that was measured.
+    """
+    paces = [find_pace(traced, hosts_without()[traced.step.model]) for traced in traces()]
+    errors = sorted(abs(math.log(pace)) for pace in paces if pace is not None)
+    return math.expm1(errors[math.ceil(0.9 * len(errors)) - 1])
+
+
+def find_other_hosts() -> dict[str, float]:
+    """By device, the seconds from the event before a small batched product to the event after it, on the hosts of
+    ``benchmarks/truth/kernels/fp32_ops.csv.gz``: the median over products that the device would do in a few
+    microseconds, so the host's.
+    """
+    found: dict[str, list[float]] = {}
+    for case in all_cases():
+        if case.clock.endswith("bmm"):
+            device = find_device(case.device)
+            assert device.memory_bandwidth is not None and device.flops_per_second.fp32 is not None
+            nbytes = 4 * case.batch * (case.m * case.n + case.k * (case.m + case.n))
+            flops = 2 * case.batch * case.m * case.n * case.k
+            if max(nbytes / device.memory_bandwidth, flops / device.flops_per_second.fp32) < SMALL_SECONDS:
+                found.setdefault(case.device, []).append(case.seconds)
+    return {device: statistics.median(seconds) for device, seconds in found.items() if len(seconds) >= FEWEST}
+
+
+def find_host_spread() -> float:
+    """What nine in ten hosts that were not measured are within: they differ from each other, and the steps on each from
+    what is predicted of them.
+    """
+    between = NINE_IN_TEN * statistics.stdev(map(math.log, find_other_hosts().values()))
+    return math.expm1(math.hypot(between, math.log1p(find_spread())))
 
 
 def main() -> None:
-    host = dataclasses.replace(fit(traces()), spread=find_spread())
+    host = dataclasses.replace(fit(traces()), spread=find_host_spread())
     errors = [abs(wall / traced.step.seconds - 1) for traced, wall in left_out_walls()]
     for traced, wall in left_out_walls():
         print(f"{traced.step.id:46} {wall * 1e3:8.2f} ms, measured {traced.step.seconds * 1e3:8.2f}, "
@@ -109,10 +159,12 @@ def main() -> None:
     PATH.write_text(json.dumps({
         "provenance": {
             "command": "python -m benchmarks.calibration.host",
-            "data": "wall times of benchmarks/truth/latency.json: 24 steps on one H200, measured for this project",
-            "licence": "that of this project", "date": date.today().isoformat(), "torch": str(torch.__version__),
+            "data": "wall times of benchmarks/truth/latency.json: 24 steps on one H200, measured for this project; how "
+                    "hosts differ: benchmarks/truth/kernels/fp32_ops.csv.gz (github.com/sitar-lab/NeuSight)",
+            "licence": "that of this project; MIT", "date": date.today().isoformat(), "torch": str(torch.__version__),
             "note": f"models left out one at a time: wall time median {statistics.median(errors):.1%}"},
-        "generic": {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(host).items()},
+        "generic": {name: float(f"{value:.4g}") for name, value in {
+            **dataclasses.asdict(host), "measured_spread": find_spread()}.items()},
         "architectures": {}, "devices": {}}, indent=1) + "\n")
 
 

@@ -36,7 +36,9 @@ _LAYERS_HELD = (0.75, 1.0)  # of the L2 cache: layers that are smaller together 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measured product. ``clock`` names the figures of the harness that measured it, "" for none."""
+    """One measured product. ``clock`` names the figures of the harness that measured it, "" for none; ``source`` the
+    program that ran it.
+    """
 
     family: str
     device: str
@@ -50,6 +52,7 @@ class Case:
     clock: str = ""
     quantizes: bool = False
     row_bytes: int = 16
+    source: str = ""
 
     @property
     def fold(self) -> int:
@@ -93,14 +96,14 @@ def _gemm_cases() -> Iterator[Case]:
         quantizes = dtype != "bfloat16"
         yield Case("matrix product", device.name, dtype, 1, m, n, k, float(row["us"]) * 1e-6,
                    _cached_weights(framework, nbytes, device),
-                   f"{framework.split('-')[0]} quantized" if quantizes else "", quantizes)
+                   f"{framework.split('-')[0]} quantized" if quantizes else "", quantizes, source=framework)
 
 
 def _layer_cases() -> Iterator[Case]:
     for row in _rows("llm_layers.csv.gz"):
         if row["n"]:
             yield Case("matrix product", device_of(row["device"]).name, "float16", 1, int(row["tokens"]),
-                       int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
+                       int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6, source="vidur")
 
 
 def unaligned_cases(without: str = "") -> Iterator[Case]:
@@ -125,7 +128,7 @@ def _float32_cases() -> Iterator[Case]:
             nbytes = 4 * batch * (m * n + k * (m + n))
             yield Case("fp32 operator", device.name, "float32", batch, m, n, k, float(row["us"]) * 1e-6,
                        float(nbytes < (device.l2_bytes or 0)), f"{device.name} {row['op']}",
-                       row_bytes=power_of_two(4 * math.gcd(n, k)) if row["op"] == "linear" else 16)
+                       row_bytes=power_of_two(4 * math.gcd(n, k)) if row["op"] == "linear" else 16, source="neusight")
 
 
 @functools.cache

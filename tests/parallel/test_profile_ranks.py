@@ -92,6 +92,9 @@ def test_stages_are_run_and_data_parallel_ranks_are_alike() -> None:
     *others, last = [rank.compute_seconds for rank in timeline.ranks]
     waits = timeline.ranks[3].exposed_transfer_seconds + timeline.ranks[0].optimizer_seconds
     assert timeline.step_seconds == pytest.approx(last + sum(others) / MICRO_BATCHES + waits, rel=0.01)
+    low, high = table.step_seconds_range or (0.0, 0.0)  # messages between stages have a range too
+    assert 0 < low < timeline.step_seconds < high and timeline.step_seconds_range == (low, high)
+    assert "the step takes" in table.render().splitlines()[-1] and " to " in table.render().splitlines()[-1]
     assert RankTable.from_dict(json.loads(json.dumps(table.to_dict()))) == table
 
 

@@ -39,15 +39,22 @@ class KernelTime:
         return self.seconds * (1 + self.spread)
 
 
-def find_range(seconds: float, error_seconds: float) -> tuple[float, float]:
-    """Low and high of predicted ``seconds`` that nine in ten measured times are at most ``error_seconds`` above, and by
-    the same factor below.
+def find_range(seconds: float, slower: Iterable[float], faster: Iterable[float] | None = None) -> tuple[float, float]:
+    """Low and high of predicted ``seconds``, which nine in ten measured times lie between.
 
-    >>> find_range(4.0, 1.0), find_range(0.0, 0.0)
+    ``slower``: what becomes of the seconds if one cause of error after the other is at its upper end; ``faster``: at
+    its lower end, by default by the same factors. Causes are independent of each other.
+
+    >>> find_range(4.0, [5.0]), find_range(0.0, [0.0])
     ((3.2, 5.0), (0.0, 0.0))
+    >>> find_range(4.0, [5.2, 5.6], [4.0, 3.2])
+    (3.2, 6.0)
     """
-    spread = error_seconds / seconds if seconds else 0.0
-    return seconds / (1 + spread), seconds * (1 + spread)
+    if not seconds:
+        return 0.0, 0.0
+    above = math.hypot(*(max(0.0, end / seconds - 1) for end in slower))
+    below = above if faster is None else math.hypot(*(max(0.0, seconds / end - 1) for end in faster if end))
+    return seconds / (1 + below), seconds * (1 + above)
 
 
 NO_TIME = KernelTime(0.0, 0.0, "memory", 0)

@@ -1,0 +1,46 @@
+"""Low and high seconds of a step: what becomes of it if what it waits for is slower or faster than predicted."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from analyzer.hardware.kernel_time.error import ErrorSum
+from analyzer.hardware.kernel_time.estimate import find_range
+from analyzer.record.log import Log
+
+from .call_timer import CallTimer, Pace, PacedTimer
+from .kernel_time.turn import COMMUNICATION
+from .schedule import PICOSECONDS
+from .stream_schedule import find_end
+from .turn_schedule import time_phases
+
+
+def find_step_range(log: Log, timer: CallTimer, seconds: float, in_turn: bool) -> tuple[float, float]:
+    """Low and high of the last step of a log, which takes ``seconds``: nine in ten measured steps lie between.
+
+    Three things are off each on its own: the pace of the host, the kernels that compute, and those that communicate.
+    The step is run again with each at both ends of its range, so what hides behind something else does no harm, and
+    what comes to the fore does.
+    """
+    compute, communication = ErrorSum(), ErrorSum()
+    for step, call, _, number in log.tallies():
+        timed = timer.time(call)
+        if step == log.steps - 1 and timed.kernel.kernels:
+            errors = communication if timed.kind == COMMUNICATION else compute
+            errors.add(timed.signature, number, timed.kernel.seconds, timed.kernel.spread)
+
+    def run(pace: Pace) -> float:
+        paced, last = PacedTimer(timer, pace), log.steps - 1
+        if in_turn:
+            return sum(time.total for time in time_phases(log, paced, last).values()) / PICOSECONDS
+        return find_end(log, paced) / PICOSECONDS
+
+    return range_at_paces(seconds, timer.host.host.spread, compute, communication, run)
+
+
+def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
+                   run: Callable[[Pace], float]) -> tuple[float, float]:
+    """The range of ``seconds`` that ``run`` gives at the pace that was predicted, by what it gives at others."""
+    spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
+    ends = [(run(Pace(**{name: 1 + spread})), run(Pace(**{name: 1 / (1 + spread)})))
+            for name, spread in spreads.items() if spread]
+    return find_range(seconds, [slower for slower, _ in ends], [faster for _, faster in ends])
