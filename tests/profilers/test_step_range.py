@@ -31,7 +31,7 @@ def group() -> Iterator[None]:
         yield
 
 
-def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO, **settings: Any) -> Profile:
+def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO) -> Profile:
     def time(call: Any, spec: Any, log: Any) -> KernelTime:
         name = call.signature.op.__name__.partition(".")[0]
         seconds, spread = TIMES.get(name, (0, 0.0))
@@ -44,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO, **
     Model.forward = staticmethod(forward)
     monkeypatch.setattr(call_timer, "kernel_time", time)
     monkeypatch.setattr(call_timer, "host_of", lambda spec: host)
-    return profile(Model(), (torch.empty(8), ), device="h100", mode="infer", options=ProfileOptions(steps=1), **settings)
+    return profile(Model(), (torch.empty(8), ), device="h100", mode="infer", options=ProfileOptions(steps=1))
 
 
 def ends(p: Profile) -> tuple[float, float]:
