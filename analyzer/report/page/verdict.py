@@ -4,57 +4,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from analyzer.report.bound import find_remedy, list_bounds
+from analyzer.report.bound import list_bounds
 from analyzer.report.column import format_quantity
-from analyzer.report.speed import describe_seconds, format_step
-from analyzer.report.summary import PHASE_COLUMNS, describe_out_of_memory, describe_run
+from analyzer.report.summary import PHASE_COLUMNS, describe_run
 from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 
+from .answer import find_headline, list_tiles
 from .headline import write_headline, write_tile
-
-_STATES = {True: "fits", False: "fails", None: "unknown"}
 
 
 def write_verdict(profile: Profile) -> str:
     """HTML of the sentence and the tiles; what it says is in the profile, and needs no script."""
     _, *run = describe_run(profile)
-    verdict = profile.verdict
-    lines = str(verdict).splitlines() if verdict is not None else ["no device was given: whether it fits is not known"]
-    if profile.out_of_memory is not None:
-        lines.insert(1, describe_out_of_memory(profile.out_of_memory))
-    state = _STATES[None if verdict is None else verdict.fits]
-    title, *more = lines
-    remedy = find_remedy(profile)
+    headline = find_headline(profile)
+    tiles = [write_tile(*tile) for tile in list_tiles(profile)]
     return "".join([
-        write_headline(title, [*more, *([f"Bound by {remedy}"] if remedy else [])], _write_tiles(profile), state),
+        write_headline(headline.title, headline.said, tiles, headline.state),
         f'<details class="run"><summary>What was run</summary><p>{"<br>".join(map(escape, run))}</p></details>'])
-
-
-def _write_tiles(p: Profile) -> Iterator[str]:
-    size = format_quantity
-    yield write_tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
-                     f"{size(p.peak_reserved_bytes, 'bytes')} reserved", "At most, over the first and a later step.")
-    if p.step_seconds is not None:
-        low_high = format_step(p).partition(" (")[2].rstrip(")")
-        note = f"{p.how_timed}, {low_high}" if low_high else p.how_timed
-        yield write_tile("Step time", size(p.step_seconds, "seconds"), note, describe_seconds(p))
-    if p.device is not None and (mfu := p.mfu()) is not None:
-        hfu = p.hfu()
-        yield write_tile("MFU", size(mfu, "share"), "" if hfu in (None, mfu) else f"HFU {size(hfu, 'share')}",
-                         "Model FLOPs utilization: forward and backward over the device's peak.")
-    if p.tokens_per_second is not None:
-        yield write_tile("Tokens a second", size(p.tokens_per_second, "count"),
-                         "" if p.data_parallel_size in (None, 1) else f"of {p.data_parallel_size} copies")
-    elif p.samples_per_second is not None:
-        yield write_tile("Samples a second", size(p.samples_per_second, "count"))
-    yield write_tile("Parameters", size(p.params, "count"), size(p.param_bytes, "bytes"))
-    yield write_tile("FLOPs", size(p.hardware_flops, "count"),
-                     "" if p.mode == "infer" else f"{size(p.fwd_flops, 'count')} forward")
-    if p.comm:
-        exposed = [phase.exposed_comm_seconds for phase in p.phases.values()]
-        known = None if None in exposed else sum(seconds or 0 for seconds in exposed)
-        yield write_tile("Exposed communication", size(known, "seconds"), "", "In which nothing is computed.")
 
 
 def write_phases(profile: Profile) -> str:
