@@ -80,8 +80,9 @@ def test_every_link_of_the_package_s_page_leads_somewhere(metadata: Message) -> 
     for link in links:
         assert link.startswith("https://"), f"{link}: a page elsewhere has no such file"
         if link.startswith(home):
-            path = link.removeprefix(f"{home}/blob/main/").partition("#")[0]
-            assert (ROOT / path).exists(), link
+            view, _, path = link.removeprefix(f"{home}/").partition("/main/")
+            assert (ROOT / path.partition("#")[0]).exists(), link
+            assert view == ("raw" if path.endswith(".png") else "blob"), f"{link}: a picture is shown from its bytes"
 
 
 def test_the_readme_begins_with_what_it_answers_and_how_to_get_it() -> None:

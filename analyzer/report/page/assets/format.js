@@ -43,6 +43,9 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/* The end of a path, which says which file it is. */
+const shortPath = (path) => path.split(/[\\/]/).slice(-3).join("/");
+
 /* Text for plotly's labels, which know a few tags of HTML. */
 const escapeLabel = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 

@@ -44,7 +44,7 @@ drawings.memory = (box, data) => {
     lines.push(`${escapeLabel(phase(i))}: ${escapeLabel(label(i))}`);
     if (data.operators[at]) lines.push(`operator ${escapeLabel(data.operators[at])}`);
     if (data.modules[at]) lines.push(`module ${escapeLabel(data.modules[at])}`);
-    if (data.sources[at]) lines.push(escapeLabel(data.sources[at]));
+    if (data.sources[at]) lines.push(escapeLabel(shortPath(data.sources[at])));
     const shares = categories.map((name, c) => [stacks[c][i], name]).filter(([bytes]) => bytes > 0).sort((a, b) => b[0] - a[0]);
     return [...lines, ...shares.slice(0, 6).map(([bytes, name]) => `${escapeLabel(name)} ${format(bytes, "bytes")}`)].join("<br>");
   }
@@ -124,11 +124,12 @@ drawings.memory = (box, data) => {
     }
     const rows = [...held.values()].sort((a, b) => b.bytes - a.bytes), most = rows.length ? rows[0].bytes : 1, shown = rows.slice(0, 60);
     const rest = rows.slice(60).reduce((sum, row) => sum + row.bytes, 0), at = points.label[m];
-    const where = [data.operators[at], data.modules[at] && `module ${data.modules[at]}`, data.sources[at]].filter(Boolean);
+    const where = [data.operators[at], data.modules[at] && `module ${data.modules[at]}`].filter(Boolean), source = data.sources[at];
     panel.replaceChildren(
       element("h3", {}, `${format(points.allocated[m], "bytes")} held${m === peak ? " at the peak" : ""}`),
       element("p", {}, `${phase(m)}, ${label(m)}${points.seconds[m] === null ? "" : `, ${format(points.seconds[m], "seconds")} into the step`}`),
       ...where.map((line) => element("p", {}, line)),
+      ...(source ? [element("p", { title: source }, shortPath(source))] : []),
       element("ul", { class: "holders" }, ...shown.map((row) => {
         const item = element("li", { title: `${row.bytes.toLocaleString("en")} bytes in ${row.blocks.toLocaleString("en")} blocks` },
           element("span", {}, `${row.name} `, element("small", {}, [row.category !== row.name ? row.category : "", row.module !== row.name ? row.module : ""].filter(Boolean).join(" · "))),
