@@ -123,6 +123,16 @@ class ProfileChange:
         """A summary for a pull request, details folded; also written to ``path`` if one is given."""
         return str(register_view.look_up("comparison_markdown", "to_markdown")(self, path))
 
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One page that needs nothing else: figures, memory over both steps, modules; also written to ``path`` if one
+        is given. Raises MissingExtraError without plotly.
+        """
+        return str(register_view.look_up("comparison_html", "to_html")(self, path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(register_view.look_up("comparison_notebook", "_repr_html_")(self))
+
     def __repr__(self) -> str:
         changed = sum(row.is_changed for row in (*self.totals, *self.categories, *self.modules))
         return f"ProfileChange({self.before.name} -> {self.after.name}: {changed} quantities differ)"

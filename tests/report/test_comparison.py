@@ -92,6 +92,17 @@ def test_a_block_that_is_run_again_is_one_row() -> None:
     assert explain(before, after, "saved_bytes") == [("*", 3, 300, 18)]
 
 
+def test_layers_of_one_class_among_others_are_no_blocks() -> None:
+    """Both linear layers of each block have 100 parameters: they change alike, so the block does."""
+    before, after = (profile_of(tree("", "Net", *[tree(f"{i}", "Sequential", tree(f"{i}.0", "Linear", params=n), tree(
+        f"{i}.1", "ReLU"), tree(f"{i}.2", "Linear", params=n)) for i in range(2)])) for n in (100, 200))
+    assert explain(before, after) == [("*", 2, 400, 800)]
+    alone = replace(after, modules=tree("", "Net", *[tree(f"{i}", "Sequential", tree(f"{i}.0", "Linear", params=100),
+                                                          tree(f"{i}.1", "ReLU"),
+                                                          tree(f"{i}.2", "Linear", params=200)) for i in range(2)]))
+    assert explain(before, alone) == [("*.2", 2, 200, 400)]
+
+
 def test_time_that_went_from_one_part_to_another_is_the_module_s() -> None:
     """9 s more in one part, 8 s less in the other: 1 s more. Of bytes each is told."""
     def timed(first: float, second: float) -> Profile:

@@ -15,6 +15,7 @@ from analyzer.report.column import FORMATS, escape_controls
 from analyzer.report.limit import CONDITION_GRAMMAR
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import compare_modules
+from analyzer.report.page.document import check_charts
 from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
 
@@ -68,6 +69,8 @@ def add_compare_command(commands: Any) -> None:
                         help=f"{CONDITION_GRAMMAR.replace('%', '%%')}; may be repeated")
     parser.add_argument("--markdown", type=Path, metavar="FILE",
                         help="also write what changed as Markdown that suits a comment on a pull request")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="also write what changed as one HTML page (needs the extra report)")
     parser.add_argument("--columns", type=split_words, metavar="NAMES",
                         help="quantities, separated by commas (default: "
                         f"{','.join(_MODULE_COLUMNS)} by module, {','.join(DEFAULT_COLUMNS)} by model)")
@@ -81,8 +84,9 @@ def add_compare_command(commands: Any) -> None:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """``analyzer compare``; the result is the exit code."""
-    for path in (arguments.output, arguments.markdown):
+    for path in (arguments.output, arguments.markdown, arguments.html):
         check_output(path)
+    check_charts(arguments.html)
     files = [arguments.first, arguments.second, *arguments.others]
     by = _find_rows(arguments, len(files))
     profiles = []
@@ -116,7 +120,8 @@ def _find_rows(arguments: argparse.Namespace, files: int) -> str:
     if by == "change" and of_modules:
         flag = f"--columns {','.join(arguments.columns)}" if arguments.columns else f"--depth {arguments.depth}"
         raise InputError(f"{flag}: is of --by module, and here a row is a change; leave one of them out")
-    for flag, value in (("--fail-if", " ".join(map(repr, arguments.fail_if))), ("--markdown", arguments.markdown)):
+    for flag, value in (("--fail-if", " ".join(map(repr, arguments.fail_if))), ("--markdown", arguments.markdown),
+                        ("--html", arguments.html)):
         if value and by != "change":
             raise InputError(f"{flag} {value}: is of what changed between two profiles; give two, without --columns, "
                              f"--depth and --by {by}")
@@ -126,6 +131,8 @@ def _find_rows(arguments: argparse.Namespace, files: int) -> str:
 def _tell_change(change: ProfileChange, arguments: argparse.Namespace) -> int:
     if arguments.markdown is not None:
         change.to_markdown(arguments.markdown)
+    if arguments.html is not None:
+        change.to_html(arguments.html)
     try:
         emit(_render(change, arguments.format), arguments.output)
         sys.stdout.flush()  # what failed follows on the other stream

@@ -15,6 +15,8 @@ from .wording import (
     CONDITION_HEADERS,
     HEADERS,
     MODULE_HEADERS,
+    describe_first,
+    describe_result,
     list_cells,
     list_changed_totals,
     list_condition_cells,
@@ -27,9 +29,6 @@ from .wording import (
     name_modules,
 )
 
-#: Quantities that the sentence at the top names, where they changed.
-_FIRST = ("peak_allocated_bytes", "step_seconds", "hardware_flops", "params")
-_LEAST = 5e-4  # of what was before, that the sentence speaks of
 _MOST_MODULES = 20
 
 
@@ -43,8 +42,8 @@ def to_markdown(change: ProfileChange, path: str | Path | None = None) -> str:
 
 
 def _list_blocks(change: ProfileChange) -> Iterator[str]:
-    yield f"### Cost of a step of {code(change.after.name)}: {_describe_result(change)}"
-    if said := _describe_first(change):
+    yield f"### Cost of a step of {code(change.after.name)}: {describe_result(change)}"
+    if said := describe_first(change):
         yield f"**{said}**"
     if change.settings:
         yield f"Not profiled alike: {', '.join(map(code, change.settings))}."
@@ -85,26 +84,6 @@ def _list_modules(change: ProfileChange) -> Iterator[str]:
         blocks = ["\n".join(blocks)]
     if body := "\n\n".join(block for block in blocks if block):
         yield from _fold(f"Modules: {len(rows)} changes" if rows else "Modules", body)
-
-
-def _describe_result(change: ProfileChange) -> str:
-    if change.failed:
-        return f"{len(change.failed)} of {len(change.conditions)} conditions failed"
-    result = "changed" if change.is_changed else "nothing changed"
-    return f"{result}, all conditions hold" if change.conditions else result
-
-
-def _describe_first(change: ProfileChange) -> str:
-    """The main quantities that changed by more than next to nothing, each with what it was and what it is."""
-    rows = {row.quantity: row for row in change.totals if row.difference and (
-        row.relative is None or abs(row.relative) >= _LEAST)}
-    said = []
-    for name in _FIRST:
-        if name in rows:
-            before, after, difference = list_cells(rows[name])
-            share = "" if rows[name].relative is None else f" ({difference.rpartition('(')[2]}"
-            said.append(f"{rows[name].header} {before} → {after}{share}")
-    return ", ".join(said)
 
 
 def _name_quantity(row: QuantityChange) -> str:

@@ -11,6 +11,7 @@ from .alignment import AlignedModule
 ALL = "*"  # stands for numbers that differ between the modules of a part
 
 Alike = Callable[[AlignedModule, AlignedModule], bool]
+_Names = tuple[str, str]  # in the second and in the first profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +44,42 @@ class Part:
             module.after is None for module in self.modules)
 
     def split(self, alike: Alike) -> list[Part]:
-        """Its children by name; numbered ones that are ``alike`` (and of one class) together."""
-        by_name: dict[tuple[str, str], list[AlignedModule]] = {}
+        """Its children by name; numbered ones that are ``alike`` together: blocks of one class, or single layers where
+        all are of one class (in a sequence of different layers, each has a place of its own).
+        """
+        by_name: dict[_Names, list[AlignedModule]] = {}
         for module in self.modules:
             for child in module.children:
                 by_name.setdefault((child.name, child.former_name), []).append(child)
-        groups: list[list[tuple[str, str]]] = []
-        for names in by_name:
-            # a module that was renumbered stands alone
-            home = next((group for group in groups if _are_numbered(names, group[0]) and _are_alike(
-                by_name[names], by_name[group[0]], alike)), None) if names[0].isdecimal() else None
-            if home is None:
-                groups.append([names])
-            else:
-                home.append(names)
         numbers = sum(1 for name, _ in by_name if name.isdecimal())
-        return [self._make_child([*group], [child for names in group for child in by_name[names]], numbers)
-                for group in groups]
+        return [self._make_child(group, [child for names in group for child in by_name[names]], numbers)
+                for group in _group(by_name, alike)]
 
-    def _make_child(self, names: list[tuple[str, str]], modules: list[AlignedModule], numbers: int) -> Part:
+    def _make_child(self, names: list[_Names], modules: list[AlignedModule], numbers: int) -> Part:
         paths = [join_path(path, _fold([pair[i] for pair in names], numbers))
                  for i, path in enumerate((self.path, self.former_path))]
         return Part(paths[0], paths[1], tuple(modules))
 
 
-def _are_numbered(names: tuple[str, str], others: tuple[str, str]) -> bool:
-    return others[0].isdecimal() and names[0] == names[1] and others[0] == others[1]
+def _group(by_name: dict[_Names, list[AlignedModule]], alike: Alike) -> list[list[_Names]]:
+    """The names of one part together."""
+    numbered = [modules[0] for (name, _), modules in by_name.items() if name.isdecimal()]
+    is_uniform = len({(module.type, module.former_type) for module in numbered}) == 1
+    groups: list[list[_Names]] = []
+    for names, modules in by_name.items():
+        may_join = _is_numbered(names) and (is_uniform or modules[0].children)
+        home = next((group for group in groups if may_join and _is_numbered(group[0]) and _are_alike(
+            modules, by_name[group[0]], alike)), None)
+        if home is None:
+            groups.append([names])
+        else:
+            home.append(names)
+    return groups
+
+
+def _is_numbered(names: _Names) -> bool:
+    """Whether a module goes by the same number in both profiles; one that was renumbered stands alone."""
+    return names[0].isdecimal() and names[0] == names[1]
 
 
 def _are_alike(modules: Sequence[AlignedModule], others: Sequence[AlignedModule], alike: Alike) -> bool:

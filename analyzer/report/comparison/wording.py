@@ -12,6 +12,9 @@ HEADERS = ("", "Before", "After", "Change")
 MODULE_HEADERS = ("Module", "Type", "Quantity", "Before", "After", "Change")
 CONDITION_HEADERS = ("Fails if", "Before", "After", "Limit", "Verdict")
 _LEAST_SHARE = 0.001
+#: Quantities that the sentence at the top names, where they changed.
+_FIRST = ("peak_allocated_bytes", "step_seconds", "hardware_flops", "params")
+_LEAST = 5e-4  # of what was before, that the sentence speaks of
 
 
 def list_cells(row: QuantityChange) -> tuple[str, str, str]:
@@ -54,11 +57,35 @@ def name_modules(row: QuantityChange | ModuleChange) -> str:
     return f"{row.module} ({row.modules})" if row.modules > 1 else f"{row.module}"
 
 
+def describe_result(change: ProfileChange) -> str:
+    """What became of the conditions, or whether anything changed."""
+    if change.failed:
+        return f"{len(change.failed)} of {len(change.conditions)} conditions failed"
+    result = "changed" if change.is_changed else "nothing changed"
+    return f"{result}, all conditions hold" if change.conditions else result
+
+
+def describe_first(change: ProfileChange) -> str:
+    """The main quantities that changed by more than next to nothing, each with what it was and what it is."""
+    rows = {row.quantity: row for row in change.totals if row.difference and (
+        row.relative is None or abs(row.relative) >= _LEAST)}
+    said = []
+    for name in _FIRST:
+        if name in rows:
+            before, after, difference = list_cells(rows[name])
+            share = "" if rows[name].relative is None else f" ({difference.rpartition('(')[2]}"
+            said.append(f"{rows[name].header} {before} → {after}{share}")
+    return ", ".join(said)
+
+
 def list_explaining(change: ProfileChange) -> list[QuantityChange]:
-    """The rows of modules that say more than the step's figures: not those of the whole model, nor of memory that no
-    submodule holds.
-    """
-    return [row for row in change.modules if row.module != ROOT and not (row.category and row.module == OWN)]
+    """The rows of modules that say more than the step's figures."""
+    return [row for row in change.modules if is_explaining(row)]
+
+
+def is_explaining(row: QuantityChange) -> bool:
+    """Whether a row is not of the whole model, nor of memory that no submodule holds."""
+    return row.module != ROOT and not (row.category and row.module == OWN)
 
 
 def list_throughout(change: ProfileChange) -> list[str]:

@@ -49,15 +49,6 @@ drawings.memory = (box, data) => {
     return [...lines, ...shares.slice(0, 6).map(([bytes, name]) => `${escapeLabel(name)} ${format(bytes, "bytes")}`)].join("<br>");
   }
 
-  function ticks() {
-    const top = Math.max(...points.allocated, ...points.reserved.map((r) => r ?? 0));
-    const power = Math.floor(Math.log2(top || 1) / 10), unit = 1024 ** power;
-    const step = [1, 2, 5, 10, 20, 50, 100, 200].find((s) => top / unit / s <= 6) * unit;
-    const values = [];
-    for (let v = 0; v <= top * 1.05; v += step) values.push(v);
-    return { tickvals: values, ticktext: values.map((v) => (v ? `${v / unit} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0")) };
-  }
-
   function traces() {
     const chosen = sample(), x = [...chosen.map(place), place(Math.min(count, chosen[chosen.length - 1] + 1))];
     const ending = (values) => [...values, values[values.length - 1]];
@@ -100,7 +91,7 @@ drawings.memory = (box, data) => {
     Plotly.react(chart, traces(), theme.layout({
       hovermode: "x", legend: { orientation: "h", y: -0.16, yanchor: "top", traceorder: "normal" }, margin: { l: 70, r: 16, t: 64, b: 40 }, ...marked,
       xaxis: { title: { text: state.byTime ? "time of the host's call" : "operator calls, in order", standoff: 4 }, range: state.range ?? [place(0), place(count)], tickformat: state.byTime ? "~s" : undefined, ticksuffix: state.byTime ? "s" : "" },
-      yaxis: { ...ticks(), rangemode: "tozero" } }), chartOptions);
+      yaxis: { ...byteTicks(Math.max(...points.allocated, ...points.reserved.map((r) => r ?? 0))), rangemode: "tozero" } }), chartOptions);
   }
 
   function choose(moment) {

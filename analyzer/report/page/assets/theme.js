@@ -32,3 +32,12 @@ const theme = (() => {
   return { color, layout, follow: (draw) => charts.push(draw) };
 })();
 const chartOptions = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+
+/* Ticks of an axis of bytes up to that many, at round sizes; also of what is less than nothing, for differences. */
+function byteTicks(top, isSigned = false) {
+  const power = Math.floor(Math.log2(top || 1) / 10), unit = 1024 ** power;
+  const step = [1, 2, 5, 10, 20, 50, 100, 200].find((size) => top / unit / size <= 6) * unit;
+  const values = [];
+  for (let value = isSigned ? -Math.ceil(top / step) * step : 0; value <= top * 1.05; value += step) values.push(value);
+  return { tickvals: values, ticktext: values.map((value) => (value ? `${value / unit} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0")) };
+}
