@@ -336,8 +336,9 @@ def test_comparison_errors(mlp, options, word):
 
 def test_notebook_shows_figures_and_folds_modules(mlp, bare):
     html = mlp._repr_html_()
-    assert html.count("<details") == 2 and "samples/second" in html and "<b>fc2</b> Linear" in html and "(own)" in html
-    assert "<script" not in html and "<details" not in bare._repr_html_()
+    # the first step, what was run, what was assumed, the modules, and of these the root and the body
+    assert html.count("<details") == 6 and "Samples a second" in html and "<b>fc2</b> Linear" in html
+    assert "(own)" in html and "<script" not in html and "<details" not in bare._repr_html_()
     nasty = replace(mlp, name="<b>", modules=replace(mlp.modules, type="<i>"))
     assert "&lt;b&gt;" in nasty._repr_html_() and "&lt;i&gt;" in nasty._repr_html_()
 

@@ -65,13 +65,13 @@ def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
         "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">', f"<title>{escape(title)}</title>",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">',
-        f"<style>\n{_read('page.css')}</style>", "</head>", "<body>",
+        f"<style>\n{read_asset('page.css')}</style>", "</head>", "<body>",
         f'<header class="top"><h1>{escape(title)}</h1><div class="actions"><span class="contents">{_contents(parts)}'
         '</span><button id="theme" type="button">Theme: auto</button></div></header>', "<main>",
         *(_section(part, i, _is_hidden(part, parts)) for i, part in enumerate(parts)), "</main>",
         f'<script id="data" type="application/gzip+base64">{pack(data)}</script>',
         *([f"<script>{_plotly()}</script>"] if any(part.has_chart for part in parts) else []),
-        *(f"<script>\n{_read(name)}</script>" for name in scripts), "</body>", "</html>", ""])
+        *(f"<script>\n{read_asset(name)}</script>" for name in scripts), "</body>", "</html>", ""])
 
 
 def write_page(title: str, parts: Sequence[Part], path: str | Path | None) -> str:
@@ -139,7 +139,8 @@ def _has_script(kind: str) -> bool:
 
 
 @functools.cache
-def _read(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A style sheet or script of pages."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
