@@ -10,7 +10,8 @@ from pathlib import Path
 from analyzer.distributed.world_spec import WorldSpec
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
-from analyzer.parallel.rank_table import RankRow, RankTable, describe_rank
+from analyzer.parallel.rank_row import RankRow, describe_rank
+from analyzer.parallel.rank_table import RankTable
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 

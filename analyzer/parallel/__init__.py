@@ -6,7 +6,8 @@ from .pipeline_action import PipelineAction
 from .pipeline_schedule import list_actions, read_schedule
 from .pipeline_timeline import PipelineTimeline, join_timeline
 from .profile_ranks import profile_ranks
-from .rank_table import RankRow, RankTable
+from .rank_row import RankRow
+from .rank_table import RankTable
 from .stage_action import RankTime, StageAction
 from .stage_cost import StageCost
 

@@ -14,7 +14,8 @@ from analyzer.results.world import GroupInfo
 from .pipeline_schedule import read_schedule
 from .pipeline_timeline import PipelineTimeline
 from .profiled_stage import TRANSFERS, join_profiles, list_group, list_stages
-from .rank_table import RankTable, describe_rank, merge_alike
+from .rank_row import describe_rank, merge_alike
+from .rank_table import RankTable
 
 
 class _Run(NamedTuple):
