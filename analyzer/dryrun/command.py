@@ -31,7 +31,7 @@ profile.
 With --world the script runs as torchrun would start it, one rank at a time: torch.distributed is there for so many
 ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further
 pipeline stage, and rank 1 where first and last differ. Each runs in a process of its own; what the first one prints is
-passed through. --json saves the table of ranks with a profile of each, --html the page of the rank that decides.
+passed through. --json saves the table of ranks with a profile of each, --html a page of the table and its ranks.
 """
 
 _EXAMPLES = """\
@@ -128,8 +128,8 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
         print(f"rank {failed}:\n{run.results[failed].error}", end="", file=sys.stderr)
     if json is not None and run.table.profiles:
         run.table.to_json(json)
-    if html is not None and found is not None:
-        found.to_html(html)
+    if html is not None and run.table.profiles:
+        run.table.to_html(html)
     print(f"\n--- dry run of {arguments.script} as {len(run.results)} of {arguments.world} ranks"
           f"{'' if failed is None else ', the script failed'}\n\n{run.table.render()}")
     if found is None:

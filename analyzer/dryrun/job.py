@@ -33,10 +33,7 @@ class JobDryRun:
     @property
     def deciding_rank(self) -> int | None:
         """The first rank that ran out of memory, else the one that needs most; None where one's need is unknown."""
-        profiles = self.table.profiles
-        short = next((rank for rank in sorted(profiles) if profiles[rank].out_of_memory is not None), None)
-        fullest = self.table.fullest
-        return short if short is not None or fullest is None else fullest.rank
+        return self.table.deciding_rank
 
     @property
     def failed_rank(self) -> int | None:

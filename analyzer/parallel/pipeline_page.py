@@ -19,9 +19,15 @@ _SECONDS = ("compute_seconds", "optimizer_seconds", "exposed_transfer_seconds", 
             "bubble_seconds", "warmup_seconds")
 
 
-def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_seconds: float) -> Part:
-    """The lanes of a pipeline's ranks, and what each spends its step on."""
-    return Part("pipeline", "Schedule of the pipeline", describe_pipeline(ranks, actions, step_seconds))
+def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_seconds: float,
+                  names: Sequence[str] | None = None) -> Part:
+    """The lanes of a pipeline's ranks, and what each spends its step on. ``names`` are those of the ranks in the job;
+    by default they are numbered as in the pipeline.
+    """
+    if names is None:
+        names = [f"rank {rank.rank}: stage {', '.join(map(str, rank.stages))}" for rank in ranks]
+    data = describe_pipeline(ranks, actions, step_seconds)
+    return Part("pipeline", "Schedule of the pipeline", {**data, "names": list(names)})
 
 
 def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | None, micro_batches: int,

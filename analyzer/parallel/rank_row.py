@@ -37,6 +37,11 @@ class RankRow:
     step_seconds_range: tuple[float, float] | None = None
 
     @property
+    def name(self) -> str:
+        """The rank that was run, and what it is: ``"rank 8 (stage 2 of 4)"``."""
+        return self.kind if self.kind == f"rank {self.rank}" else f"rank {self.rank} ({self.kind})"
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """All ranks that are alike, sorted."""
         return tuple(sorted(r for run in self.runs for r in range(run.first, run.last + 1, run.step)))
@@ -64,5 +69,5 @@ def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str
     runs = tuple(RankRun(*run) for run in list_runs(alike))
     return RankRow(rank, runs, kind, profile.params, profile.param_bytes, profile.optimizer_bytes,
                    profile.peak_allocated_bytes, profile.peak_reserved_bytes, fullest[0] if fullest else None,
-                   profile.step_seconds, sum(known) if len(known) == len(comm) else None, profile.host_peak_bytes,
-                   profile.step_seconds_range)
+                   profile.step_seconds, sum(known) if comm and len(known) == len(comm) else None,
+                   profile.host_peak_bytes, profile.step_seconds_range)

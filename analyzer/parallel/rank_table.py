@@ -5,17 +5,21 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
+from analyzer.report.page.document import Part, write_page
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
 from analyzer.units import format_bytes, format_count, format_seconds
 
+from .pipeline_page import pipeline_part
 from .pipeline_timeline import PipelineTimeline
+from .rank_page import describe_rank_memory, describe_ranks, list_rank_parts, rank_headline
 from .rank_row import RankRow
 
 _FORMAT = "analyzer.ranks"
@@ -42,6 +46,12 @@ class RankTable:
         peaks = [row.peak_allocated_bytes for row in self.rows]
         known = [peak for peak in peaks if peak is not None]
         return self.rows[peaks.index(max(known))] if known and len(known) == len(peaks) else None
+
+    @property
+    def deciding_rank(self) -> int | None:
+        """The first rank that ran out of memory, else the one that needs most; None where one's need is unknown."""
+        short = next((rank for rank, found in sorted(self.profiles.items()) if found.out_of_memory is not None), None)
+        return short if short is not None or self.fullest is None else self.fullest.rank
 
     @property
     def slowest(self) -> RankRow | None:
@@ -88,6 +98,23 @@ class RankTable:
             lines.append(f"slowest: rank {self.slowest.rank} ({self.slowest.kind}); the step takes "
                          f"{format_seconds(self.step_seconds)}{between}")
         return "\n".join([*lines, *self.assumptions])
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page of the job as text, also written to ``path`` if one is given: the kinds of ranks and who decides,
+        their memory over each other, the schedule of a pipeline, and the parts of the rank that decides; another can be
+        chosen. Raises MissingExtraError without plotly.
+        """
+        deciding = next((row for row in self.rows if row.rank == self.deciding_rank), None)
+        memory, timeline = describe_rank_memory(self.rows, self.profiles), self.timeline
+        lanes = [] if timeline is None else [pipeline_part(timeline.ranks, timeline.actions, timeline.step_seconds,
+                                                           [row.name for row in self.rows])]
+        parts = [
+            rank_headline(self.size, self.rows, deciding, self.slowest, self.step_seconds, self.profiles),
+            Part("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
+            *([Part("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
+            Part("text", "Summary as text", lead=f"<pre>{escape(self.render())}</pre>", has_chart=False),
+            *list_rank_parts(self.rows, self.profiles, deciding)]
+        return write_page(f"A job of {self.size:,} ranks", parts, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``json.dumps`` takes, without the profiles."""

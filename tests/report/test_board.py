@@ -1,15 +1,25 @@
 """The data of the pages of pipelines, ranks, sweeps and plans: they add up to the figures of the record."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from analyzer.parallel import StageCost, join_timeline, list_actions
+from analyzer.cli import main
+from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
+from analyzer.parallel import rank_page as rank_page_module
+from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
+from analyzer.results.info import TimelinePoint
 
 
 def facts(page, kind):
     """The data of the part of that kind."""
     return next(part["data"] for part in unpack(page) if part["kind"] == kind)
+
+
+def kinds(page):
+    return [part["kind"] for part in unpack(page)]
 
 
 def test_of_groups_the_first_is_in_sight():
@@ -18,7 +28,7 @@ def test_of_groups_the_first_is_in_sight():
     page = build_page("Net", parts)
     assert '<section id="part-1" class="part text" aria-label="Of a" data-group="a">' in page
     assert '<section id="part-2" class="part text" aria-label="Of b" data-group="&lt;b&gt;" hidden>' in page
-    assert '<a href="#part-2" data-group="&lt;b&gt;" hidden>' in page
+    assert 'href="#part-2"' not in page and 'href="#part-3"' in page
     assert '<section id="part-3" class="part text" aria-label="Of all">' in page
 
 
@@ -54,3 +64,74 @@ def test_phases_of_a_pipeline_by_hand():
     assert ranks["warmup_seconds"] == [4.0, 2.0]
     assert ranks["cooldown_seconds"] == [5.0, 4.0]
     assert ranks["steady_seconds"] == [0.0, 3.0]
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("dryrun", "--world", "2", "SCRIPT")])
+def test_a_page_without_plotly_is_refused_before_any_work(capsys, monkeypatch, tmp_path, command):
+    monkeypatch.setattr("analyzer.report.page.document.find_spec", lambda name: None)
+    script = tmp_path / "train.py"
+    script.write_text("open('was_run', 'w')")
+    monkeypatch.chdir(tmp_path)
+    argv = [str(script) if word == "SCRIPT" else word for word in command]
+    assert main([*argv, "--html", "page.html"]) == 2
+    assert "'page.html': a page draws its charts with plotly" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.fixture
+def table(mlp):
+    """A pipeline of two stages with two data-parallel ranks each; the second stage holds 1,024 bytes less."""
+    less = replace(mlp, peak_allocated_bytes=mlp.peak_allocated_bytes - 1024,
+                   peak_by_category={**mlp.peak_by_category, "activations": 512}, step_seconds=16e-6,
+                   timeline=mlp.timeline[:3])
+    rows = describe_rank(mlp, 0, (0, 1), "stage 1 of 2"), describe_rank(less, 2, (2, 3), "stage 2 of 2")
+    timeline = join_timeline(list_actions("1F1B", 2, 4), [StageCost(1e-6, 2e-6), StageCost(2e-6, 3e-6)])
+    return RankTable(4, rows, timeline, ("equal parts", ), {0: mlp, 2: less})
+
+
+def test_ranks_are_those_of_the_table(table):
+    page = table.to_html()
+    assert kinds(page)[:6] == ["verdict", "ranks", "rank_memory", "pipeline", "text", "choice"]
+    assert "Rank 0 (stage 1 of 2) decides: fits on h200" in page and "equal parts" in page
+    ranks = facts(page, "ranks")
+    found = {q["title"]: q["values"] for q in ranks["quantities"]}
+    fields = {"Peak allocated": "peak_allocated_bytes", "Peak reserved": "peak_reserved_bytes", "Step": "step_seconds",
+              "Parameters": "params", "Parameter size": "param_bytes", "Optimizer states": "optimizer_bytes",
+              "Sent and received": "comm_bytes"}
+    assert found == {title: [getattr(row, field) for row in table.rows] for title, field in fields.items()}
+    assert [sum(parts) for parts in zip(*ranks["categories"].values())] == found["Peak allocated"]
+    assert (ranks["ranks"], ranks["alike"], ranks["deciding"], ranks["slowest"]) == (["0-1", "2-3"], [2, 2], 0, 1)
+    curves = facts(page, "rank_memory")["curves"]
+    assert [curve["allocated"] for curve in curves] == [
+        [point.allocated_bytes for point in profile.timeline] for profile in table.profiles.values()]
+    assert facts(page, "pipeline")["names"] == ["rank 0 (stage 1 of 2)", "rank 2 (stage 2 of 2)"]
+
+
+def test_the_rank_that_decides_is_in_sight_and_others_as_the_file_stays_small(table, monkeypatch, out_of_memory):
+    assert facts(table.to_html(), "choice")["groups"] == ["rank 0 (stage 1 of 2)", "rank 2 (stage 2 of 2)"]
+    monkeypatch.setattr(rank_page_module, "_MOST_PACKED", 10)
+    choice = facts(table.to_html(), "choice")
+    assert choice["groups"] == ["rank 0 (stage 1 of 2)"] and choice["note"].startswith("1 more would make")
+    short = replace(table, profiles={**table.profiles, 2: replace(table.profiles[2], out_of_memory=out_of_memory)})
+    assert facts(short.to_html(), "choice")["groups"] == ["rank 2 (stage 2 of 2)"]
+    assert '">Rank 2 (stage 2 of 2) decides: ' in short.to_html()
+
+
+def test_what_is_not_known_of_ranks_has_no_part(table, bare):
+    page = RankTable(8, (describe_rank(bare, 0, (0, ), "each"), ), profiles={0: bare}).to_html()
+    assert kinds(page) == ["verdict", "ranks", "text", "verdict", "text"]
+    assert "Which of 8 ranks needs most memory is not known" in page
+    assert (facts(page, "ranks")["quantities"], facts(page, "ranks")["categories"]) == ([], {})
+    saved = RankTable.from_dict(table.to_dict())  # without the profiles
+    assert kinds(saved.to_html()) == ["verdict", "ranks", "pipeline", "text"]
+    assert facts(saved.to_html(), "ranks")["categories"] == {}
+
+
+def test_a_curve_of_very_many_moments_keeps_its_peak(table, mlp, monkeypatch):
+    monkeypatch.setattr(rank_page_module, "_MOST_POINTS", 1000)
+    long = replace(mlp, timeline=tuple(TimelinePoint(i, i * 7 % 5000, "forward") for i in range(20_000)))
+    curve = facts(replace(table, profiles={0: long}).to_html(), "rank_memory")["curves"][0]
+    assert len(curve["allocated"]) <= 1000 and max(curve["allocated"]) == 4999

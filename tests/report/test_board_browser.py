@@ -2,9 +2,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
-from analyzer.parallel import StageCost, join_timeline, list_actions
-from analyzer.units import format_percent, format_seconds
+from analyzer import profile
+from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
+from analyzer.parallel.rank_row import describe_rank
+from analyzer.units import format_bytes, format_percent, format_seconds
 
 
 def check_look(page, draw_all, keep_shot, name):
@@ -32,3 +36,23 @@ def test_a_pipeline_is_drawn_and_its_ranks_are_listed(show, draw_all, keep_shot,
     page.hover(".pipeline .barlayer .trace:first-child .point:nth-child(9) path", force=True)
     page.wait_for_selector(".pipeline .hoverlayer text")
     assert "micro-batch" in page.text_content(".pipeline .hoverlayer")
+
+
+def test_ranks_are_listed_and_one_is_chosen(show, draw_all, keep_shot, timeline):
+    profiles = {rank: profile(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4 - rank))),
+                              (torch.empty(32, 64),), device="h100") for rank in range(2)}
+    rows = tuple(describe_rank(found, rank, (rank,), f"stage {rank + 1} of 2") for rank, found in profiles.items())
+    costs = [StageCost(0.01, 0.02)] * 2
+    page = show(RankTable(2, rows, join_timeline(list_actions("1F1B", 2, 4), costs), profiles=profiles))
+    check_look(page, draw_all, keep_shot, "ranks_1400_light")
+    assert page.inner_text(".headline >> nth=0").startswith("Rank 0 (stage 1 of 2) decides: fits on h100")
+    page.click(".ranks th button:has-text('Peak allocated')")
+    assert page.inner_text(".ranks tbody tr:not(.spacer) td:nth-child(5)") == format_bytes(rows[0].peak_allocated_bytes)
+    page.select_option(".ranks .controls select", "Parameters")
+    page.wait_for_selector(".ranks .bartext:has-text('12.48 K')")  # (64 x 64 + 64) x 3
+    assert page.is_visible("h2:has-text('Rank 0 (stage 1 of 2)')")
+    page.select_option(".choice select", "rank 1 (stage 2 of 2)")
+    assert not page.is_visible("h2:has-text('Rank 0 (stage 1 of 2)')")
+    check_look(page, draw_all, keep_shot, "ranks_1400_light_second")
+    tiles = page.inner_text("section[data-group='rank 1 (stage 2 of 2)'] .tiles >> nth=0")
+    assert format_bytes(rows[1].peak_allocated_bytes) in tiles

@@ -117,21 +117,18 @@ def columns_of(rows: Iterable[object], names: Iterable[str]) -> dict[str, list[A
 
 def _section(part: Part, i: int, is_hidden: bool) -> str:
     heading = f"<h2>{escape(part.title)}</h2>" if part.title else ""
+    group = f' data-group="{escape(part.group)}"{" hidden" if is_hidden else ""}' if part.group else ""
     return (f'<section id="part-{i}" class="part {escape(part.kind)}" aria-label="{escape(part.title or "Verdict")}"'
-            f'{_group(part, is_hidden)}>{heading}{part.lead}<div class="body"></div></section>')
+            f'{group}>{heading}{part.lead}<div class="body"></div></section>')
 
 
 def _contents(parts: Sequence[Part]) -> str:
-    return " ".join(f'<a href="#part-{i}"{_group(part, _is_hidden(part, parts))}>{escape(part.title)}</a>'
-                    for i, part in enumerate(parts) if part.title)
+    return " ".join(f'<a href="#part-{i}">{escape(part.title)}</a>' for i, part in enumerate(parts)
+                    if part.title and not part.group)
 
 
 def _is_hidden(part: Part, parts: Sequence[Part]) -> bool:
     return bool(part.group) and part.group != next(other.group for other in parts if other.group)
-
-
-def _group(part: Part, is_hidden: bool) -> str:
-    return f' data-group="{escape(part.group)}"{" hidden" if is_hidden else ""}' if part.group else ""
 
 
 def _has_script(kind: str) -> bool:

@@ -10,7 +10,7 @@ drawings.pipeline = (box, data) => {
   const micro = spans.micro_batch.reduce((most, m) => Math.max(most, m + 1), 1), stages = spans.stage.reduce((most, s) => Math.max(most, s + 1), 1);
   const classOf = (i) => CLASSES[spans.kind[i]] ?? "collectives", isBelow = (i) => ["transfers", "collectives"].includes(classOf(i));
   const rowOf = new Map(ranks.rank.map((rank, row) => [rank, row]));
-  const names = ranks.rank.map((rank, i) => `rank ${rank}: stage ${ranks.stages[i]}`);
+  const names = data.names.map(escapeLabel), nameOf = (rank) => names[rowOf.get(rank)];
   const lanes = names.map(() => [[], []]);
   for (const i of [...spans.start.keys()].sort((a, b) => spans.start[a] - spans.start[b])) lanes[rowOf.get(spans.rank[i])][Number(isBelow(i))].push(i);
   const state = { range: [0, end], coloring: "micro-batch" };
@@ -23,9 +23,9 @@ drawings.pipeline = (box, data) => {
   }
 
   function describe(i) {
-    const lines = [`<b>${spans.kind[i].replace("_", " ")}</b> ${format((spans.end[i] - spans.start[i]) / SECOND, "seconds")}`, `rank ${spans.rank[i]}, begins at ${format(spans.start[i] / SECOND, "seconds")}`];
+    const lines = [`<b>${spans.kind[i].replace("_", " ")}</b> ${format((spans.end[i] - spans.start[i]) / SECOND, "seconds")}`, `${nameOf(spans.rank[i])}, begins at ${format(spans.start[i] / SECOND, "seconds")}`];
     if (spans.stage[i] >= 0) lines.push(`stage ${spans.stage[i]}${spans.micro_batch[i] === null ? "" : `, micro-batch ${spans.micro_batch[i]}`}`);
-    if (spans.peer[i] !== null) lines.push(`with rank ${spans.peer[i]}`);
+    if (spans.peer[i] !== null) lines.push(`with ${nameOf(spans.peer[i])}`);
     return lines.join("<br>");
   }
 
@@ -79,7 +79,7 @@ drawings.pipeline = (box, data) => {
     Plotly.react(chart, traces(), theme.layout({ barmode: "overlay", hovermode: "closest", dragmode: "zoom", legend: { orientation: "h", y: -2.6 / (2.4 * count + 2), yanchor: "top" }, shapes: marks(), uniformtext: { minsize: 9, mode: "hide" },
       xaxis: { range: state.range.map((t) => t / SECOND), tickformat: "~s", ticksuffix: "s" }, yaxis: { categoryorder: "array", categoryarray: [...names].reverse(), fixedrange: true } }), chartOptions);
   }
-  const columns = [["Rank", "number", ranks.rank], ["Stages", "text", ranks.stages], ["Compute", "seconds", ranks.compute_seconds], ["Update", "seconds", ranks.optimizer_seconds],
+  const columns = [["Rank", "text", data.names], ["Stages", "text", ranks.stages], ["Compute", "seconds", ranks.compute_seconds], ["Update", "seconds", ranks.optimizer_seconds],
     ["Transfers", "seconds", ranks.exposed_transfer_seconds], ["Collectives", "seconds", ranks.exposed_group_seconds], ["Bubble", "seconds", ranks.bubble_seconds],
     ["Bubble share", "share", ranks.bubble_seconds.map((s) => (data.step_seconds ? s / data.step_seconds : null))],
     ["Warm-up", "seconds", ranks.warmup_seconds], ["Steady", "seconds", ranks.steady_seconds], ["Cool-down", "seconds", ranks.cooldown_seconds]];
