@@ -41,7 +41,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     trace = {"traceEvents": list_lane_events(profile) if profile.spans else _list_node_events(profile, known),
              "displayTimeUnit": "ms", "otherData": other}
     if path is not None:
-        write_output(path, json.dumps(trace, allow_nan=False))
+        write_output(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))
     return trace
 
 

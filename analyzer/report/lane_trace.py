@@ -41,7 +41,8 @@ def list_lane_events(profile: Profile) -> list[dict[str, Any]]:
         args = {"operator": span.operator, "node": span.node, "module": span.module_path, "phase": span.phase,
                 "source": sources.get(span.node or "")}
         events.append({"name": span.name, "cat": span.kind, "pid": pid, "tid": tid, "ph": "X", "ts": start,
-                       "dur": span.seconds * _MICROSECONDS, "args": args})
+                       "dur": span.seconds * _MICROSECONDS,
+                       "args": {name: value for name, value in args.items() if value is not None}})
         if span.launch is not None:
             launched = (spans[span.launch].start_seconds + shift) * _MICROSECONDS
             events.append(_arrow("s", i, HOST_PID, 1, launched))

@@ -55,7 +55,7 @@ def to_speedscope(profile: Profile, path: str | Path | None = None) -> dict[str,
             "exporter": f"analyzer {profile.analyzer_version}".strip(), "activeProfileIndex": 0,
             "shared": {"frames": frames.list()}, "profiles": flames}
     if path is not None:
-        write_output(path, json.dumps(data, allow_nan=False))
+        write_output(path, json.dumps(data, allow_nan=False, separators=(",", ":")))
     return data
 
 

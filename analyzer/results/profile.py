@@ -315,8 +315,8 @@ class Profile(DeferredFields):
         return register_view.look_up("from_json", "from_json")(source)
 
     def to_dataframe(self, what: str = "nodes") -> pandas.DataFrame:
-        """A table of ``"nodes"``, ``"modules"`` or ``"comm"`` with nullable columns. Raises MissingExtraError without
-        pandas.
+        """A table of ``"nodes"``, ``"modules"``, ``"comm"``, ``"spans"`` or ``"memory_events"`` with nullable columns.
+        Raises MissingExtraError without pandas.
         """
         return self.export("dataframe", what)
 

@@ -7,6 +7,7 @@ import pytest
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.results.info import CostInfo
 from analyzer.results.node_info import NodeInfo
+from analyzer.results.span import SpanInfo
 
 pandas = pytest.importorskip("pandas")
 
@@ -37,13 +38,22 @@ def test_modules(mlp):
     assert frame["shared_with"]["again"] == "body.1" and frame["parameters"]["body.0"]["weight"].shape == (32, 16)
 
 
+def test_spans_and_memory_events(mlp):
+    spans = mlp.to_dataframe("spans")
+    assert list(spans.columns) == list(SpanInfo._fields) and [tuple(row) for row in spans.astype(object).where(
+        spans.notna(), None).itertuples(index=False)] == list(mlp.spans)
+    assert (str(spans["seconds"].dtype), str(spans["launch"].dtype)) == ("Float64", "Int64")
+    events = mlp.to_dataframe("memory_events")
+    assert [tuple(row) for row in events.itertuples(index=False)] == list(mlp.memory_events)
+
+
 def test_empty(bare):
     assert len(bare.to_dataframe()) == 0 and list(bare.to_dataframe().columns) == list(NodeInfo.__slots__)
     assert len(bare.to_dataframe("modules")) == 0
 
 
 def test_unknown_table(mlp):
-    with pytest.raises(InputError, match=r"to_dataframe\('layers'\): choose 'nodes', 'modules' or 'comm'"):
+    with pytest.raises(InputError, match=r"to_dataframe\('layers'\): choose one of 'modules', 'nodes', 'comm', "):
         mlp.to_dataframe("layers")
 
 
