@@ -98,3 +98,14 @@ def test_a_model_that_was_built_elsewhere_is_refused_and_untouched():
         "the model (Net) was not built in world(size=2, rank=0): give `profile` the function that builds and wraps it, "
         "or profile the model outside of the world")
     assert torch.equal(model.linear.weight.grad, torch.ones(8, 8))
+
+
+@pytest.mark.parametrize("model, told", [
+    (123, "model=123: must be a torch.nn.Module or a callable of no arguments that builds one"),
+    (lambda: "no model", "returned str, not a torch.nn.Module")])
+def test_what_builds_no_model_is_refused_as_outside_a_world(model, told):
+    with world(2), pytest.raises(InputError) as inside:
+        profile(model, args=(torch.empty(2, 8),))
+    with pytest.raises(InputError) as outside:
+        profile(model, args=(torch.empty(2, 8),))
+    assert told in str(inside.value) and str(inside.value) == str(outside.value)

@@ -46,10 +46,15 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
 
 def build_model(factory: Any) -> torch.nn.Module:
     """Call a factory under a mode of its own. Raises InputError where it is not callable or gives no module."""
+    with MetaTensorMode():
+        return call_factory(factory)
+
+
+def call_factory(factory: Any) -> torch.nn.Module:
+    """What a factory gives in the mode that is active. Raises InputError as `build_model` does."""
     if not callable(factory):
         raise InputError(f"model={factory!r}: must be a torch.nn.Module or a callable of no arguments that builds one")
-    with MetaTensorMode():
-        module = factory()
+    module = factory()
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
     return module

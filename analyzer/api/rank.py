@@ -34,7 +34,7 @@ from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile
 
-from .argument import argument_names, keep_flags
+from .argument import argument_names, call_factory, keep_flags
 from .expected_value import expect_values
 from .parameter_group import keep_layouts_apart
 from .rank_step import RankStep
@@ -110,23 +110,17 @@ def _check_built(module: torch.nn.Module, world: World) -> None:
 
 def build_in(build: Callable[[], Any], device: torch.device) -> torch.nn.Module:
     """What ``build()`` gives; it is called again, with ``device`` as the default one, where nothing is on it."""
-    module = _checked(build, build())
+    module = call_factory(build)
     if device.type == "cpu" or any(device_of(t).type == device.type for t in _held(module)):
         return module
     del module
     with device:
-        return _checked(build, build())
+        return call_factory(build)
 
 
 def _held(module: torch.nn.Module) -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction():
         return [t for t in (*module.parameters(), *module.buffers()) if t.layout is torch.strided]
-
-
-def _checked(build: Any, module: Any) -> torch.nn.Module:
-    if not isinstance(module, torch.nn.Module):
-        raise InputError(f"model: {build!r} returned {type(module).__name__}, not a torch.nn.Module")
-    return module
 
 
 def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,

@@ -12,14 +12,15 @@ from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
 from analyzer.parallel.rank_row import RankRow, describe_rank
 from analyzer.parallel.rank_table import RankTable
+from analyzer.profilers.collective.rule import POINT_TO_POINT
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 
 from .rank_process import RankJob, RankProcess, RankResult
+from .script import check_script
 
 FIRST, LAST, USUAL, STAGE, ASKED = "first", "last", "neither first nor last", "other pipeline stage", "asked for"
 #: kinds of messages between single ranks: those at the other end hold another part of the model
-_TO_ONE = ("send", "recv", "send_recv")
 _MOST_STAGES = 64
 
 
@@ -52,11 +53,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     the first rank prints is passed through. Raises InputError for a script that is not there and ranks that are not in
     the job, UnknownDeviceError.
     """
-    path = Path(script).absolute()
-    if not path.is_file():
-        raise InputError(f"{script}: no such file; give the path of a Python script")
-    if steps < 1:
-        raise InputError(f"steps={steps}: at least one optimizer step is needed")
+    path = check_script(script, steps).absolute()
     spec = WorldSpec.of(size, 0, devices_per_host, cluster)
     job = RankJob(path, tuple(arguments), spec, find_device(device), steps, options)
     if ranks is not None:
@@ -97,9 +94,9 @@ def list_peers(profile: Profile) -> list[int]:
     """The ranks of groups in which a rank sends to single others, but for itself: other stages of its pipeline."""
     if profile.world is None:
         return []
-    names = {row.group for row in profile.comm or () if row.kind in _TO_ONE}
+    names = {row.group for row in profile.comm or () if row.kind in POINT_TO_POINT}
     groups = [group.ranks or () for group in profile.world.groups if group.name in names]
-    peers = {row.peer for row in profile.comm or () if row.kind in _TO_ONE and row.peer is not None}
+    peers = {row.peer for row in profile.comm or () if row.kind in POINT_TO_POINT and row.peer is not None}
     found = {rank for ranks in groups if len(ranks) < profile.world.size for rank in ranks} | peers
     return sorted(found - {profile.world.rank})
 

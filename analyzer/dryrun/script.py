@@ -71,14 +71,20 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     """
     if world is not None:
         world = World(world.spec, world.contents, is_initialized=False)
+    path = check_script(script, steps)
+    spec = find_device(device)
+    with nullcontext() if world is None else world:
+        return _execute(path, arguments, spec, steps, options)
+
+
+def check_script(script: str | Path, steps: int) -> Path:
+    """The path of a script that is to take so many steps. Raises InputError where either cannot be."""
     path = Path(script)
     if not path.is_file():
         raise InputError(f"{script}: no such file; give the path of a Python script")
     if steps < 1:
         raise InputError(f"steps={steps}: at least one optimizer step is needed")
-    spec = find_device(device)
-    with nullcontext() if world is None else world:
-        return _execute(path, arguments, spec, steps, options)
+    return path
 
 
 def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,

@@ -8,12 +8,13 @@ from analyzer.api.profile import profile
 from analyzer.distributed.world import world
 from analyzer.distributed.world_state import StageNotToldError, active_world_state, mail_kept
 from analyzer.hardware.cluster_spec import ClusterSpec
+from analyzer.profilers.collective.rule import POINT_TO_POINT
 from analyzer.results.profile import Profile
 from analyzer.results.world import GroupInfo
 
 from .pipeline_schedule import read_schedule
 from .pipeline_timeline import PipelineTimeline
-from .profiled_stage import TRANSFERS, join_profiles, list_group, list_stages
+from .profiled_stage import join_profiles, list_group, list_stages
 from .rank_row import describe_rank, merge_alike
 from .rank_table import RankTable
 
@@ -103,7 +104,7 @@ def _run_all(ranks: list[int], run: Callable[[int], _Run], mail: Mapping[int, An
 def _find_peers(profile: Profile) -> tuple[int, ...]:
     """The ranks of the group in which a rank without a schedule exchanges messages; nothing where there is none."""
     groups: Mapping[str, GroupInfo] = {g.name: g for g in profile.world.groups} if profile.world is not None else {}
-    names = dict.fromkeys(row.group for row in profile.comm or () if row.kind in TRANSFERS and row.group)
+    names = dict.fromkeys(row.group for row in profile.comm or () if row.kind in POINT_TO_POINT and row.group)
     found = [groups[name].ranks for name in names if name in groups]
     return next((ranks for ranks in found if ranks is not None), ())
 

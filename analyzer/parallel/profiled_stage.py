@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from analyzer.profilers.collective.rule import POINT_TO_POINT
 from analyzer.results.communication import CommInfo
 from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
@@ -13,8 +14,6 @@ from .pipeline_action import ActionLists, place_stages
 from .pipeline_timeline import PipelineTimeline, join_timeline
 from .stage_cost import StageCost
 
-#: Kinds of `CommInfo` that go between two stages.
-TRANSFERS = ("send", "recv", "send_recv")
 _SUMS = ("all_reduce", "reduce_scatter")
 _EVEN = "stages of one rank are taken to compute for equally long"
 
@@ -57,13 +56,13 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
     rows = profile.comm or ()
     forward, backward, optimizer = (profile.phases[name].seconds if name in profile.phases else 0.0
                                     for name in ("forward", "backward", "optimizer"))
-    waited = {phase: [row.exposed_seconds for row in rows if row.kind in TRANSFERS and row.phase == phase]
+    waited = {phase: [row.exposed_seconds for row in rows if row.kind in POINT_TO_POINT and row.phase == phase]
               for phase in ("forward", "backward")}
     used = {row.group for row in rows if row.phase == "forward"}
     sums = [row.exposed_seconds for row in rows
             if row.kind in _SUMS and row.phase == "backward" and row.group not in used]
     known = [*waited["forward"], *waited["backward"], *sums, forward, backward, optimizer,
-             *(row.seconds for row in rows if row.kind in TRANSFERS)]
+             *(row.seconds for row in rows if row.kind in POINT_TO_POINT)]
     if any(seconds is None for seconds in known):
         return None
     exchange = sum(s for s in sums if s is not None)
@@ -74,7 +73,7 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
                      send_forward=_send_seconds(rows, ranks, stage, 1),
                      send_backward=_send_seconds(rows, ranks, stage, -1), reduce_grad=exchange / stages,
                      optimizer=(optimizer or 0.0) / stages, compute_spread=find_compute_spread(profile),
-                     transfer_spread=_find_spread(profile, [row for row in rows if row.kind in TRANSFERS]),
+                     transfer_spread=_find_spread(profile, [row for row in rows if row.kind in POINT_TO_POINT]),
                      group_spread=_find_spread(profile, [row for row in rows if row.kind in _SUMS]))
 
 
@@ -102,5 +101,5 @@ def _send_seconds(rows: Sequence[CommInfo], ranks: dict[int, int], stage: int, s
     """Seconds of a message to the stage after or before: of the rank's usual message."""
     if ranks.get(stage + step, ranks[stage]) == ranks[stage]:
         return 0.0
-    seconds = [row.seconds for row in rows if row.kind in TRANSFERS and row.seconds is not None]
+    seconds = [row.seconds for row in rows if row.kind in POINT_TO_POINT and row.seconds is not None]
     return statistics.median(seconds) if seconds else 0.0

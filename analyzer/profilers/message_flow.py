@@ -9,9 +9,7 @@ from typing import NamedTuple
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
-from .collective.rule import kind_of
-
-_MESSAGES = ("send", "recv", "send_recv")
+from .collective.rule import POINT_TO_POINT, kind_of
 
 
 class Purpose(NamedTuple):
@@ -27,7 +25,7 @@ def find_purposes(log: Log) -> dict[int, Purpose]:
     send is for the last call before it that made its tensor, a receive for the first after it that reads its own, views
     aside. Replays are written out where there are messages, and not else.
     """
-    if not any(kind_of(tally.call.signature) in _MESSAGES for tally in log.tallies()):
+    if not any(kind_of(tally.call.signature) in POINT_TO_POINT for tally in log.tallies()):
         return {}
     made: dict[int, Purpose] = {}                    # by number of the storage
     awaited: dict[int, tuple[int, Purpose]] = {}     # receives of which nothing was read yet
@@ -40,7 +38,7 @@ def find_purposes(log: Log) -> dict[int, Purpose]:
             awaited.clear()
         own = Purpose(call.phase, call.module, call.node)
         kind = kind_of(call.signature)
-        if kind in _MESSAGES:
+        if kind in POINT_TO_POINT:
             if call.node < 0 and call.inputs:
                 number = call.inputs[0]
                 if kind == "recv":

@@ -19,6 +19,8 @@ from .omission import NOT_UNDERSTOOD, SILENT
 #: The kinds of communication; ``"send_recv"`` is a batch of both.
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
          "recv", "send_recv", "barrier")
+#: Those that are messages from one rank to another.
+POINT_TO_POINT = ("send", "recv", "send_recv")
 
 
 class Message(NamedTuple):

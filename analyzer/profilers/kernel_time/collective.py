@@ -9,10 +9,8 @@ from analyzer.hardware.kernel_time.collective_path import find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.signature import Signature
 from analyzer.profilers.collective.omission import SILENT
-from analyzer.profilers.collective.rule import kind_of, message_of
+from analyzer.profilers.collective.rule import POINT_TO_POINT, kind_of, message_of
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, find_group
-
-_MESSAGES = ("send", "recv", "send_recv")
 
 
 def communication_time(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
@@ -37,7 +35,7 @@ def communication_time(signature: Signature, device: DeviceSpec, group: ProcessG
     dtype = next((str(spec.dtype).removeprefix("torch.") for spec in signature.inputs), "float16")
     cluster, devices_per_host = _find_hosts(device, world)
     kind, ranks, size = message.kind, group.ranks, group.size
-    if kind in _MESSAGES:  # a batch goes both ways at once
+    if kind in POINT_TO_POINT:  # a batch goes both ways at once
         kind, size = "send", min(2, group.size)
         own = None if ranks is None or group.rank is None else ranks[group.rank]
         ranks = None if own is None or message.peer is None else (own, message.peer)
@@ -51,7 +49,7 @@ def find_medium(signature: Signature, device: DeviceSpec, group: ProcessGroupSpe
     between two ranks, which leave room for others.
     """
     group = group or find_group(signature)
-    if group is None or kind_of(signature) in _MESSAGES:
+    if group is None or kind_of(signature) in POINT_TO_POINT:
         return None
     cluster, devices_per_host = _find_hosts(device, world)
     share = share_of_host(group.ranks, group.size, devices_per_host, cluster)
