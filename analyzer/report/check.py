@@ -25,8 +25,8 @@ MAIN = ("params", "param_bytes", "buffer_bytes", "optimizer_bytes", "peak_alloca
 #: The exit code of a limit that is exceeded, or cannot be verified.
 EXCEEDED = 4
 OK, OVER, UNDER = "ok", "over the limit", "under the limit"
-_SETTINGS = ("name", "mode", "device", "optimizer", "autocast", "batch_size", "flop_convention", "seconds_method",
-             "torch_version")
+_SETTINGS = ("name", "mode", "device", "optimizer", "autocast", "batch_size", "world_size", "flop_convention",
+             "seconds_method", "torch_version")
 
 
 @dataclass(frozen=True, slots=True)

@@ -389,6 +389,13 @@ def test_nothing_changed(bert: Profile) -> None:
     assert len(list(csv.reader(io.StringIO(change.table("csv"))))) == 1
 
 
+def test_nothing_known() -> None:
+    bare = Profile(name="Net", mode="train")
+    assert compare(bare, bare).render().splitlines()[3:] == [
+        "modules: not compared, for a profile has none", "nothing is known of either step"]
+    assert compare(bare, replace(bare, world_size=8)).settings == ("world_size (None, now 8)",)
+
+
 # ---- the command line
 
 

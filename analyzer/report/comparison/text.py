@@ -13,6 +13,7 @@ from .wording import (
     HEADERS,
     MODULE_HEADERS,
     describe_condition,
+    describe_extent,
     list_cells,
     list_changed_totals,
     list_explaining,
@@ -88,7 +89,7 @@ def _list_notes(change: ProfileChange) -> str:
     if change.before.modules is None or change.after.modules is None:
         lines.append("modules: not compared, for a profile has none")
     if not change.is_changed:
-        lines.append("nothing changed")
+        lines.append(describe_extent(change))
     if said := list_unchanged(change):
         lines.append(_fill("unchanged: ", said))
     return "\n".join(lines)

@@ -61,8 +61,14 @@ def describe_result(change: ProfileChange) -> str:
     """What became of the conditions, or whether anything changed."""
     if change.failed:
         return f"{len(change.failed)} of {len(change.conditions)} conditions failed"
-    result = "changed" if change.is_changed else "nothing changed"
-    return f"{result}, all conditions hold" if change.conditions else result
+    return f"{describe_extent(change)}, all conditions hold" if change.conditions else describe_extent(change)
+
+
+def describe_extent(change: ProfileChange) -> str:
+    """Whether anything changed, as far as it is known."""
+    if change.is_changed:
+        return "changed"
+    return "nothing is known of either step" if all(row.is_unknown for row in change.totals) else "nothing changed"
 
 
 def describe_first(change: ProfileChange) -> str:
