@@ -145,15 +145,21 @@ def of_each(formula: Formula) -> Formula:
     """
     def each_flops(*args: Any, out: Any = None, **kwargs: Any) -> FlopCount | None:
         lists = [a for a in args if is_list(a) and any(True for _ in tensors(a))]
+        length = len(lists[0]) if lists else 0
+        is_each = is_list(out) and len(out) == length
+        columns = [*(a for a in args if is_list(a)), *([out] if is_each else [])]
+        alike: dict[tuple[int, ...], list[int]] = {}  # the first element of each kind, and how many there are
+        for i, elements in zip(range(length), zip(*columns, strict=True)):
+            alike.setdefault(tuple(map(id, elements)), [i, 0])[1] += 1
         total = FlopCount(0)
-        for i in range(len(lists[0]) if lists else 0):
+        for i, number in alike.values():
             at = [a[i] if is_list(a) else a for a in args]
-            one = out[i] if is_list(out) and len(out) == len(lists[0]) else lists[0][i]
+            one = out[i] if is_each else lists[0][i]
             if any(is_inexact(spec) for spec in tensors([*at, one])):
                 count = formula(*at, out=one, **kwargs)
                 if count is None:
                     return None
-                total += count if isinstance(count, FlopCount) else FlopCount(int(count))
+                total += (count if isinstance(count, FlopCount) else FlopCount(int(count))).times(number)
         return total
 
     return each_flops

@@ -136,12 +136,20 @@ def make_plan(signature: Signature) -> Plan:
     call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema),
                 signature)
     reads, written = [], 0
+    alike: dict[tuple[str, int], tuple[int, int]] = {}  # lists hold one spec many times
     for argument in arguments:
-        reads.append(read_bytes(call, argument))
-        if argument.mutated or argument.name in RUNNING and name in BATCH_NORMS and call.given["training"]:
-            written += written_bytes(call, argument)
+        found = alike.get(key := (argument.name, id(argument.spec)))
+        if found is None:
+            writes = argument.mutated or argument.name in RUNNING and name in BATCH_NORMS and call.given["training"]
+            found = alike[key] = read_bytes(call, argument), written_bytes(call, argument) if writes else 0
+        reads.append(found[0])
+        written += found[1]
+    given: dict[int, int] = {}
     for output, mutated in zip(signature.outputs, mutated_outputs(signature, schema)):
-        written += 0 if mutated else touched_bytes(output)
+        if not mutated:
+            if (nbytes := given.get(id(output))) is None:
+                nbytes = given[id(output)] = touched_bytes(output)
+            written += nbytes
     return Plan(tuple(reads), Traffic(sum(reads), written), not mutates)
 
 

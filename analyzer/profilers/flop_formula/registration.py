@@ -30,6 +30,15 @@ class FlopCount:
             executed = self.executed + other.executed
         return FlopCount(self.flops + other.flops, self.macs + other.macs, executed)
 
+    def times(self, number: int) -> FlopCount:
+        """That of so many calls.
+
+        >>> FlopCount(8, 4).times(3)
+        FlopCount(flops=24, macs=12, executed_flops=None)
+        """
+        return FlopCount(number * self.flops, number * self.macs,
+                         None if self.executed_flops is None else number * self.executed_flops)
+
     @property
     def executed(self) -> int:
         """``executed_flops``, or ``flops`` where they are the same."""

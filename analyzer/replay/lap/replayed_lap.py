@@ -10,7 +10,6 @@ import torch
 from analyzer.memory.allocator import Block
 from analyzer.memory.allocator_replay import Placements
 from analyzer.meta.stream_mark import StreamAction
-from analyzer.record.call_table import CallTable
 from analyzer.record.event import BORN, DIED, HELD, Event
 from analyzer.record.log import Log, LogModuleCall, LogNode, Pending, PlacedPart, identifier
 from analyzer.record.memory_recorder import MemoryRecorder
@@ -70,7 +69,6 @@ class LapSegment(Segment):
         self.births_in_order = born
         self.state_bytes = sum([table[n].nbytes for n in born if table[n].category == _STATE])
         self.parts = list(self._divide())
-        self._places = super().places(0, len(self.events), source)
 
     def _divide(self) -> Iterator[Part]:
         start, events, requests = START, list[Event](), list[tuple[int, tuple[StreamAction, int, int]]]()
@@ -86,10 +84,6 @@ class LapSegment(Segment):
             yield Part(start, mark, events, requests, (kind, what))
             start, events, requests = mark._replace(event=mark.event + 1), [], []
         yield Part(start, self.end, events, requests, None)
-
-    def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
-        """As `Segment.places`, of which those of the whole lap are kept."""
-        return self._places if (start, stop) == (0, len(self.events)) else super().places(start, stop, into)
 
 
 class ReplayedLap(Pending):
