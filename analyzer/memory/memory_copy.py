@@ -5,18 +5,17 @@ import copy
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from .allocator import CachingAllocator
+from .allocator import Block, CachingAllocator
 from .allocator_segment import Span
 
 T = TypeVar("T")
 _LINKS = ("segment", "prev", "next")
 
 
-def copy_with_memory(value: T, allocators: Mapping[int, CachingAllocator]) -> T:
+def copy_with_memory(value: T, allocators: Mapping[int, CachingAllocator], memo: dict[int, Any]) -> T:
     """A deep copy of ``value``, which holds allocators and blocks of them. Spans are in chains as long as there are
-    storages, so they are copied one by one.
+    storages, so they are copied one by one. ``memo`` is as in `copy.deepcopy`: by id, what is copied already.
     """
-    memo: dict[int, Any] = {}
     pairs: list[tuple[Span, Span]] = []
     for allocator in allocators.values():
         for pool in allocator._pools():
@@ -31,3 +30,12 @@ def copy_with_memory(value: T, allocators: Mapping[int, CachingAllocator]) -> T:
         for name in _LINKS:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
     return copy.deepcopy(value, memo)
+
+
+def copy_of_block(region: Any, memo: Mapping[int, Any]) -> Any:
+    """The copy of a place in memory that `copy_with_memory` has copied; places that are no blocks never change."""
+    found = memo.get(id(region))
+    if found is not None or not isinstance(region, Block):
+        return region if found is None else found
+    span = None if region._span is None else memo[id(region._span)]
+    return Block(region.address, region.requested_bytes, region.bytes, region.stream, span)

@@ -14,7 +14,7 @@ from .stream_schedule import HostRun, KernelRun, ScheduledStep, schedule_steps
 
 def find_lanes(log: Log, timer: CallTimer) -> Lanes:
     """The lanes of a log on the timer's device. Raises UnknownTimeError where the time of a call is not known."""
-    steps = list(schedule_steps(log, timer))
+    steps = list(schedule_steps(log, timer, notes_host=True))
     starts: dict[int, int] = {}
     begin = 0
     for step in reversed(steps):  # each begins when the one before it is done

@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -118,7 +118,8 @@ class Shortage:
 
 class PlacedPart(NamedTuple):
     """Calls that are replayed: where in the log the first of them stands, how many there are, and the events of the
-    captured segment that they are.
+    captured segment that they are. ``find_call`` gives one of them as it will be in the log, where that is known before
+    it is written.
     """
 
     first_call: int
@@ -127,6 +128,7 @@ class PlacedPart(NamedTuple):
     segment: Any
     start: int
     stop: int
+    find_call: Callable[[int], OpCall] | None = None
 
 
 class Pending:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from array import array
+from copy import deepcopy
 
 from .numbering import Numbering
 
@@ -18,6 +19,13 @@ class LifetimeTable:
         self.code_of: Numbering[str] = Numbering([""])
         self.labels: dict[int, str] = {}
         self.specs: dict[int, object] = {}
+
+    def copy(self) -> LifetimeTable:
+        """One with the same lifetimes, each of which may change."""
+        other = LifetimeTable()
+        other.wide, other.narrow, other.codes = self.wide[:], self.narrow[:], self.codes[:]
+        other.code_of, other.labels, other.specs = deepcopy(self.code_of), dict(self.labels), dict(self.specs)
+        return other
 
 
 _WIDE, _NARROW, _CODES = 3, 7, 4
@@ -85,6 +93,12 @@ class StorageLifetime:
         table.wide.extend((nbytes, block_bytes, address))
         table.narrow.extend((born, -1, born_call, -1, step, node, module))
         codes.extend((code_of[device], code_of[phase], 0, 0))
+
+    def copy_to(self, table: LifetimeTable) -> StorageLifetime:
+        """The same storage in a copy of its table."""
+        other = object.__new__(StorageLifetime)
+        other.table, other.row, other.number = table, self.row, self.number
+        return other
 
     nbytes = _Wide(0, "as asked for")
     block_bytes = _Wide(1, "as the allocator gave, rounded")

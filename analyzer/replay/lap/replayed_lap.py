@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from analyzer.memory.allocator import Block
 from analyzer.memory.allocator_replay import Placements
 from analyzer.meta.stream_mark import StreamAction
-from analyzer.record.event import BORN, DIED, HELD, Event
+from analyzer.record.event import BORN, CALLED, DIED, HELD, Event
 from analyzer.record.log import Log, LogModuleCall, LogNode, Pending, PlacedPart, identifier
 from analyzer.record.memory_recorder import MemoryRecorder
+from analyzer.record.op_call import OpCall
 
 from ..expansion import EventWriter
 from ..match import Mismatch
@@ -69,6 +71,7 @@ class LapSegment(Segment):
         self.births_in_order = born
         self.state_bytes = sum([table[n].nbytes for n in born if table[n].category == _STATE])
         self.parts = list(self._divide())
+        self.call_places = [what for kind, what in self.events if kind == CALLED]
 
     def _divide(self) -> Iterator[Part]:
         start, events, requests = START, list[Event](), list[tuple[int, tuple[StreamAction, int, int]]]()
@@ -145,7 +148,15 @@ class ReplayedLap(Pending):
     def placed_parts(self) -> list[PlacedPart]:
         """As `Pending`."""
         segment = self.segment
-        return [PlacedPart(self.call, segment.end.call, self.step, segment, 0, len(segment.events))]
+        return [PlacedPart(self.call, segment.end.call, self.step, segment, 0, len(segment.events), self._find_call)]
+
+    def _find_call(self, place: int) -> OpCall:
+        """A call with the storages that it has here; its place is the reference block's."""
+        segment = self.segment
+        call: OpCall = segment.naming.source.call_slots[segment.call_places[place]]
+        inputs, outputs = ([segment.naming.storage(n, segment.stretch, self.here) for n in numbers]
+                           for numbers in (call.inputs, call.outputs))
+        return replace(call, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def count_module_calls(self) -> int:
         """None: modules of all blocks have their counts."""

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from copy import copy
+from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.memory.memory_copy import copy_with_memory
+from analyzer.memory.memory_copy import copy_of_block, copy_with_memory
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.log import Log
@@ -26,6 +27,17 @@ class WholeRun(NamedTuple):
     space: AddressSpace
 
 
+def _copy_before(log: Log, space: AddressSpace,
+                 live: Iterable[MetaStorage]) -> tuple[Log, AddressSpace, dict[int, tuple[torch.device, Any]]]:
+    """The log and the memory as they are, in copies, and where in that memory storages are, by number."""
+    table = log.lifetime_table.copy()
+    memo: dict[int, Any] = {id(log.lifetime_table): table}
+    memo.update((id(life), life.copy_to(table)) for life in log.storage_table.values())
+    memo.update((id(module), copy(module)) for module in log.modules)
+    before, memory = copy_with_memory((log, space), space.allocators, memo)
+    return before, memory, {storage.number: (storage.device, copy_of_block(storage.region, memo)) for storage in live}
+
+
 def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
              stands_in: bool) -> WholeRun:
     """The log and memory of what ``run`` does as if all blocks ran; with gradients of blocks that are not run where
@@ -34,8 +46,7 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
     space = recorder.space
     listener, space.listener = space.listener, None
     try:
-        placed = {storage.number: (storage.device, storage.region) for storage in live}
-        before, memory, regions = copy_with_memory((recorder.log, space, placed), space.allocators)
+        before, memory, regions = _copy_before(recorder.log, space, live)
     finally:
         space.listener = listener
     tape = Tape(recorder, chain, stands_in)
