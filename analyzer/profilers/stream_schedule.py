@@ -3,25 +3,22 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import count, groupby
+from itertools import groupby
 from typing import NamedTuple
 
-from analyzer.meta.signature import Signature
 from analyzer.meta.stream_mark import StreamAction, StreamMark
-from analyzer.record.call_table import CallTable
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
+from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, is_functional
 from .call_timer import CallTimer, TimedCall
 from .kernel_time.turn import COMMUNICATION, COMPUTE
 from .overlap import Cover, find_exposed
 from .schedule import PICOSECONDS, PhaseTime
 from .stream_clock import Moment, StreamClock
 
-_FUNCTIONAL = "_c10d_functional"
-_END = -1, None
-_WAIT, _WRAP = f"{_FUNCTIONAL}::wait_tensor", f"{_FUNCTIONAL}::_wrap_tensor_autograd"
+_END = -1, None, False
 
 
 class KernelRun(NamedTuple):
@@ -64,9 +61,11 @@ def runs_in_turn(log: Log) -> bool:
     return not log.streams and not any(communicates(tally.call.signature) for tally in log.tallies())
 
 
-def schedule_steps(log: Log, timer: CallTimer) -> Iterator[ScheduledStep]:
-    """Each step of a log, which begins on an idle device. Raises UnknownTimeError."""
-    for step, schedule in _run_steps(log, timer):
+def schedule_steps(log: Log, timer: CallTimer, *, notes_host: bool = False) -> Iterator[ScheduledStep]:
+    """Each step of a log, which begins on an idle device; what the host did is left out unless it ``notes_host``.
+    Raises UnknownTimeError.
+    """
+    for step, schedule in _run_steps(log, timer, notes_host=notes_host):
         yield schedule.finish(step)
 
 
@@ -76,7 +75,8 @@ def find_end(log: Log, timer: CallTimer) -> int:
     return schedule.end()
 
 
-def _run_steps(log: Log, timer: CallTimer, first: int = 0) -> Iterator[tuple[int, _StepSchedule]]:
+def _run_steps(log: Log, timer: CallTimer, first: int = 0, *,
+               notes_host: bool = False) -> Iterator[tuple[int, _StepSchedule]]:
     """Steps from the ``first`` on, each when all of it is launched."""
     phases = [record for record in log.phases if record.step >= first]
     marks, current, begin = deque(log.streams.marks), 0, phases[0].first_call
@@ -84,48 +84,27 @@ def _run_steps(log: Log, timer: CallTimer, first: int = 0) -> Iterator[tuple[int
         mark = marks.popleft()
         current = mark.stream if mark.action is StreamAction.SWITCH else current
     ends = [*(record.first_call for record in phases[1:]), len(log.call_slots)]
-    calls = _list_calls(log, timer, begin)
-    index, timed = next(calls, _END)
+    sequence = CallSequence(log, timer, begin)
+    calls = iter(sequence)
+    index, timed, may_wait = next(calls, _END)
     for step, records in groupby(zip(phases, ends), key=lambda pair: pair[0].step):
-        schedule = _StepSchedule(timer, log.call_slots, current)
+        schedule = _StepSchedule(timer, sequence, current, notes_host)
         for record, end in records:
             while timed is not None and index < end:
                 while marks and marks[0].call <= index:
                     schedule.ask(index, marks.popleft())
-                schedule.run(index, timed)
-                index, timed = next(calls, _END)
+                schedule.run(index, timed, may_wait)
+                index, timed, may_wait = next(calls, _END)
             schedule.end_phase(record.phase)
         yield step, schedule
         current = schedule.current
 
 
-def _list_calls(log: Log, timer: CallTimer, begin: int) -> Iterator[tuple[int, TimedCall | None]]:
-    """The index of each call from ``begin`` on, where a step begins, and what it takes. Replays are written out only
-    where it matters which storages calls have: which of them wait for functional collectives.
-    """
-    if any(_is_functional(tally.call.signature) for tally in log.tallies()):
-        log.write_out()
-    table, place = log.call_slots, begin
-    for part in log.placed_parts():
-        if part.first_call < begin:
-            continue
-        places = table.written_places(place, part.first_call)
-        yield from zip(places, timer.calls(table, places))
-        yield from zip(count(part.first_call), timer.calls(*part.segment.places(part.start, part.stop, log)))
-        place = part.first_call
-    places = table.written_places(place, len(table))
-    yield from zip(places, timer.calls(table, places))
-
-
-def _is_functional(signature: Signature) -> bool:
-    return communicates(signature) and bool(signature.op.namespace.startswith(_FUNCTIONAL))
-
-
 class _StepSchedule:
     """One step, call by call."""
 
-    def __init__(self, timer: CallTimer, table: CallTable, current: int) -> None:
-        self.timer, self.table, self.current = timer, table, current
+    def __init__(self, timer: CallTimer, calls: CallSequence, current: int, notes_host: bool) -> None:
+        self.timer, self._calls, self.current, self._notes_host = timer, calls, current, notes_host
         self.clock = StreamClock()
         self._launches: list[tuple[int, Hashable, TimedCall]] = []
         self._hosts: list[HostRun] = []
@@ -153,21 +132,25 @@ class _StepSchedule:
                 clock.synchronize(moment, self.timer.host.notice_picoseconds)
                 self._hosts.append(HostRun(index, start, start, clock.host, True))
 
-    def run(self, index: int, timed: TimedCall) -> None:
-        """A call is made: its kernels are launched on the current stream."""
-        work, start = timed.work, self.clock.host
-        if self._results:
-            self._wait_for_results(self.table[index], timed)
+    def run(self, index: int, timed: TimedCall, may_wait: bool) -> None:
+        """A call is made: its kernels are launched on the current stream. It ``may_wait`` for a collective."""
+        work, start, may_wait = timed.work, self.clock.host, may_wait and bool(self._results)
+        if not (work.device or work.waits or may_wait or self._notes_host):
+            self.clock.host += work.host
+            return
+        if may_wait:
+            self._wait_for_results(self._calls[index], timed)
         if not work.device:
             self.clock.host += work.host
-        elif timed.kind == COMMUNICATION and _is_functional(timed.signature):
-            self._run_functional(self.table[index], index, timed)
+        elif timed.kind == COMMUNICATION and is_functional(timed.signature):
+            self._run_functional(self._calls[index], index, timed)
         else:
             self._launch(index, timed, self.current)
         launched = self.clock.host
         if work.waits:
             self.clock.synchronize(self.clock.record(self.current), work.notice)
-        self._hosts.append(HostRun(index, start, launched, self.clock.host))
+        if self._notes_host:
+            self._hosts.append(HostRun(index, start, launched, self.clock.host))
 
     def _wait_for_results(self, call: OpCall, timed: TimedCall) -> None:
         """The results of functional collectives are waited for with ``wait_tensor``, which `AsyncCollectiveTensor`
@@ -175,9 +158,9 @@ class _StepSchedule:
         """
         found = [number for number in dict.fromkeys(call.inputs) if number in self._results]
         name = call.signature.op._schema.name if timed.kind == COMMUNICATION else ""
-        if name == _WRAP:
+        if name == WRAP_TENSOR:
             self._results.update((out, self._results[number]) for out in call.outputs for number in found)
-        elif timed.work.device or name == _WAIT:
+        elif timed.work.device or name == WAIT_TENSOR:
             for number in found:
                 self.clock.wait(self.current, self._results.pop(number))
 
