@@ -1,10 +1,11 @@
 """Low and high seconds of a step: what becomes of it if what it waits for is slower or faster than predicted."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from analyzer.hardware.kernel_time.error import ErrorSum
 from analyzer.hardware.kernel_time.estimate import find_range
+from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 
 from .call_timer import CallTimer, Pace, PacedTimer
@@ -26,7 +27,7 @@ def find_step_range(log: Log, timer: CallTimer, seconds: float, in_turn: bool) -
         timed = timer.time(call)
         if step == log.steps - 1 and timed.kernel.kernels:
             errors = communication if timed.kind == COMMUNICATION else compute
-            errors.add(timed.signature, number, timed.kernel.seconds, timed.kernel.spread)
+            errors.add(_kernel_of(call.signature), number, timed.kernel.seconds, timed.kernel.spread)
 
     def run(pace: Pace) -> float:
         paced, last = PacedTimer(timer, pace), log.steps - 1
@@ -35,6 +36,11 @@ def find_step_range(log: Log, timer: CallTimer, seconds: float, in_turn: bool) -
         return find_end(log, paced) / PICOSECONDS
 
     return range_at_paces(seconds, timer.host.host.spread, compute, communication, run)
+
+
+def _kernel_of(signature: Signature) -> Hashable:
+    """The same for one operator on the same specs: calls in other process groups have signatures of their own."""
+    return signature.op, tuple(map(id, signature.inputs)), tuple(map(id, signature.outputs))
 
 
 def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
