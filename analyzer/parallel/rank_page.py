@@ -25,8 +25,11 @@ _QUANTITIES = (("Peak reserved", "bytes", "peak_reserved_bytes"), ("Host peak", 
 
 
 def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, slowest: RankRow | None,
-                  step_seconds: float | None, profiles: Mapping[int, Profile]) -> Part:
-    """What a page of ranks says first: the verdict on the rank that decides, and the figures of the job."""
+                  step_seconds: float | None, step_range: tuple[float, float] | None,
+                  profiles: Mapping[int, Profile]) -> Part:
+    """What a page of ranks says first: the verdict on the rank that decides, and the figures of the job; ``step_range``
+    is low and high of its step.
+    """
     said, state, more = f"which of {size} ranks needs most memory is not known", "unknown", ""
     tiles = [write_tile("Ranks", format_count(size), f"{len(rows)} kind{'s' if len(rows) > 1 else ''} in the table")]
     if deciding is not None:
@@ -42,7 +45,9 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
                                 f"{format_bytes(deciding.peak_reserved_bytes)} reserved", f"On {deciding.name}."))
     if step_seconds is not None:
         tiles.append(write_tile("Step of the job", format_seconds(step_seconds),
-                                "" if slowest is None else f"slowest rank {slowest.rank}"))
+                                "" if slowest is None else f"slowest rank {slowest.rank}",
+                                "" if step_range is None else "Nine in ten measured steps take "
+                                f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}."))
     exposed = [seconds for profile in profiles.values() if (seconds := exposed_seconds(profile)) is not None]
     if any(exposed):
         tiles.append(write_tile("Exposed communication", format_seconds(max(exposed)), "at most, of a rank"))

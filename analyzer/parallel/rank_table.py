@@ -109,7 +109,8 @@ class RankTable:
         lanes = [] if timeline is None else [pipeline_part(timeline.ranks, timeline.actions, timeline.step_seconds,
                                                            [row.name for row in self.rows])]
         parts = [
-            rank_headline(self.size, self.rows, deciding, self.slowest, self.step_seconds, self.profiles),
+            rank_headline(self.size, self.rows, deciding, self.slowest, self.step_seconds,
+                          self.step_seconds_range, self.profiles),
             Part("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
             *([Part("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
             Part("text", "Summary as text", lead=f"<pre>{escape(self.render())}</pre>", has_chart=False),

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.output import check_output
 from analyzer.recipe.optimizer import FORM, OPTIMIZERS
 from analyzer.report.column import format_quantity, print_rows
+from analyzer.report.page.document import check_charts
 from analyzer.report.progress_bar import ProgressBar
 
 from .configuration import AXES
@@ -29,7 +31,7 @@ A configuration that fails is kept as a row with its error.
 _EXAMPLES = """\
 examples:
   analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16
-  analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --out results.parquet --workers 2
+  analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --html sweep.html --workers 2
   analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
 
 With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after
@@ -80,6 +82,8 @@ def add_sweep_command(commands: Any) -> None:
     for axis in AXES:
         parser.add_argument(f"--{axis}", metavar="VALUES", help=_AXIS_HELP[axis])
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here: .csv, .jsonl or .parquet")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="write a page: time against memory with the Pareto front, and the rows as a table")
     parser.add_argument("--retry-failed", action="store_true", help="run configurations again that failed before")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default one a core; 0: none but this one)")
     parser.add_argument(
@@ -93,6 +97,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if not grid:
         raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
     out: Path | None = None if arguments.out is None else check_table(arguments.out)
+    check_output(arguments.html)
+    check_charts(arguments.html)
     journal = None if out is None else out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
     bar = ProgressBar(among_output=True)
 
@@ -113,6 +119,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         return 130  # as shells report SIGINT
     finally:
         bar.clear()
+    if arguments.html is not None:
+        found.to_html(arguments.html)
     print(format_rows(found))
     if out is not None and journal is not None and out != journal:
         found.write(out)

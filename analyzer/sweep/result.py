@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
+from analyzer.report.page.document import write_page
 
 from .configuration import AXES
+from .sweep_page import list_sweep_parts
 
 if TYPE_CHECKING:
     import pandas
@@ -82,6 +84,13 @@ class SweepResult:
     def to_jsonl(self) -> str:
         """The rows as JSON, one a line."""
         return "".join(json.dumps(row) + "\n" for row in self.rows)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page of the rows as text, also written to ``path`` if one is given: a scatter of two quantities with its
+        Pareto front, a table, and what failed. Raises MissingExtraError without plotly.
+        """
+        name = next((str(row["target"]) for row in self.rows if row.get("target")), "a model")
+        return write_page(f"Configurations of {name}", list_sweep_parts(self.rows), path)
 
     def write(self, path: str | Path) -> None:
         """Write a .csv, .jsonl or .parquet file. Raises InputError for others, MissingExtraError without pyarrow."""

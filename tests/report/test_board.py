@@ -11,6 +11,7 @@ from analyzer.parallel import rank_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
 from analyzer.results.info import TimelinePoint
+from analyzer.sweep import SweepResult, sweep
 
 
 def facts(page, kind):
@@ -69,13 +70,14 @@ def test_phases_of_a_pipeline_by_hand():
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [("dryrun", "--world", "2", "SCRIPT")])
+@pytest.mark.parametrize("command", [
+    ("dryrun", "--world", "2", "SCRIPT"), ("sweep", "SCRIPT:no_model", "--batch", "1")])
 def test_a_page_without_plotly_is_refused_before_any_work(capsys, monkeypatch, tmp_path, command):
     monkeypatch.setattr("analyzer.report.page.document.find_spec", lambda name: None)
     script = tmp_path / "train.py"
     script.write_text("open('was_run', 'w')")
     monkeypatch.chdir(tmp_path)
-    argv = [str(script) if word == "SCRIPT" else word for word in command]
+    argv = [word.replace("SCRIPT", str(script)) for word in command]
     assert main([*argv, "--html", "page.html"]) == 2
     assert "'page.html': a page draws its charts with plotly" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
@@ -135,3 +137,58 @@ def test_a_curve_of_very_many_moments_keeps_its_peak(table, mlp, monkeypatch):
     long = replace(mlp, timeline=tuple(TimelinePoint(i, i * 7 % 5000, "forward") for i in range(20_000)))
     curve = facts(replace(table, profiles={0: long}).to_html(), "rank_memory")["curves"][0]
     assert len(curve["allocated"]) <= 1000 and max(curve["allocated"]) == 4999
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_by_hand():
+    """Three configurations of two batches on two devices have figures, one failed."""
+    same = {"target": "net", "optimizer": "sgd"}
+    rows = ({**same, "batch": 8, "device": "t4", "fits": False, "peak_reserved_bytes": 8, "step_seconds": 4.0,
+             "samples_per_second": 2.0},
+            {**same, "batch": 16, "device": "h100", "fits": True, "peak_reserved_bytes": 12, "step_seconds": 2.0,
+             "samples_per_second": 8.0},
+            {**same, "batch": 16, "device": "t4", "error": "ValueError: <no>"},
+            {**same, "batch": 8, "device": "h100", "fits": None, "peak_reserved_bytes": 6, "step_seconds": None})
+    page = SweepResult(rows).to_html()
+    assert kinds(page) == ["verdict", "sweep", "failed"]
+    assert "1 of 4 configurations fit their device" in page and "batch 16, device h100" in page
+    found = facts(page, "sweep")
+    assert found["dimensions"] == [{"title": "batch", "values": ["8", "16", "8"], "order": ["8", "16"]},
+                                   {"title": "device", "values": ["t4", "h100", "h100"], "order": ["h100", "t4"]}]
+    assert found["fits"] == ["no", "yes", "unknown"]
+    quantities = {q["title"]: (q["values"], q["more"]) for q in found["quantities"]}
+    assert quantities == {"Peak reserved": ([8, 12, 6], False), "Step": ([4.0, 2.0, None], False),
+                          "Samples a second": ([2.0, 8.0, None], True), "Time a sample": ([0.5, 0.125, None], False)}
+    assert (found["x"], found["y"]) == ("Peak reserved", "Time a sample")  # steps of 8 and of 16 samples
+    failed = facts(page, "failed")
+    assert failed["error"] == ["ValueError: <no>"]
+    assert {d["title"]: d["values"] for d in failed["dimensions"]} == {
+        "target": ["net"], "batch": ["16"], "optimizer": ["sgd"], "device": ["t4"]}
+
+
+@pytest.mark.parametrize(("rows", "parts"), [
+    ([], ["verdict"]), ([{"batch": 1, "error": "E"}], ["verdict", "failed"]),
+    ([{"batch": 1, "peak_reserved_bytes": 3}], ["verdict"]),  # one quantity alone
+    ([{"batch": 1, "peak_reserved_bytes": 3, "step_seconds": 1.0}], ["verdict", "sweep"])])
+def test_a_sweep_of_which_little_is_known_has_fewer_parts(rows, parts):
+    assert kinds(SweepResult(tuple(rows)).to_html()) == parts
+
+
+def test_steps_of_equal_work_are_compared_by_their_time():
+    rows = [{"batch": 8, "optimizer": name, "peak_reserved_bytes": 3, "step_seconds": 1.0, "samples_per_second": 8.0}
+            for name in ("sgd", "adamw")]
+    assert facts(SweepResult(tuple(rows)).to_html(), "sweep")["y"] == "Step"
+
+
+def test_sweep_writes_its_page(capsys, tmp_path):
+    path = tmp_path / "sweep.html"
+    assert main(["sweep", "resnet18", "--input", "{batch}x3x32x32", "--batch", "1,2", "--mode", "infer", "--workers",
+                 "0", "--html", str(path)]) == 0
+    found = facts(path.read_text(), "sweep")
+    rows = sweep("resnet18", {"batch": [1, 2], "mode": "infer"}, inputs=["{batch}x3x32x32"], workers=0).rows
+    values = {q["title"]: q["values"] for q in found["quantities"]}
+    assert values["Peak reserved"] == [row["peak_reserved_bytes"] for row in rows]
+    assert values["Fwd FLOPs"] == [row["fwd_flops"] for row in rows]
+    assert found["dimensions"] == [{"title": "batch", "values": ["1", "2"], "order": ["1", "2"]}]

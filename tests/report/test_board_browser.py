@@ -8,6 +8,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel.rank_row import describe_rank
+from analyzer.sweep import SweepResult
 from analyzer.units import format_bytes, format_percent, format_seconds
 
 
@@ -56,3 +57,35 @@ def test_ranks_are_listed_and_one_is_chosen(show, draw_all, keep_shot, timeline)
     check_look(page, draw_all, keep_shot, "ranks_1400_light_second")
     tiles = page.inner_text("section[data-group='rank 1 (stage 2 of 2)'] .tiles >> nth=0")
     assert format_bytes(rows[1].peak_allocated_bytes) in tiles
+
+
+def test_a_sweep_has_its_front_and_its_table(show, draw_all, keep_shot):
+    def make(i):
+        """Time and memory that trade off, with a scatter; every fifth does not fit, the last failed."""
+        return {"target": "net", "batch": 2**(i % 4), "device": ("h100", "t4")[i // 4 % 2], "lora": str(i // 8),
+                "fits": i % 5 != 0, "peak_reserved_bytes": 2**30 * (1 + i * 7 % 16),
+                "step_seconds": 1 / (1 + i * 5 % 16),
+                "error": "ValueError: <b>no</b>" if i == 15 else None}
+
+    rows = [make(i) for i in range(16)]
+    page = show(SweepResult(tuple(rows)), 800)
+    check_look(page, draw_all, keep_shot, "sweep_800_light")
+
+    def front(x, y):
+        ok = [row for row in rows[:15] if row["fits"]]
+        return [row for row in ok if not any(o[x] <= row[x] and o[y] <= row[y] and (o[x], o[y]) != (row[x], row[y])
+                                             for o in ok)]
+
+    expected = front("peak_reserved_bytes", "step_seconds")
+    said = page.eval_on_selector_all(".sweep ol li", "items => items.map((item) => item.textContent)")
+    assert len(said) == len(expected) > 1
+    for line, row in zip(said, sorted(expected, key=lambda row: row["peak_reserved_bytes"])):
+        assert line == (f"batch {row['batch']}, device {row['device']}, lora {row['lora']} "
+                        f"{format_bytes(row['peak_reserved_bytes'])}, {format_seconds(row['step_seconds'])}")
+    page.click(".sweep ol li button >> nth=0")
+    assert page.inner_text(".sweep tr.active td:nth-child(1)") == said[0].split(",")[0].split()[1]
+    page.select_option(".sweep .controls select >> nth=1", "Peak reserved")  # against itself: the least is the front
+    page.wait_for_function("document.querySelectorAll('.sweep ol li').length === 1")
+    page.fill(".sweep input[type=search]", "t4")
+    assert page.inner_text(".sweep [role=status] >> nth=0") == "7 of 15 rows"  # 4 to 7 and 12 to 14
+    assert page.inner_text(".failed tbody tr:not(.spacer) td:last-child") == "ValueError: <b>no</b>"
