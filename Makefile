@@ -9,7 +9,7 @@ COMPILE := $(BIN)/python -m compileall -q analyzer
 .PHONY: profile test docs clean
 
 profile: $(VENV)/installed
-	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,summary
+	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
 
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .

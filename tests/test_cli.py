@@ -44,7 +44,7 @@ def test_the_sample_in_the_readme_is_what_make_profile_prints(capsys):
     code, out, _ = run(capsys, *command.split())
     # versions are the machine's
     shown = [line for line in sample.splitlines() if line.strip() != "..." and not line.startswith("torch ")]
-    assert code == 0 and len(shown) > 50
+    assert code == 0 and len(shown) > 25
     printed = iter(out.splitlines())
     assert [line for line in shown if line not in printed] == [], "not printed, or not in this order"
 
