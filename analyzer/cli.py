@@ -5,21 +5,17 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Literal
-
-import torch
 
 from analyzer.advice.command import add_advise_command, find_advice, run_advise
 from analyzer.api.models_command import add_models_command, run_models
-from analyzer.api.world_option import add_world_options, check_world_options, read_world
+from analyzer.api.prediction import add_prediction_options, predict
+from analyzer.api.world_option import check_world_options
 from analyzer.calibration.command import add_calibrate_command, run_calibrate
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.hardware.catalogue import knowing
-from analyzer.recipe.option import read_recipe
 from analyzer.record.model_failure import own_traceback
-from analyzer.record.progress import progress_of, watch_progress
+from analyzer.record.progress import watch_progress
 from analyzer.report import choice
 from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
@@ -31,14 +27,11 @@ from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.run_option import add_run_options, check_run_options, describe_run_cost
 from analyzer.report.short_text import describe_for_verdict
 from analyzer.report.verdict import judge
-from analyzer.results.profile import Profile
 from analyzer.runtime.command import add_measure_command, run_measure
 from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.fits_command import add_fits_command, run_fits
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
-from analyzer.zoo import command_option
-from analyzer.zoo.model_target import Target
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
@@ -92,25 +85,13 @@ def make_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("profile", help="predict what a step of a model costs", description=_PROFILE_HELP,
                               epilog=_PROFILE_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command_option.add_target_options(run)
+    add_prediction_options(run)
     run.add_argument("others", nargs="*", metavar="TARGET", help="more models, to be compared with the first")
-    command_option.add_step_options(run)
-    run.add_argument("--device", default="h200",
-                     help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
-    run.add_argument(
-        "--convention", choices=("own", "deepspeed", "fvcore"), default="own", help=
-        "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass "
-        "alone, as those packages print it)")
     run.add_argument("--show", default=_DEFAULT_SHOWN, metavar="WHAT",
                      help=f"what to print, of {', '.join(_SHOWN)} (default {_DEFAULT_SHOWN}, all at a glance); table "
                      "is long, a row for each node, and its Kb, Mb, Gb are what all else calls KiB, MiB, GiB")
-    run.add_argument("--fused", action="store_true",
-                     help="predict the step's time under torch.compile too, beside eager's (--compile implies it)")
-    run.add_argument("--cuda-graphs", action="store_true", help="with --fused: in its mode \"reduce-overhead\", which "
-                     "launches each pass as one CUDA graph; alone: the eager kernels launched so")
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
-    add_world_options(run)
     choice.add_file_options(run)
     add_export_option(run)
     add_run_options(run)
@@ -199,7 +180,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     check_world_options(arguments)
     if arguments.others:
         choice.check_model_options(arguments, _DEFAULT_SHOWN)
-        rows = list(zip([arguments.target, *arguments.others], _predict(arguments), strict=True))
+        rows = list(zip([arguments.target, *arguments.others], predict(arguments, arguments.others), strict=True))
         table = model_table(rows, arguments.columns or DEFAULT_COLUMNS, arguments.format or "text")
         choice.emit(table, arguments.output)
         verdicts = [(name, judge(found, is_brief=True)) for name, found in rows]
@@ -207,7 +188,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
             print("\n" + "\n".join(f"{name} {verdict}" for name, verdict in verdicts))
         return 3 if any(verdict is not None and verdict.fits is False for _, verdict in verdicts) else 0
     make_table = choice.read_table_options(arguments, shown)
-    found, = _predict(arguments)
+    found, = predict(arguments)
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
     write_exports(found, exports)
     if arguments.roofline is not None:
@@ -233,49 +214,6 @@ def run_profile(arguments: argparse.Namespace) -> int:
         advice = find_advice(arguments, quick=True)
         print(format_cheapest(advice) if is_told else advice.summary())
     return code
-
-
-def _predict(arguments: argparse.Namespace) -> list[Profile]:
-    """A step of each target. Names and inputs of all are read before any work: a wrong one costs no waiting."""
-    from analyzer.zoo.target import load_target
-
-    from .hardware import find_device
-
-    find_device(arguments.device)
-    train = arguments.mode == "train"
-    targets = [load_target(text) for text in [arguments.target, *arguments.others]]
-    recipe = read_recipe(arguments)
-    inputs = [command_option.choose_inputs(target, arguments.input, train, recipe.dtype) for target in targets]
-
-    from analyzer.api.argument import build_model
-    from analyzer.api.profile import profile
-    from analyzer.profilers.flops import make_flops_profiler
-    from analyzer.record.options import ProfileOptions
-
-    options = ProfileOptions(fused=_find_fused(arguments))
-
-    def build(target: Target) -> torch.nn.Module:
-        make = partial(recipe.build, target.build)
-        # in a world the model is built and run under one mode
-        return (make() if arguments.world is not None else build_model(make)).train(train)
-
-    found = []
-    for i, (target, specs) in enumerate(zip(targets, inputs, strict=True)):
-        with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
-            args, kwargs = command_option.make_inputs(specs)
-            found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
-                                 world=read_world(arguments), options=options,
-                                 profilers={"flops": make_flops_profiler(arguments.convention)},
-                                 **command_option.find_step(arguments, recipe)))
-    return found
-
-
-def _find_fused(arguments: argparse.Namespace) -> Literal["default", "reduce-overhead", "cudagraphs"] | None:
-    from .hardware import find_device
-
-    if arguments.fused or arguments.compile and find_device(arguments.device).kind == "cuda":
-        return "reduce-overhead" if arguments.cuda_graphs else "default"
-    return "cudagraphs" if arguments.cuda_graphs else None
 
 
 if __name__ == "__main__":

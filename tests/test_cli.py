@@ -12,9 +12,11 @@ import pytest
 
 import analyzer
 from analyzer import Profile
+from analyzer.api.prediction import parse_command, predict
 from analyzer.cli import main, make_parser
 from analyzer.hardware import find_device
 from analyzer.report.progress_bar import ProgressBar
+from analyzer.results.command import CommandInfo
 
 ROOT = Path(__file__).parent.parent
 
@@ -298,3 +300,25 @@ def test_a_device_of_a_file_has_verdict_utilization_and_roofline(capsys, tmp_pat
     code, printed, _ = run(capsys, *RESNET, "--device", str(path), "--show", "brief", "--roofline", str(out))
     assert code == 0 and "MFU" in printed and "fits on bench_card" in printed
     assert json.loads(out.read_text())["memory_bandwidth"] == spec.memory_bandwidth
+
+
+def test_a_saved_profile_says_which_command_made_it_and_that_makes_it_again(capsys, tmp_path):
+    code, _, _ = run(capsys, "profile", "resnet18", "--mode", "infer", "--dtype", "bf16", "--device", "a100",
+                     "--input", "2x3x64x64", "--json", str(tmp_path / "p.json"))
+    saved = Profile.from_json(tmp_path / "p.json")
+    command = ("analyzer profile resnet18 --input float32:2x3x64x64 --mode infer --dtype bf16 --accumulate 1 --device "
+               "a100 --convention own")
+    assert code == 0 and str(saved.made_by) == command and saved.inputs["x"].dtype == "bfloat16"
+    again, = predict(parse_command(saved.made_by))
+    assert again == saved and again.made_by == saved.made_by
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"mode": "tain"}, "analyzer profile gpt2: argument --mode: invalid choice: 'tain'"),
+    ({"json": "/etc/passwd"}, "analyzer profile gpt2: unrecognized arguments: --json=/etc/passwd"),
+    ({"devic": "h100"}, "unrecognized arguments: --devic=h100"),
+    ({"accumulate": "many"}, "argument --accumulate: invalid int value: 'many'"),
+])
+def test_a_command_of_a_file_is_read_as_one_that_is_typed(options, text):
+    with pytest.raises(analyzer.errors.InputError, match=re.escape(text)):
+        parse_command(CommandInfo("gpt2", options))

@@ -31,7 +31,7 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     be read back: a value of the wrong type, NaN, infinity.
     """
     data = {"format": FORMAT, "version": Profile.format_version, **encode(profile),
-            DERIVED: {name: read_rate(profile, name) for name in RATES}}
+            DERIVED: {name: _finite(read_rate(profile, name)) for name in RATES}}
     try:
         read_data(data)
     except ProfileFormatError as error:
@@ -40,6 +40,11 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     if path is not None:
         write_output(path, text + "\n")
     return text
+
+
+def _finite(rate: float | None) -> float | None:
+    """None for what no number holds: a rate of a step that takes next to no time."""
+    return None if rate is None or not math.isfinite(rate) else rate
 
 
 @register_view.shipped("from_json")

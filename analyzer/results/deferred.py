@@ -52,6 +52,11 @@ class DeferredFields:
         object.__setattr__(self, "_request", dict(request))
         return self
 
+    def complete(self, **known: Any) -> None:
+        """Set fields that the function that made the record could not know, before others have it."""
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+
     def __getstate__(self) -> list[Any]:
         return [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.units import add_quantities
 
 from .advice import Advice
+from .command import CommandInfo
 from .communication import CommInfo
 from .deferred import DeferredFields
 from .fit import FitInfo
@@ -48,7 +49,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 7  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 8  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -71,6 +72,7 @@ class Profile(DeferredFields):
     measured_steps: int | None = None
     torch_version: str = ""
     analyzer_version: str = ""
+    made_by: CommandInfo | None = None       #: the command that made it; None of what was called from Python
 
     params: int | None = None                #: elements, each parameter once; in a world those that this rank holds
     #: in a world of ranks: elements of the whole parameters of which this rank holds a part; else None

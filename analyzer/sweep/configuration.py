@@ -150,8 +150,8 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
             f"{target.name}: what it is called with is not known; say it, e.g. --input {{batch}}x3x224x224")
     for name in _SIZES:
         if sizes[name] is not None and name not in placed:
-            resized = tuple(_resize(spec, name, sizes[name]) for spec in specs)
-            if not any(_has_size(spec, name) for spec in specs):
+            resized = tuple(spec.resize(name, sizes[name]) for spec in specs)
+            if not any(spec.find_dims(name) for spec in specs):
                 raise InputError(
                     f"{target.name}: none of its inputs {' '.join(map(str, specs))} has a {name} dimension; "
                     f"say where it goes, e.g. --input x={{batch}}x{{sequence}}x64")
@@ -162,14 +162,3 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
     chosen = target.choose_inputs(specs, train=configuration.mode == "train")
     assert chosen is not None  # some are given
     return chosen
-
-
-def _has_size(spec: InputSpec, name: str) -> bool:
-    return len(spec.shape) > 0 if name == "batch" else len(spec.shape) == 2 and not spec.dtype.is_floating_point
-
-
-def _resize(spec: InputSpec, name: str, size: int) -> InputSpec:
-    if not _has_size(spec, name):
-        return spec
-    place = _SIZES.index(name)
-    return replace(spec, shape=(*spec.shape[:place], size, *spec.shape[place + 1:]))

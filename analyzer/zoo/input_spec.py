@@ -51,6 +51,24 @@ class InputSpec:
         """The same input, in ``dtype`` where it is floating."""
         return replace(self, dtype=dtype) if self.dtype.is_floating_point else self
 
+    def find_dims(self, size: str) -> tuple[int, ...]:
+        """Which of its dimensions are the ``"batch"`` (the first), the ``"sequence"`` (the second of two, of indices
+        and masks), or the height and width of an ``"image"`` (the last two of four or more, of floating ones).
+        """
+        is_floating, dims = self.dtype.is_floating_point, len(self.shape)
+        places = {"batch": (0,) if dims else (), "sequence": (1,) if dims == 2 and not is_floating else (),
+                  "image": (dims - 2, dims - 1) if dims >= 4 and is_floating else ()}
+        return places[size]
+
+    def resize(self, size: str, value: int) -> InputSpec:
+        """The same input with ``value`` in those dimensions.
+
+        >>> str(parse_input("8x3x224x224").resize("image", 384)), str(parse_input("int64:8x512").resize("image", 384))
+        ('float32:8x3x384x384', 'int64:8x512')
+        """
+        places = self.find_dims(size)
+        return replace(self, shape=tuple([value if i in places else n for i, n in enumerate(self.shape)]))
+
     def __str__(self) -> str:
         name = "" if self.name is None else f"{self.name}="
         return f"{name}{str(self.dtype).removeprefix('torch.')}:{'x'.join(map(str, self.shape)) or 'scalar'}"

@@ -61,6 +61,16 @@ def load_target(text: str) -> Target:
     return _find_in_module(scheme, rest, text)
 
 
+def names_own_code(text: str) -> bool:
+    """Whether `load_target` would import a file or module that ``text`` names, and not a model of a library.
+
+    >>> [names_own_code(text) for text in ("gpt2", "timm:vit_base_patch16_224", "mynet.py:Net", "os.path:join")]
+    [False, False, True, True]
+    """
+    scheme, colon, _ = text.partition(":")
+    return scheme not in LIBRARIES and (bool(colon) or text.endswith(".py"))
+
+
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
         hint = f"; did you mean hf:{name}?" if find_shape(name) is not None else find_close(name, MODELS)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.results.command import CommandInfo
 from analyzer.results.communication import CommInfo
 from analyzer.results.fused import FusedInfo
 from analyzer.results.info import (
@@ -46,7 +47,8 @@ NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", 
           SavedTensorInfo((2, 3), "int8", "cpu", "a:0", 6, "a", "activation", True),
           FusedInfo("default", 0.1, None, None, 0.1, 0.1, (0.1, 0.2), 1, 2, 3, 4, False),
           CommInfo("send", None, 2, 8, 8, "backward", "a", None, "c10d.send.default", 1, 0.3, 0.1, None),
-          GroupInfo("tp", 8, (RankRun(0, 7),)), WorldInfo(8, 1, 8, "dgx_h100", {"tp": 8}))
+          GroupInfo("tp", 8, (RankRun(0, 7),)), WorldInfo(8, 1, 8, "dgx_h100", {"tp": 8}),
+          CommandInfo("gpt2", {"input": ("int64:2x64", "x=3x4"), "device": "h100", "world": 8, "checkpointing": True}))
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
@@ -58,6 +60,7 @@ SIMPLE = {
             SpanInfo, *[texts] * 3, *[st.none() | texts] * 2, *[texts] * 2, finite, finite,
             counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
             ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
+    "Option": st.booleans() | integers | texts | st.lists(texts, max_size=2).map(tuple),
     "RankRun": st.builds(RankRun, integers, integers, integers),
     "dict[str, tuple[str, ...]]": st.dictionaries(texts, st.lists(texts, max_size=2).map(tuple), max_size=2),
     **{type(record).__name__: st.just(record) for record in NESTED}
@@ -95,7 +98,7 @@ HOSTS = [(Profile, lambda record: record)] + [
                                 (NESTED[11], "nodes", lambda r: (NodeInfo("output", "o", saved_tensors=(r, )), )),
                                 (NESTED[12], "fused", lambda r: r), (NESTED[13], "comm", lambda r: (r, )),
                                 (NESTED[14], "world", lambda r: WorldInfo(8, 1, groups=(r, ))),
-                                (NESTED[15], "world", lambda r: r))
+                                (NESTED[15], "world", lambda r: r), (NESTED[16], "made_by", lambda r: r))
 ]
 
 
@@ -136,7 +139,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 7) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 8) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
