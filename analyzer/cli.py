@@ -32,6 +32,7 @@ from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.fits_command import add_fits_command, run_fits
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
+from analyzer.view.command import add_view_command, run_view
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
@@ -108,6 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_plan_command(commands)
     add_dryrun_command(commands)
     add_sweep_command(commands)
+    add_view_command(commands)
 
     add_models_command(commands)
     devices = commands.add_parser("devices",
@@ -123,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {"profile": run_profile, "measure": run_measure, "calibrate": run_calibrate,
                 "compare": run_compare, "check": run_check,
                 "generate": run_generate, "fit": run_fit, "fits": run_fits, "advise": run_advise, "plan": run_plan,
-                "dryrun": run_dryrun, "sweep": run_sweep, "models": run_models, "devices": run_devices}
+                "dryrun": run_dryrun, "sweep": run_sweep, "view": run_view, "models": run_models,
+                "devices": run_devices}
     try:
         with drawing_plainly():
             arguments = make_parser().parse_args(words[:own])
@@ -151,8 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _showing_progress(command: str) -> Iterator[None]:
-    """Show on a terminal how far the work of the block has come; a sweep, in many processes, does so itself."""
-    if command == "sweep":
+    """Show on a terminal how far the work of the block has come; a sweep, in many processes, does so itself, and a
+    server has no end.
+    """
+    if command in ("sweep", "view"):
         yield
         return
     # a thread that draws would take time of what is measured

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1] / "analyzer"
 ORDER = [{"units", "errors", "late_name", "registry", "output", "hardware", "memory"}, {"meta"}, {"cuda"},
          {"distributed"}, {"record"}, {"replay"}, {"fx"},
          {"profilers"}, {"recipe"}, {"results"}, {"report", "zoo"}, {"api"},
-         {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"}, {"dropins", "advice"},
-         {"cli"}, {"__main__", "__init__"}]
+         {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"},
+         {"dropins", "advice", "view"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
     ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")

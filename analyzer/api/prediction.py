@@ -100,6 +100,8 @@ def parse_command(command: CommandInfo) -> argparse.Namespace:
     """
     words = []
     for name, value in command.options.items():
+        if not name.isidentifier():  # "optimizer=x" would be another option than it says
+            raise InputError(f"analyzer profile {command.target}: {name!r} is no name of an option")
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)
