@@ -16,8 +16,8 @@ _HELP = f"""\
 Serves the page of a saved profile on {ADDRESS}, with a panel that profiles it again for another batch, sequence length
 or image size, device, precision, optimizer, and with or without checkpointing. Ctrl-C ends it.
 
-FILE is what `analyzer profile --json` wrote, or a table of ranks (RankTable.to_json). Of several files there is a list,
-of two profiles also what changed.
+FILE is what `analyzer profile --json` wrote, or a table of ranks (`analyzer dryrun --json`, RankTable.to_json). Of
+several files there is a list, of two profiles also a page of what changed.
 
 A file says which command made it. Models of a library or of analyzer are profiled again as it says; code of your own
 (FILE.py:factory, package.module:factory) runs only if --target names it here, for a file can come from anyone.

@@ -24,10 +24,12 @@ def write_list(viewed: Viewed, root: str) -> str:
     """The page that lists what is viewed, each with a link below ``root``."""
     rows = [_row([f'<a href="{root}{i}/">{escape(one.name)}</a>', escape(describe_run(one.saved)[0])], one.saved)
             for i, one in enumerate(viewed.profiles)]
-    together = f"<pre>{escape(viewed.together)}</pre>" if viewed.together else ""
+    links = "".join([f'<li><a href="{root}pages/{i}">{escape(page.name)}</a></li>'
+                     for i, page in enumerate(viewed.pages)])
     return build_page("Saved profiles", [
-        Part("text", "Profiles", lead=_table(("File", "Step"), rows), has_chart=False),
-        *([Part("text", "Together", lead=together, has_chart=False)] if together else [])], policy=_POLICY)
+        *([Part("text", "Together", lead=f"<ul>{links}</ul>", has_chart=False)] if links else []),
+        *([Part("text", "Profiles", lead=_table(("File", "Step"), rows), has_chart=False)] if rows else [])],
+        policy=_POLICY)
 
 
 def write_run(one: ViewedProfile, number: int, run: Run, root: str) -> str:
@@ -44,7 +46,8 @@ def _make_panel(one: ViewedProfile, number: int, run: Run, root: str) -> Part:
     said = f'<p class="note">{escape(one.origin.note)}: ' if one.origin.note else '<p class="note">'
     lead = f"{said}<code>{escape(str(run.command))}</code></p>"
     if number:
-        lead = f'<p class="change">{escape(tell_change(one.saved, run.profile))}</p>{lead}'
+        link = f'<a href="{root}{number}/change">what changed, by module</a>'
+        lead = f'<p class="change">{escape(tell_change(one.saved, run.profile))} ({link})</p>{lead}'
     if one.runs:
         lead += _list_runs(one, number, root)
     fields = [_describe_field(name, value) for name, value in read_settings(run.command).items()]

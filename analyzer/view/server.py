@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
+from analyzer.report.comparison.compare import compare
 
 from .page import tell_change, write_list, write_run
 from .viewed import Viewed, ViewedProfile
@@ -135,14 +136,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _show(self, words: list[str]) -> _Answer:
         server = self.server
-        if not words and len(server.viewed.profiles) > 1:
-            return _Answer(HTTPStatus.OK, "text/html", write_list(server.viewed, server.root))
-        place, one, rest = self._find_profile(words or ["0"])
+        viewed, root = server.viewed, server.root
+        if not words:
+            if len(viewed.profiles) + len(viewed.pages) != 1:
+                return _answer_page(write_list(viewed, root))
+            words = ["0"] if viewed.profiles else ["pages", "0"]
+        if words[0] == "pages":
+            number = _read_number(words[1]) if len(words) == 2 else -1
+            if not 0 <= number < len(viewed.pages):
+                raise _RefusedError(HTTPStatus.NOT_FOUND, "no such page")
+            return _answer_page(viewed.pages[number].write())
+        place, one, rest = self._find_profile(words)
         number = _read_number(rest[0]) if rest else 0
-        run = one.find_run(number) if len(rest) <= 1 else None
+        run = one.find_run(number) if rest[1:] in ([], ["change"]) else None
         if run is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "no such run, or too many came after it")
-        return _Answer(HTTPStatus.OK, "text/html", write_run(one, number, run, f"{server.root}{place}/"))
+        if rest[1:]:
+            return _answer_page(compare(one.saved, run.profile).to_html())
+        return _answer_page(write_run(one, number, run, f"{root}{place}/"))
 
     def _act(self, words: list[str], body: dict[str, Any]) -> _Answer:
         place, one, rest = self._find_profile(words)
@@ -173,6 +184,10 @@ class _Handler(BaseHTTPRequestHandler):
 def _read_number(word: str) -> int:
     """The number that a word is, -1 for another."""
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else -1
+
+
+def _answer_page(text: str) -> _Answer:
+    return _Answer(HTTPStatus.OK, "text/html", text)
 
 
 def _answer_data(status: HTTPStatus, data: dict[str, Any]) -> _Answer:

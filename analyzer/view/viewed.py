@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.parallel.rank_table import RankTable
@@ -60,12 +60,18 @@ class ViewedProfile:
             return self.made
 
 
-@dataclass(frozen=True)
-class Viewed:
-    """The profiles of the files that were given, and what is said of them together, as text."""
+class ViewedPage(NamedTuple):
+    """A page of several profiles, which ``write`` makes."""
+
+    name: str
+    write: Callable[[], str]
+
+
+class Viewed(NamedTuple):
+    """The profiles of the files that were given, and pages of several of them."""
 
     profiles: tuple[ViewedProfile, ...]
-    together: str = ""
+    pages: tuple[ViewedPage, ...] = ()
 
 
 def read_files(paths: Sequence[Path], target: str | None = None) -> Viewed:
@@ -73,22 +79,20 @@ def read_files(paths: Sequence[Path], target: str | None = None) -> Viewed:
     ProfileFormatError for files that hold neither, and as `find_origin` does.
     """
     found: list[ViewedProfile] = []
-    texts: list[str] = []
+    pages: list[ViewedPage] = []
     for path in paths:
         if _holds_ranks(path):
             table = RankTable.from_json(path)
             kinds = {row.rank: row.kind for row in table.rows}
-            texts.append(f"{path}\n{table.render()}")
+            pages.append(ViewedPage(str(path), table.to_html))
             found += [ViewedProfile(f"{path}, rank {rank} ({kinds.get(rank, 'each')})", profile, find_origin(profile))
                       for rank, profile in table.profiles.items()]
         else:
             profile = Profile.from_json(path)
             found.append(ViewedProfile(str(path), profile, find_origin(profile, target)))
-    if len(found) == 2 and not texts:
-        texts.append(compare(found[0].saved, found[1].saved).render())
-    if not found:
-        raise InputError(f"{', '.join(map(str, paths))}: no profile of a rank is in there to be viewed")
-    return Viewed(tuple(found), "\n\n".join(texts))
+    if len(found) == 2 and not pages:
+        pages.append(ViewedPage(f"{found[0].name} → {found[1].name}", compare(found[0].saved, found[1].saved).to_html))
+    return Viewed(tuple(found), tuple(pages))
 
 
 def _holds_ranks(path: Path) -> bool:

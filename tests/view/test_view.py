@@ -18,6 +18,9 @@ import torch
 from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError
+from analyzer.parallel.rank_row import describe_rank
+from analyzer.parallel.rank_table import RankTable
+from analyzer.report.comparison.compare import compare
 from analyzer.report.page.document import unpack
 from analyzer.results.command import CommandInfo
 from analyzer.results.node_info import TensorInfo
@@ -56,11 +59,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     """Of both; the code may run."""
-    with ViewServer(read_files([folder / "own.json", folder / "shipped.json"])) as refusing:
-        assert refusing.viewed.profiles[0].origin.command is None
-    viewed = read_files([folder / "own.json"], f"{folder}/own.py:Net")
-    shipped = read_files([folder / "shipped.json"])
-    with ViewServer(replace(viewed, profiles=viewed.profiles + shipped.profiles)) as running:
+    assert read_files([folder / "own.json"]).profiles[0].origin.command is None
+    both = read_files([folder / "own.json", folder / "shipped.json"])
+    own = read_files([folder / "own.json"], f"{folder}/own.py:Net")
+    with ViewServer(both._replace(profiles=own.profiles + both.profiles[1:])) as running:
         running.worker.start()
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
@@ -100,17 +102,31 @@ def test_changed_settings_give_the_figures_of_a_profile(server):
     assert {field["name"]: field["value"] for field in parts["what_if"]["fields"]} == {
         "batch": 4, "image": 32, "device": "h100", "dtype": None, "autocast": None, "optimizer": None,
         "checkpointing": False}
-    assert f'<p class="change">{answer["change"]}</p>' in page
+    assert f'<p class="change">{answer["change"]} (<a href="{server.root}1/1/change">' in page
+    status, changed = ask(server, "1/1/change")
+    assert status == 200 and changed == compare(saved, run.profile).to_html()
     assert "batch size 2 → 4, image size 64 → 32, device t4 → h100, optimizer adamw → none" in page
     assert "connect-src 'self'" in page
     assert 'run 1</a>' in ask(server, "1/")[1]
 
 
 def test_several_files_make_a_list_with_what_changed(server, folder):
-    viewed = read_files([folder / "own.json", folder / "shipped.json"])
-    assert viewed.together.startswith("before: Net: one train step on t4\nafter: ResNet: one train step on t4")
     status, page = ask(server, "")
     assert status == 200 and f'<a href="{server.root}1/">{folder}/shipped.json</a>' in page
+    assert f'<a href="{server.root}pages/0">{folder}/own.json → {folder}/shipped.json</a>' in page
+    own, shipped = server.viewed.profiles
+    assert ask(server, "pages/0") == (200, compare(own.saved, shipped.saved).to_html())
+
+
+def test_a_table_of_ranks_is_a_page_and_its_ranks_are_others(tmp_path, server):
+    profiles = {0: server.viewed.profiles[0].saved, 3: server.viewed.profiles[1].saved}
+    rows = tuple([describe_rank(profile, rank, (rank,), f"kind {rank}") for rank, profile in profiles.items()])
+    table = RankTable(4, rows, profiles=profiles)
+    table.to_json(tmp_path / "ranks.json")
+    viewed = read_files([tmp_path / "ranks.json"])
+    assert [one.name for one in viewed.profiles] == [f"{tmp_path}/ranks.json, rank {i} (kind {i})" for i in (0, 3)]
+    assert [one.saved for one in viewed.profiles] == list(profiles.values())
+    assert viewed.pages[0].write() == table.to_html()
 
 
 @pytest.mark.parametrize(("path", "changes", "status"), [
@@ -128,7 +144,7 @@ def test_several_files_make_a_list_with_what_changed(server, folder):
     ("1/run", {"body": b"[" * 9000}, 400),
     ("1/run", {"body": b"[]"}, 400),
     ("9/", {}, 404), ("x/", {}, 404), ("1/77", {}, 404), ("1/-1", {}, 404), ("1/0/0", {}, 404),
-    ("1/../../etc", {}, 404),
+    ("1/../../etc", {}, 404), ("pages/1", {}, 404), ("pages/", {}, 404), ("pages/0/0", {}, 404), ("1/0/x", {}, 404),
     ("1/rm", {"body": {}}, 404), ("9/run", {"body": {}}, 404),
 ])
 def test_others_are_refused(server, path, changes, status):
