@@ -199,6 +199,19 @@ def test_a_run_that_is_stopped_says_so_and_the_next_one_runs(server):
     assert ask(server, "0/run", {"batch": 3})[0] == 200
 
 
+def test_requests_wait_for_each_other(server):
+    answers = {}
+    asking = [threading.Thread(target=lambda n=n: answers.update({n: ask(server, "0/run", {"batch": n})}))
+              for n in (5, 6, 7)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    runs = server.viewed.profiles[0].runs
+    for batch, (status, answer) in answers.items():
+        assert status == 200 and runs[int(json.loads(answer)["page"].rpartition("/")[2])].profile.batch_size == batch
+
+
 def saved(target="gpt2", **options):
     return Profile(name="Net", mode="train", made_by=CommandInfo(target, {"input": ("int64:2x64",), **options}))
 
@@ -257,7 +270,9 @@ def test_files_that_are_none(folder, argv, monkeypatch, capsys):
 
 def test_the_command_prints_the_address_and_ends_by_ctrl_c(folder):
     command = [sys.executable, "-m", "analyzer", "view", str(folder / "own.json"), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    # a shell may have started the tests with SIGINT ignored, and then so are their children
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as running:
         try:
             line = running.stdout.readline()
             url = re.fullmatch(r"(http://127\.0\.0\.1:\d+/\S{24}/)  \(Ctrl-C ends it\)\n", line)[1]
