@@ -74,6 +74,17 @@ def tensor_parallel():
     return model
 
 
+def sharded_tensor_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    model, mesh = Model().cuda(), init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tensor"))
+    for block in model.blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+
 def fsdp1():
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -114,11 +125,12 @@ def without_replay(p):
     (fsdp2, {}), (reduced, {}), (lambda: reduced(last=False), {}), (lambda: fsdp2(mesh=(2, 4)), {}),
     (lambda: reduced(mesh=(2, 4)), {}), (lambda: fsdp2(checkpoint=True), {}), (fsdp2, {"step": accumulate}),
     (tensor_parallel, {"optimizer": lambda p: torch.optim.AdamW(p, foreach=False)}),
-    (fsdp2, {"optimizer": "adamw_fused"}), (fsdp2, {"optimizer": None}), (fsdp2, {"optimizer": two_groups}),
-    (fsdp2, {"optimizer": torch.optim.Adagrad}), (fsdp2, {"optimizer": decaying}),
+    (sharded_tensor_parallel, {}), (fsdp2, {"optimizer": "adamw_fused"}), (fsdp2, {"optimizer": None}),
+    (fsdp2, {"optimizer": two_groups}), (fsdp2, {"optimizer": torch.optim.Adagrad}), (fsdp2, {"optimizer": decaying}),
     (fsdp2, {"optimizer": None, "mode": "infer"}),
-], ids=["fp32", "bf16", "last_stays", "hsdp", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel", "fused",
-        "no_optimizer", "two_groups", "states_from_the_start", "rate_by_depth", "inference"])
+], ids=["fp32", "bf16", "last_stays", "hsdp", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel",
+        "sharded_tensor_parallel", "fused", "no_optimizer", "two_groups", "states_from_the_start",
+        "rate_by_depth", "inference"])
 def test_replayed_is_run(build, settings):
     replayed, whole = run(build, True, **settings), run(build, False, **settings)
     assert [row.path.rpartition(".")[2] for row in replayed.replay if row.replayed] == [

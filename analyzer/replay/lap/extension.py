@@ -72,8 +72,9 @@ class Extension:
         self._read: dict[int, OpCall] = {}
         self._segments: dict[LapKind, LapSegment] = {}
         beside = Stretch(None, REFERENCE, [])
+        self._storages: Any = None
         #: by block that was not run, what stands in lists where the reference block's storages stand
-        self._others = {place: Names(self._storage, beside, place) for place in self.layout.skipped}
+        self._others: dict[int, Names] = {place: Names(self._storage, beside, place) for place in self.layout.skipped}
 
     def _observe(self, action: str, address: int, nbytes: int) -> None:
         self.log.allocator_event_slots.append(action, address, nbytes, len(self.log.call_slots))
@@ -92,6 +93,7 @@ class Extension:
         self.writer.end()
         self.writer.memory.observer = None
         self._finish()
+        self._others, self._storages = {}, None  # which know this object: a cycle would keep the log
         return self.log
 
     def _finish(self) -> None:
