@@ -11,7 +11,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.parallel import world
 
-BLOCKS, WIDTH = 16, 64
+BLOCKS, WIDTH = 12, 64
 
 
 class Block(nn.Module):
@@ -134,7 +134,7 @@ def without_replay(p):
 def test_replayed_is_run(build, settings):
     replayed, whole = run(build, True, **settings), run(build, False, **settings)
     assert [row.path.rpartition(".")[2] for row in replayed.replay if row.replayed] == [
-        str(i) for i in range(4, 13)]
+        str(i) for i in range(4, 9)]
     assert without_replay(replayed) == without_replay(whole)
 
 
@@ -150,7 +150,7 @@ def test_what_was_assumed_of_the_run_is_told():
     (lambda: fsdp2(ReadsIndex), "its blocks read index, in which they differ"),
     (lambda: fsdp2(prefetch=True), "its blocks prefetch blocks that are named"),
     (fsdp1, "FullyShardedDataParallel holds the blocks' parameters in buffers of its own"),
-    (lambda: Model(count=15).cuda(), "no list of 16 or more blocks"),
+    (lambda: Model(count=11).cuda(), "no list of 12 or more blocks"),
 ])
 def test_what_is_not_known_to_be_periodic_is_run(build, reason):
     replayed, whole = run(build, True), run(build, False)

@@ -19,7 +19,7 @@ from ..match import Mismatch
 HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not
 REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for each of them
 _DEEPEST = 8  # containers and objects in each other that are compared
-_FEWEST = 16  # of fewer, running all takes no longer than looking at what some do
+_FEWEST = 12  # of fewer, running all takes no longer than looking at what some do: docs/performance.md
 #: attributes that are compared otherwise, or that no step reads
 _LEFT_OUT = frozenset({"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
                        "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"})
