@@ -33,7 +33,7 @@ from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
-from analyzer.parallel.profiled_stage import find_compute_spread
+from analyzer.parallel.profiled_stage import find_compute_spreads
 from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED, THROUGHPUT
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
@@ -77,7 +77,8 @@ class StageTime(NamedTuple):
     forward: float
     backward: float
     optimizer: float
-    spread: float
+    above: float
+    below: float
     params: int
 
 
@@ -119,9 +120,10 @@ def time_stage(shape: StageShape) -> StageTime:
                     options=ProfileOptions(unknown_value="placeholder"))
     assert p.params is not None
     forward, backward, optimizer = (p.phases[name].seconds for name in ("forward", "backward", "optimizer"))
-    spread = find_compute_spread(p)
-    assert forward is not None and backward is not None and optimizer is not None and spread is not None
-    return StageTime(forward, backward, optimizer, spread, p.params)
+    above, below = find_compute_spreads(p).values()
+    assert forward is not None and backward is not None and optimizer is not None
+    assert above is not None and below is not None
+    return StageTime(forward, backward, optimizer, above, below, p.params)
 
 
 def known(time: KernelTime | None) -> KernelTime:
@@ -146,8 +148,9 @@ def predict(run: Run, times: Mapping[StageShape, StageTime]) -> PipelineTimeline
         exchange = known(collective_time("all_reduce", stage.params * FLOAT16, run.dp, cluster(),
                                          ranks_per_host=max(1, min(run.dp, per_host // run.tp))))
         costs.append(StageCost(stage.forward, stage.backward, send_forward=send.seconds, send_backward=send.seconds,
-                               reduce_grad=exchange.seconds, optimizer=stage.optimizer, compute_spread=stage.spread,
-                               transfer_spread=send.spread, group_spread=exchange.spread))
+                               reduce_grad=exchange.seconds, optimizer=stage.optimizer, compute_spread=stage.above,
+                               compute_spread_below=stage.below, transfer_spread=send.spread,
+                               group_spread=exchange.spread))
     words = shapes[0].padded_vocab // run.tp * run.hidden * FLOAT16
     tied = known(collective_time("all_reduce", words, min(run.pp, 2), cluster(), ranks_per_host=pair))
     return join_timeline(list_actions("megatron_1f1b", run.pp, run.micro_batches), costs,
@@ -191,7 +194,7 @@ def _between(shape: StageShape, times: Mapping[StageShape, StageTime]) -> StageT
         return x + (y - x) * share
 
     return StageTime(grow(a.forward, b.forward), grow(a.backward, b.backward), grow(a.optimizer, b.optimizer),
-                     grow(a.spread, b.spread), round(grow(a.params, b.params)))
+                     grow(a.above, b.above), grow(a.below, b.below), round(grow(a.params, b.params)))
 
 
 PARTS: Mapping[str, Callable[[Run], bool]] = {

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analyzer import register_time_impl
 from benchmarks.megatron_op import run, stream_signature
+from benchmarks.mpt_attention import attend
 
 Tensor = torch.Tensor
 METRICS = 2  #: LanguageCrossEntropy and LanguagePerplexity, ``use_train_metrics``
@@ -28,21 +29,25 @@ class LowPrecisionNorm(nn.LayerNorm):
 
 
 class Block(nn.Module):
-    """MPTBlock with biases, without dropout."""
+    """MPTBlock with biases, without dropout; ``attention`` is ``"triton"`` or ``"flash"``, ``attn_impl``."""
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, attention: str) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.attention = heads, attention
         self.norm_1, self.norm_2 = LowPrecisionNorm(hidden), LowPrecisionNorm(hidden)
         self.wqkv, self.out_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.up_proj, self.down_proj = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
-        q, k, v = self.wqkv(self.norm_1(x)).view(batch, seq, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out_proj(attended.transpose(1, 2).reshape(batch, seq, hidden))
+        q, k, v = self.wqkv(self.norm_1(x)).view(batch, seq, 3, self.heads, -1).unbind(2)
+        if self.attention == "triton":
+            attended = attend(q, k, v)
+        else:
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                attended = F.scaled_dot_product_attention(
+                    *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+        x = x + self.out_proj(attended.reshape(batch, seq, hidden))
         out: Tensor = x + self.down_proj(F.gelu(self.up_proj(self.norm_2(x))))
         return out
 
@@ -85,10 +90,10 @@ class FusedCrossEntropy(torch.autograd.Function):
 class Mpt(nn.Module):
     """MPTForCausalLM: learned positions, head tied to the embedding."""
 
-    def __init__(self, hidden: int, heads: int, layers: int, vocab: int, seq_len: int) -> None:
+    def __init__(self, hidden: int, heads: int, layers: int, vocab: int, seq_len: int, attention: str) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(seq_len, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, attention) for _ in range(layers))
         self.norm_f = LowPrecisionNorm(hidden)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -98,7 +103,7 @@ class Mpt(nn.Module):
         return F.linear(self.norm_f(x), self.wte.weight)
 
 
-def shard(model: Mpt, strategy: str, pure: bool, checkpointing: bool) -> nn.Module:
+def shard(model: Mpt, strategy: str, pure: bool, checkpointing: bool, forward_prefetch: bool) -> nn.Module:
     """FSDP of torch over each block and the whole, as Composer's ``prepare_fsdp_module`` sets it up; ``pure``: all in
     bfloat16, else gradients are summed in float32.
     """
@@ -109,7 +114,8 @@ def shard(model: Mpt, strategy: str, pure: bool, checkpointing: bool) -> nn.Modu
     reduced = torch.bfloat16 if pure else torch.float32
     wrapped: nn.Module = FullyShardedDataParallel(
         model, sharding_strategy=ShardingStrategy[strategy], auto_wrap_policy=ModuleWrapPolicy({Block}),
-        mixed_precision=MixedPrecision(torch.bfloat16, reduced, torch.bfloat16), use_orig_params=True, device_id=0)
+        mixed_precision=MixedPrecision(torch.bfloat16, reduced, torch.bfloat16), use_orig_params=True, device_id=0,
+        forward_prefetch=forward_prefetch)
     if checkpointing:
         apply_activation_checkpointing(wrapped, check_fn=lambda module: isinstance(module, Block))
     return wrapped

@@ -24,7 +24,7 @@ class StageCost:
       gathering the stage's parameters. ``optimizer``: the update.
     - ``compute_spread``, ``transfer_spread``, ``group_spread``: nine in ten measured seconds of computations, transfers
       and collectives are at most that part above the predicted ones, or below by the same factor; None where not
-      known.
+      known. ``compute_spread_below``: the factor less one by which computations are below, where it is another.
 
     Raises InputError for seconds that are negative or not finite.
 
@@ -44,10 +44,11 @@ class StageCost:
     compute_spread: float | None = None
     transfer_spread: float | None = None
     group_spread: float | None = None
+    compute_spread_below: float | None = None
 
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
-            if seconds is None and (name in _PARTS or name.endswith("_spread")):
+            if seconds is None and (name in _PARTS or "_spread" in name):
                 continue
             if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
                 raise InputError(f"StageCost({name}={seconds!r}): must be seconds, 0 or more")
@@ -57,18 +58,20 @@ class StageCost:
         seconds = getattr(self, kind)
         return self.backward / 2 if seconds is None else float(seconds)
 
-    def spread_of(self, family: str) -> float | None:
-        """The spread of one of `FAMILIES`; 0.0 where its seconds are none.
+    def spread_of(self, family: str, way: int = 1) -> float | None:
+        """The spread of one of `FAMILIES`, above (``way`` 1) or below (-1); 0.0 where its seconds are none.
 
         >>> StageCost(1.0, 2.0).spread_of("compute"), StageCost(1.0, 2.0).spread_of("transfer")
         (None, 0.0)
         """
         spread: float | None = getattr(self, f"{family}_spread")
+        if (family, way) == ("compute", -1) and spread is not None and self.compute_spread_below is not None:
+            spread = self.compute_spread_below
         return spread if any(getattr(self, name) for name in FAMILIES[family]) else 0.0
 
     def stretch(self, family: str, way: int = 1) -> StageCost:
         """The cost with the seconds of a family at the upper end of their spread (``way`` 1), or at the lower (-1)."""
-        factor = (1 + (self.spread_of(family) or 0.0))**way
+        factor = (1 + (self.spread_of(family, way) or 0.0))**way
         known = {name: getattr(self, name) for name in FAMILIES[family] if getattr(self, name) is not None}
         return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
 

@@ -41,13 +41,16 @@ class Family:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one row, in bytes."""
+    """Of one row: peaks in bytes, and the step of the rank that was measured, with its range, where it is known."""
 
     row: str
     allocated: int
     reserved: int
-    seconds: float
-    figure: str                                      #: which of the two the row is of
+    seconds: float                                   #: that the prediction took
+    figure: str                                      #: which of the two peaks the row is of
+    step_seconds: float | None = None
+    step_low: float | None = None
+    step_high: float | None = None
 
     @property
     def predicted(self) -> int:
@@ -113,4 +116,5 @@ def predict(row: Settings) -> Prediction:
     gc.collect()
     allocated, reserved = p.peak_allocated_bytes, p.peak_reserved_bytes
     assert allocated is not None and reserved is not None
-    return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak)
+    return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak, p.step_seconds,
+                      *(p.step_seconds_range or (None, None)))

@@ -113,6 +113,8 @@ def test_errors_of_one_family_go_together_and_those_of_two_do_not() -> None:
     assert join_timeline(list_actions("GPipe", 2, 1), [cost] * 2).step_seconds_range is None
     known = dataclasses.replace(EQUAL, compute_spread=0.1)  # the others take no time
     assert join_timeline(list_actions("GPipe", 1, 1), [known]).step_seconds_range == pytest.approx((3 / 1.1, 3.3))
+    uneven = dataclasses.replace(known, compute_spread_below=0.5)
+    assert join_timeline(list_actions("GPipe", 1, 1), [uneven]).step_seconds_range == pytest.approx((2.0, 3.3))
 
 
 def test_lists_of_computations_alone_take_transfers_as_latency() -> None:
