@@ -120,7 +120,7 @@ def time_stage(shape: StageShape) -> StageTime:
                     options=ProfileOptions(unknown_value="placeholder"))
     assert p.params is not None
     forward, backward, optimizer = (p.phases[name].seconds for name in ("forward", "backward", "optimizer"))
-    above, below = find_compute_spreads(p).values()
+    above, below = find_compute_spreads(p)
     assert forward is not None and backward is not None and optimizer is not None
     assert above is not None and below is not None
     return StageTime(forward, backward, optimizer, above, below, p.params)

@@ -45,8 +45,8 @@ class Block(nn.Module):
             attended = attend(q, k, v)
         else:
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                attended = F.scaled_dot_product_attention(
-                    *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+                attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                                          is_causal=True).transpose(1, 2)
         x = x + self.out_proj(attended.reshape(batch, seq, hidden))
         out: Tensor = x + self.down_proj(F.gelu(self.up_proj(self.norm_2(x))))
         return out

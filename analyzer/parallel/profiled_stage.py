@@ -69,25 +69,24 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
     parts = micro_batches * stages
     computes = [((forward or 0.0) - sum(s for s in waited["forward"] if s is not None)) / parts,
                 ((backward or 0.0) - sum(s for s in waited["backward"] if s is not None) - exchange) / parts]
+    above, below = find_compute_spreads(profile)
     return StageCost(max(0.0, computes[0]), max(0.0, computes[1]),
                      send_forward=_send_seconds(rows, ranks, stage, 1),
                      send_backward=_send_seconds(rows, ranks, stage, -1), reduce_grad=exchange / stages,
-                     optimizer=(optimizer or 0.0) / stages, **find_compute_spreads(profile),
+                     optimizer=(optimizer or 0.0) / stages, compute_spread=above, compute_spread_below=below,
                      transfer_spread=_find_spread(profile, [row for row in rows if row.kind in POINT_TO_POINT]),
                      group_spread=_find_spread(profile, [row for row in rows if row.kind in _SUMS]))
 
 
-def find_compute_spreads(profile: Profile) -> dict[str, float | None]:
+def find_compute_spreads(profile: Profile) -> tuple[float | None, float | None]:
     """How far nine in ten measured steps may be above a rank's own, and by what factor less one below it, as a
     `StageCost` has them; None where its range is not known.
 
     >>> find_compute_spreads(Profile(name="", mode="train", step_seconds=1.0, step_seconds_range=(0.8, 1.5)))
-    {'compute_spread': 0.5, 'compute_spread_below': 0.25}
+    (0.5, 0.25)
     """
     step, known = profile.step_seconds, profile.step_seconds_range
-    if not (step and known and known[0]):
-        return {"compute_spread": None, "compute_spread_below": None}
-    return {"compute_spread": known[1] / step - 1, "compute_spread_below": step / known[0] - 1}
+    return (known[1] / step - 1, step / known[0] - 1) if step and known and known[0] else (None, None)
 
 
 def _find_spread(profile: Profile, rows: Sequence[CommInfo]) -> float | None:
