@@ -5,21 +5,26 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import fx, nn
 
-from analyzer.errors import InputError, MissingExtraError, ProfileFormatError
+from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
 from analyzer.report.column import print_rows
 from analyzer.report.json_format import decoder_of, encode
+from analyzer.report.page.answer import Headline, Tile
+from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
+from analyzer.report.page.picture import draw_curves, open_figure
 from analyzer.units import format_bytes, format_flops, format_seconds
 
 from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
 
 _FORMAT = "analyzer.plan"
+_SHOWN = 20  # checkpoints in a notebook
 
 
 class InfeasibleBudgetError(InputError):
@@ -36,6 +41,9 @@ class StepInfo:
     bwd_flops: int | None = None
     recompute_flops: int | None = None
     seconds: float | None = None    #: forward and backward, where a device was given
+    #: activations and everything over the step: the most in each of some equal parts of its operator calls
+    activation_curve: tuple[int, ...] = field(default=(), repr=False)
+    curve: tuple[int, ...] = field(default=(), repr=False)
 
     def peak_with_optimizer(self, held_bytes: int, update_bytes: int) -> int:
         """The peak of the whole training step, with an optimizer that holds so much and takes so much to update.
@@ -65,7 +73,7 @@ class Plan:
     True
     """
 
-    format_version: ClassVar[int] = 2
+    format_version: ClassVar[int] = 3
 
     model: str
     budget_bytes: int
@@ -112,6 +120,10 @@ class Plan:
         """``overhead`` as a share of the step's seconds without the plan, or of the FLOPs of its forward pass."""
         whole = self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
         return None if overhead is None or not whole else overhead / whole
+
+    def limited_bytes(self, step: StepInfo) -> int:
+        """The peak of ``step`` that the budget limits: of its activations, or of the whole step."""
+        return self.whole_step_bytes(step) if self.budget_of == "step" else step.peak_activation_bytes
 
     # ---- the program
 
@@ -221,6 +233,58 @@ class Plan:
         lines += [f"assumed: {a}" for a in self.assumptions]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        before, after = self.unplanned, self.planned
+        dearest = sorted(self.regions, key=lambda region: -region.cost)[:_SHOWN]
+        named = "" if len(dearest) == len(self.regions) else f", the {_SHOWN} dearest"
+        return write_fragment(
+            f"Plan of {self.model}: checkpoints of {self.granularity}s, by method {self.method}",
+            write_answer(self._judge(), self._list_tiles()),
+            "" if after is None else write_picture(
+                lambda: self._draw(before, after), f"Memory over the step. {self._judge().title}"),
+            fold(f"What is run again ({len(self.regions)} checkpoints{named})",
+                 replace(self, regions=tuple(dearest)).table("html") if dearest else ""),
+            fold("The plan in words", f"<pre>{escape(self.summary())}</pre>"))
+
+    def _judge(self) -> Headline:
+        what = "activations" if self.budget_of == "activations" else "the whole step"
+        budget = f"a budget of {format_bytes(self.budget_bytes)} for {what}"
+        if self.planned is None:
+            return Headline("unknown", f"Not checked against {budget}")
+        reached = self.limited_bytes(self.planned)
+        if reached > self.budget_bytes:
+            return Headline("fails", f"Does NOT keep within {budget}: {format_bytes(reached)} needed")
+        said = [line[:1].upper() + line[1:] for line in self.summary().splitlines()[4:]]
+        return Headline("fits", f"Keeps within {budget}: {format_bytes(reached)} needed",
+                        tuple([line for line in said if not line.startswith("Assumed")]))
+
+    def _list_tiles(self) -> Iterator[Tile]:
+        before, after = self.unplanned, self.planned
+        name = "Activations" if self.budget_of == "activations" else "Whole step"
+        yield Tile(f"{name} without", format_bytes(self.limited_bytes(before)))
+        if after is not None:
+            yield Tile(f"{name} with", format_bytes(self.limited_bytes(after)),
+                       _percent(self.limited_bytes(after), self.limited_bytes(before)))
+        share = self.share_of_step(self.overhead)
+        yield Tile("Overhead", self.format_cost(self.overhead), "" if share is None else
+                   f"{share:.1%} of the " + ("step" if self.objective == "seconds" else "forward pass"))
+        nodes = sum(len(region.nodes) for region in self.regions)
+        yield Tile("Checkpoints", str(len(self.regions)), f"of {nodes} nodes")
+        if self.offloads:
+            yield Tile("On the host", f"{len(self.offloads)} results")
+
+    def _draw(self, before: StepInfo, after: StepInfo) -> bytes | None:
+        """The curves that the budget limits; None where they are not known."""
+        of_step = self.budget_of == "step"
+        curves = {"without the plan": before.curve if of_step else before.activation_curve,
+                  "with it": after.curve if of_step else after.activation_curve}
+        if not all(curves.values()):
+            return None
+        held = self.held_bytes if of_step else 0
+        return draw_curves({name: [value + held for value in curve] for name, curve in curves.items()},
+                           {"budget": self.budget_bytes})
+
     def __str__(self) -> str:
         return f"{self.summary()}\n\n{self.table()}"
 
@@ -249,35 +313,31 @@ def draw_frontier(plan: Plan, path: str | Path) -> None:
 
     Raises MissingExtraError without matplotlib, InputError for a plan without a frontier or an unknown format.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError(
-            "drawing a frontier: matplotlib is not installed; pip install 'torch-analyzer[report]'") from error
     if not plan.frontier:
         raise InputError(
             "draw_frontier(): the plan has no frontier; make one with Planner.frontier and dataclasses.replace(plan, "
             "frontier=...)")
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    drawn = io.BytesIO()
+    with open_figure("drawing a frontier", 6, 4) as figure:
+        figure.set_layout_engine("constrained")
+        _draw_frontier(plan, figure.add_subplot())
+        try:
+            figure.savefig(drawn, format=Path(path).suffix.removeprefix(".") or None)
+        except ValueError as error:  # an ending that is no format
+            raise InputError(f"draw_frontier({str(path)!r}): {error}") from error
+    write_output(path, drawn.getvalue())
+
+
+def _draw_frontier(plan: Plan, axes: Any) -> None:
     known = [(p.peak_bytes / 2**30, 100 * share) for p in plan.frontier
              if (share := plan.share_of_step(p.overhead)) is not None]
     axes.plot(*zip(*known), marker="o", drawstyle="steps-pre", label="plans")
     own = plan.share_of_step(plan.overhead)
     if plan.planned is not None and own is not None:
-        whole = plan.whole_step_bytes(plan.planned)
-        peak = whole if plan.budget_of == "step" else plan.planned.peak_activation_bytes
-        axes.plot([peak / 2**30], [100 * own], marker="*", markersize=14, linestyle="", label="this plan")
+        axes.plot([plan.limited_bytes(plan.planned) / 2**30], [100 * own], marker="*", markersize=14, linestyle="",
+                  label="this plan")
     axes.set_xlabel("peak memory of " + ("the step" if plan.budget_of == "step" else "activations") + ", GiB")
     axes.set_ylabel("overhead, % of the " + ("step's time" if plan.objective == "seconds" else "forward pass's FLOPs"))
     axes.set_title(plan.model)
     axes.grid(alpha=0.3)
     axes.legend()
-    drawn = io.BytesIO()
-    try:
-        figure.savefig(drawn, format=Path(path).suffix.removeprefix(".") or None)
-    except ValueError as error:  # an ending that is no format
-        raise InputError(f"draw_frontier({str(path)!r}): {error}") from error
-    write_output(path, drawn.getvalue())

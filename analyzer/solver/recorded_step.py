@@ -46,9 +46,15 @@ class RecordedStep:
         return int(self.activation_bytes.max(initial=0))
 
     @property
+    def all_bytes(self) -> np.ndarray:
+        """Everything, at the highest point while each call runs."""
+        held: np.ndarray = self.static_bytes + self.activation_bytes + self.gradient_bytes
+        return held
+
+    @property
     def peak_bytes(self) -> int:
         """Everything, at the highest point of the step."""
-        return int((self.static_bytes + self.activation_bytes + self.gradient_bytes).max(initial=0))
+        return int(self.all_bytes.max(initial=0))
 
 
 def watched(log: Log) -> list[StorageLifetime]:
@@ -134,4 +140,15 @@ def record_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str
     seconds = None if found.fwd_seconds is None or found.bwd_seconds is None else found.fwd_seconds + found.bwd_seconds
     step = taken[0]
     return step, StepInfo(step.peak_activation_bytes, step.peak_bytes, found.fwd_flops, found.bwd_flops,
-                          found.recompute_flops, seconds), found
+                          found.recompute_flops, seconds, thin_out(step.activation_bytes),
+                          thin_out(step.all_bytes)), found
+
+
+def thin_out(held: np.ndarray, most: int = 200) -> tuple[int, ...]:
+    """At most ``most`` figures, each the highest of as many neighbours.
+
+    >>> thin_out(np.array([1, 3, 2]), 2), thin_out(np.array([1, 3, 2]))
+    ((3, 2), (1, 3, 2))
+    """
+    bucket = -(-len(held) // most)
+    return tuple([int(held[i:i + bucket].max()) for i in range(0, len(held), bucket)]) if bucket else ()
