@@ -14,6 +14,7 @@ with rare_collections():
     from analyzer.api.fits import fits
     from analyzer.api.profile import Profile, ProfileOptions, profile
     from analyzer.api.symbolic_profile import symbolic_profile
+    from analyzer.fx.graph.graph_module import GraphModule
     from analyzer.fx.trace.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module
     from analyzer.fx.trace.tracer import symbolic_trace
     from analyzer.fx.trace.tracer_impl import register_tracer_impl
@@ -68,6 +69,16 @@ def _load_reports() -> None:
     for found in pkgutil.walk_packages(report.__path__, f"{report.__name__}."):
         importlib.import_module(found.name)
     register_view.add("advise", _advise_on)
+
+
+def _write_graph(graph: GraphModule) -> str:
+    """What a notebook shows of a graph; it is imported when it is used first."""
+    from analyzer.report.page.graph_fragment import write_graph
+
+    return write_graph(graph)
+
+
+GraphModule.to_fragment = staticmethod(_write_graph)
 
 
 def _advise_on(found: Profile, device: str | None = None) -> Advice:

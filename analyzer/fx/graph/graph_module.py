@@ -5,9 +5,9 @@ import copy
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from inspect import Parameter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
@@ -50,6 +50,8 @@ class GraphModule(fx.GraphModule):
     """
 
     checks_inputs = True
+    #: HTML of a graph, for notebooks; `analyzer` sets it, for this room knows no reports
+    to_fragment: ClassVar[Callable[[fx.GraphModule], str] | None] = None
     forward: Any = _Generated()
     _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()
 
@@ -86,6 +88,11 @@ class GraphModule(fx.GraphModule):
             self.__dict__.pop(name, None)
         if "forward" in vars(cls):
             del cls.forward
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; its own code is in ``code``."""
+        write = type(self).to_fragment
+        return None if write is None else write(self)
 
     def recompile(self) -> PythonCode:
         """Generate the code of `forward` from the graph; to be called after edits of the graph or of annotations."""
