@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import Any
 from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
+from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, write_page
+from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
 from analyzer.units import format_bytes, format_count, format_seconds
@@ -78,26 +80,42 @@ class RankTable:
 
     def render(self) -> str:
         """The table as text, and which rank decides what."""
+        headers, cells = self._list_cells()
+        widths = [max(map(len, column)) for column in zip(headers, *cells)]
+        lines = ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width)
+                           for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
+                 for row in [headers, *cells]]
+        return "\n".join([*lines, *self._list_said(), *self.assumptions])
+
+    def _list_cells(self) -> tuple[list[str], list[list[str]]]:
+        """Headers and rows."""
         cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
                   format_bytes(row.peak_reserved_bytes), format_bytes(row.host_peak_bytes),
                   row.peak_phase or "-", format_seconds(row.step_seconds), format_bytes(row.comm_bytes)]
                  for row in self.rows]
         headers = list(_COLUMNS)
         if all(row.host_peak_bytes is None for row in self.rows):
-            cells, headers = [[*cell[:5], *cell[6:]] for cell in cells], [*headers[:5], *headers[6:]]
-        widths = [max(map(len, column)) for column in zip(headers, *cells)]
-        lines = ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width)
-                           for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
-                 for row in [headers, *cells]]
+            return [*headers[:5], *headers[6:]], [[*cell[:5], *cell[6:]] for cell in cells]
+        return headers, cells
+
+    def _list_said(self) -> Iterator[str]:
+        """Which rank decides what."""
         if self.fullest is not None:
-            lines.append(f"most memory: rank {self.fullest.rank} ({self.fullest.kind}), "
-                         f"{format_bytes(self.fullest.peak_allocated_bytes)} allocated")
+            yield (f"most memory: rank {self.fullest.rank} ({self.fullest.kind}), "
+                   f"{format_bytes(self.fullest.peak_allocated_bytes)} allocated")
         if self.slowest is not None:
             known = self.step_seconds_range
             between = f" ({format_seconds(known[0])} to {format_seconds(known[1])})" if known else ""
-            lines.append(f"slowest: rank {self.slowest.rank} ({self.slowest.kind}); the step takes "
-                         f"{format_seconds(self.step_seconds)}{between}")
-        return "\n".join([*lines, *self.assumptions])
+            yield (f"slowest: rank {self.slowest.rank} ({self.slowest.kind}); the step takes "
+                   f"{format_seconds(self.step_seconds)}{between}")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        said = [line[:1].upper() + line[1:] for line in self._list_said()] or ["No figure of the ranks is known"]
+        assumed = "".join([f"<div>{escape(line)}</div>" for line in self.assumptions])
+        return write_fragment(
+            f"A job of {self.size} ranks", write_answer(Headline("unknown", said[0], tuple(said[1:]))),
+            write_rows(*self._list_cells(), left=(0, 1)), fold(f"Taken for granted ({len(self.assumptions)})", assumed))
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A page of the job as text, also written to ``path`` if one is given: the kinds of ranks and who decides,

@@ -8,19 +8,25 @@ from analyzer.results.view import register_view
 from .column import format_quantity, print_rows
 
 _WORDS = {True: "yes", False: "no", None: "?"}
+LEFT = (0, 1, 6)  #: columns of text in the table
 _COUNTED = {1: "the one change", 2: "the two cheapest changes", 3: "three cheapest changes"}
 
 
 @register_view.shipped("advice_rows")
 def format_rows(advice: Advice, fmt: str = "text") -> str:
     """A row for the step as it is and each option."""
+    return print_rows(*list_rows(advice), fmt=fmt, left=LEFT)
+
+
+def list_rows(advice: Advice) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headers and rows of that table."""
     base = advice.baseline
-    rows = [(option.name, _WORDS[option.fits], format_quantity(option.needed_bytes, "bytes"),
-             _change(option.needed_bytes, base.needed_bytes), format_quantity(option.step_seconds, "seconds"),
-             _ratio(option.step_seconds, base.step_seconds), "yes" if option.keeps_result else "no")
-            for option in (base, *advice.options)]
-    header = "Change", "Fits", "Needed", "vs now", "Step", "vs now", "Same result"
-    return print_rows(header, rows, fmt=fmt, left=(0, 1, 6))
+    rows: list[tuple[str, ...]] = [
+        (option.name, _WORDS[option.fits], format_quantity(option.needed_bytes, "bytes"),
+         _change(option.needed_bytes, base.needed_bytes), format_quantity(option.step_seconds, "seconds"),
+         _ratio(option.step_seconds, base.step_seconds), "yes" if option.keeps_result else "no")
+        for option in (base, *advice.options)]
+    return ("Change", "Fits", "Needed", "vs now", "Step", "vs now", "Same result"), rows
 
 
 @register_view.shipped("advice_summary")

@@ -63,7 +63,7 @@ class Advice:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return self.table("html")
+        return str(register_view.look_up("advice_fragment", "_repr_html_")(self))
 
     def __str__(self) -> str:
         return str(register_view.look_up("advice", "Advice")(self))

@@ -20,6 +20,8 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
 from analyzer.record.progress import progress_part
 from analyzer.report.column import format_quantity, print_rows
+from analyzer.report.page.answer import Headline
+from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
 from analyzer.results.info import OutOfMemoryInfo
 
 __all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]
@@ -60,21 +62,36 @@ class FitResult:
         return f"FitResult({str(self).partition(chr(10))[0]})"
 
     def __str__(self) -> str:
-        if self.size:
-            said = f"the largest {self.what} that fits is {self.size:,}"
-            said += "" if self.beyond is not None else f" or more: no larger one than {self.at_most:,} was asked for"
-        else:
-            said = f"no {self.what} fits: {self.evaluations[0].size:,} does not"
+        return "\n".join([f"{self.device}: {self._name_largest()}", *self._list_limits(),
+                          print_rows(*self._list_rows(), left=(4,))])
+
+    def _name_largest(self) -> str:
+        if not self.size:
+            return f"no {self.what} fits: {self.evaluations[0].size:,} does not"
+        return f"the largest {self.what} that fits is {self.size:,}" + (
+            "" if self.beyond is not None else f" or more: no larger one than {self.at_most:,} was asked for")
+
+    def _list_limits(self) -> tuple[str, str]:
+        """What was counted as fitting."""
         unknown = [line.what for line in self.unseen if line.bytes is None]
-        rows = [(f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
-                 format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory))
-                for e in sorted(self.evaluations, key=lambda e: e.size)]
-        lines = [f"{self.device}: {said}",
-                 f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
-                 (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else "") +
-                 "\na step fits that runs when cached memory is given back, as Profile.fits counts too",
-                 print_rows((self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), rows, left=(4,))]
-        return "\n".join(lines)
+        return (f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
+                (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
+                "a step fits that runs when cached memory is given back, as Profile.fits counts too")
+
+    def _list_rows(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Headers, and a row for each size that was tried, by size."""
+        return (self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), [
+            (f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
+             format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory))
+            for e in sorted(self.evaluations, key=lambda e: e.size)]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        said = self._name_largest()
+        answer = Headline("fits" if self.size else "fails", said[:1].upper() + said[1:], self._list_limits())
+        return write_fragment(f"{self.what} on {self.device}", write_answer(answer),
+                              fold(f"Sizes that were tried ({len(self.evaluations)})",
+                                   write_rows(*self._list_rows(), left=(4,))))
 
 
 def _describe_end(info: OutOfMemoryInfo | None) -> str:

@@ -13,11 +13,17 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import analyzer
-from analyzer import FitTable, Profile, Verdict
+from analyzer import Advice, FitTable, Profile, Verdict
+from analyzer.parallel import RankTable
+from analyzer.parallel.rank_row import RankRow
 from analyzer.report.page.picture import draw_memory, read_colors
+from analyzer.results.advice import Option
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
+from analyzer.results.world import RankRun
+from analyzer.solver import Plan, PlanRegion, StepInfo, measure_step
 from analyzer.units import format_bytes
 
 VERDICT = Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30, free_bytes=-5 * 2**30,
@@ -94,7 +100,7 @@ def peak(profile: Profile) -> str:
 # styles that are used here, these.
 _TAGS = {"div", "small", "b", "br", "table", "tbody", "thead", "tr", "td", "th", "img", "details", "summary", "p"}
 _STYLES = {"border", "border-left", "border-collapse", "font-size", "margin", "margin-left", "max-width", "padding",
-           "text-align", "vertical-align", "width"}
+           "text-align", "vertical-align", "white-space", "width"}
 
 
 def test_what_is_shown_needs_no_script_and_no_style_sheet(profile: Profile) -> None:
@@ -158,3 +164,83 @@ def test_the_largest_batch_is_a_line() -> None:
                                     device="t4", at_most=2)
     assert repr(found) == (
         "FitResult(t4: the largest batch size that fits is 2 or more: no larger one than 2 was asked for)")
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.rest = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(self.first(x)) + checkpoint(self.rest, x, use_reentrant=False)
+
+
+def test_a_graph_is_its_counts_and_its_heaviest_nodes() -> None:
+    x = torch.empty(4, 8)
+    graph = analyzer.symbolic_trace(Blocks(), meta_args={"x": x}, trace_act_ckpt=True)
+    text = shown(graph._repr_html_())
+    # x, first, three of rest twice, the sum, the output
+    assert text.startswith("Graph of Blocks 10 nodes: 7 call_module, 1 placeholder, 1 call_function, 1 output Not prof")
+    assert "symbolic_profile(graph, *inputs)" in text and text.endswith("input x output add")
+    graph = analyzer.symbolic_profile(graph, x)
+    html = graph._repr_html_()
+    text = shown(html)
+    # five products of 4 rows, each 2 x 4 x 8 x 8 = 512 FLOPs; two ReLUs and the sum of 32 each
+    assert "Forward FLOPs 2.66 K" in text and "float32[4, 8]" in text and graph.code not in html and "def " not in html
+    total = list(graph.graph.nodes)[-1].meta["info"].accumulate_bytes
+    assert f"Saved for backward {format_bytes(total)}" in text
+    # three nodes under the checkpoint: two products and a ReLU; the last product is not run again
+    assert "Run again 544 Backward" in text and "outside of regions 7" in text
+    region = re.search(r"checkpoint \d+ 3 (.*?) Heaviest", text)
+    assert region is not None and "1.06 K 544 " in region[1]
+    assert "rest_0 and 1 alike Linear 0 B 256 B 1.02 K 0 " in text, "the same layers outside of the checkpoint"
+
+
+def test_a_plan_is_judged_by_its_budget_and_drawn() -> None:
+    # 100 and 60 bytes over four moments, a budget of 60, and half of 200 FLOPs run again
+    before = StepInfo(100, 300, fwd_flops=200, activation_curve=(0, 50, 100, 40), curve=(200, 250, 300, 240))
+    after = StepInfo(60, 260, fwd_flops=200, recompute_flops=100, activation_curve=(0, 60, 60), curve=(200, 260, 260))
+    regions = tuple([PlanRegion((f"relu_{i}", "conv"), cost=float(i)) for i in range(30)])
+    plan = Plan("Net <b>", 60, before, after, regions)
+    text = shown(plan._repr_html_())
+    assert text.startswith("Plan of Net <b>: checkpoints of operators, by method chain "
+                           "Keeps within a budget of 60 B for activations: 60 B needed")
+    assert "Activations without 100 B Activations with 60 B 60.0%" in text
+    assert "Overhead 100 FLOP 50.0% of the forward pass Checkpoints 30 of 60 nodes" in text
+    assert "30 checkpoints, the 20 dearest" in text and "relu_29" in text and "relu_9 " not in text
+    drawn = pixels(plan._repr_html_())
+    ink = [int(read_colors()["temporary"][i:i + 2], 16) for i in (1, 3, 5)]
+    level = numpy.flatnonzero((abs(drawn[..., :3] - ink).max(axis=-1) < 12).sum(axis=1) > drawn.shape[1] / 4)
+    # the axis is from 9 % to 91 % of the height, and ends 8 % above the highest curve
+    assert level.mean() / drawn.shape[0] == pytest.approx(0.09 + 0.82 * (1 - 60 / 108), abs=0.01)
+    assert "Does NOT keep within a budget of 40 B" in shown(replace(plan, budget_bytes=40)._repr_html_())
+    unchecked = shown(replace(plan, planned=None)._repr_html_())
+    assert "Not checked against a budget of 60 B" in unchecked and "Overhead -" in unchecked
+    whole = replace(plan, budget_of="step", budget_bytes=290, held_bytes=30)
+    assert "Keeps within a budget of 290 B for the whole step: 290 B needed" in shown(whole._repr_html_())
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_measured_step_knows_its_curves() -> None:
+    step = measure_step(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)), (torch.empty(16, 8),))
+    assert max(step.curve) == step.peak_bytes and max(step.activation_curve) == step.peak_activation_bytes
+
+
+def test_other_results_are_a_sentence_and_a_table() -> None:
+    found = analyzer.max_batch_size(nn.Linear(8, 8), lambda n: torch.empty(n, 8, device="meta"), mode="infer",
+                                    device="t4", at_most=2)
+    text = shown(found._repr_html_())
+    assert text.startswith("batch size on t4 The largest batch size that fits is 2 or more: no larger one than 2")
+    assert "Sizes that were tried (" in text
+    fits = Option(("<i>",), fits=True, needed_bytes=2**33, step_seconds=0.5)
+    advice = Advice("Net", "t4", 2**34, Option((), fits=False), (fits, *[Option((str(i),)) for i in range(25)]),
+                    (("LoRA", "no <lib>"),))
+    text = shown(advice._repr_html_())
+    assert text.startswith("Net on t4 The one change with which it fits on t4: 1. <i>: 8.00 GiB needed")
+    assert "7 more" in text and "Not tried (1) LoRA: no <lib>" in text, "the step as it is, 26 changes, 20 rows"
+    row = RankRow(0, (RankRun(0, 3),), "stage <1>", 3, 12, 24, 2**30, 2**31, "forward", 0.5, 0)
+    text = shown(RankTable(4, (row,), assumptions=("ranks are <alike>",))._repr_html_())
+    assert text.startswith("A job of 4 ranks Most memory: rank 0 (stage <1>), 1.00 GiB allocated Slowest: rank 0 ")
+    assert "0-3 stage <1> 3 1.00 GiB 2.00 GiB forward 500.00 ms" in text and text.endswith("ranks are <alike>")
+    assert "No figure of the ranks is known" in RankTable(4, ())._repr_html_()

@@ -61,7 +61,9 @@ def write_picture(draw: Callable[[], bytes | None], described: str) -> str:
 
 def write_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """A table; nothing where there are no rows."""
-    return print_rows(headers, rows, left=left, fmt="html") if rows else ""
+    if not rows:
+        return ""
+    return f'<div style="white-space:nowrap">{print_rows(headers, rows, left=left, fmt="html")}</div>'
 
 
 def fold(title: str, body: str) -> str:

@@ -1,19 +1,23 @@
-"""What a notebook shows of a profile: the page's first screen, and below it what was run and the modules, folded."""
+"""What a notebook shows of a profile, the page's first screen and folded what was run and the modules; and of advice,
+the cheapest changes.
+"""
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from html import escape
 
+from analyzer.report.advice import LEFT, list_rows
 from analyzer.report.module_row import OWN, describe_type, has_own_row, name_module
 from analyzer.report.module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
 from analyzer.report.short_text import describe_shortly
 from analyzer.report.summary import PHASE_COLUMNS, describe_run
+from analyzer.results.advice import Advice
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
-from .answer import find_headline, list_tiles
+from .answer import Headline, find_headline, list_tiles
 from .fragment import fold, write_answer, write_fragment, write_picture, write_rows
 from .picture import draw_memory
 
@@ -40,6 +44,20 @@ def to_fragment(profile: Profile) -> str:
         fold(f"Taken for granted ({len(assumed)})", "".join([f"<div>{escape(line)}</div>" for line in
                                                              _cut(assumed)])),
         fold("Modules", tree))
+
+
+@register_view.shipped("advice_fragment")
+def write_advice(advice: Advice) -> str:
+    """Whether it fits, the cheapest changes, and the other ones folded."""
+    title, *said = advice.summary().splitlines()
+    state = {True: "fits", False: "fails", None: "unknown"}[advice.baseline.fits]
+    headers, rows = list_rows(advice)
+    skipped = "".join([f"<div>{escape(name)}: {escape(why)}</div>" for name, why in advice.skipped])
+    rest = rows[_MOST_LINES:]
+    return write_fragment(
+        f"{advice.title} on {advice.device}", write_answer(Headline(state, title[:1].upper() + title[1:], tuple(said))),
+        write_rows(headers, rows[:_MOST_LINES], LEFT), fold(f"{len(rest)} more", write_rows(headers, rest, LEFT)),
+        fold(f"Not tried ({len(advice.skipped)})", skipped))
 
 
 def _cut(lines: tuple[str, ...]) -> list[str]:
