@@ -51,7 +51,7 @@ class GraphModule(fx.GraphModule):
 
     checks_inputs = True
     #: HTML of a graph, for notebooks; `analyzer` sets it, for this room knows no reports
-    to_fragment: ClassVar[Callable[[fx.GraphModule], str] | None] = None
+    to_fragment: ClassVar[Callable[[Any], str] | None] = None
     forward: Any = _Generated()
     _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()
 
