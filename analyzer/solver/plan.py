@@ -17,11 +17,15 @@ from analyzer.output import write_output
 from analyzer.report.column import print_rows
 from analyzer.report.json_format import decoder_of, encode
 from analyzer.report.page.answer import Headline, Tile
+from analyzer.report.page.document import Part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
+from analyzer.report.page.headline import write_headline, write_tile
 from analyzer.report.page.picture import draw_curves, open_figure
 from analyzer.units import format_bytes, format_flops, format_seconds
 
 from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
+from .plan_page import describe_frontier, describe_kept, describe_plan_memory, describe_regions
+from .step_info import FrontierPoint, StepInfo
 
 _FORMAT = "analyzer.plan"
 _SHOWN = 20  # checkpoints in a notebook
@@ -29,39 +33,6 @@ _SHOWN = 20  # checkpoints in a notebook
 
 class InfeasibleBudgetError(InputError):
     """No plan meets the budget; the message says the smallest one that can be met."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """What a training step took. *Activations* are neither there before the step nor gradients of parameters."""
-
-    peak_activation_bytes: int
-    peak_bytes: int                 #: of the forward and backward pass, parameters and gradients included
-    fwd_flops: int | None = None
-    bwd_flops: int | None = None
-    recompute_flops: int | None = None
-    seconds: float | None = None    #: forward and backward, where a device was given
-    #: activations and everything over the step: the most in each of some equal parts of its operator calls
-    activation_curve: tuple[int, ...] = field(default=(), repr=False)
-    curve: tuple[int, ...] = field(default=(), repr=False)
-
-    def peak_with_optimizer(self, held_bytes: int, update_bytes: int) -> int:
-        """The peak of the whole training step, with an optimizer that holds so much and takes so much to update.
-
-        >>> StepInfo(10, 40).peak_with_optimizer(20, 50)
-        60
-        """
-        return max(self.peak_bytes + held_bytes, update_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierPoint:
-    """A budget, and the plan found for it."""
-
-    budget_bytes: int
-    peak_bytes: int
-    overhead: float | None              #: in units of the plan's objective
-    recompute_flops: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +218,27 @@ class Plan:
                  replace(self, regions=tuple(dearest)).table("html") if dearest else ""),
             fold("The plan in words", f"<pre>{escape(self.summary())}</pre>"))
 
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page of the plan as text, also written to ``path`` if one is given: memory over the step without and with
+        it, what it keeps of each module, its frontier, its checkpoints. Raises MissingExtraError without plotly.
+        """
+        judged = self._judge()
+        whole = self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
+        peak = None if self.planned is None else self.limited_bytes(self.planned)
+        known = (
+            ("plan_memory", "Memory over the step", describe_plan_memory(
+                self.unplanned, self.planned, self.budget_bytes, self.budget_of, self.held_bytes, self.update_bytes)),
+            ("plan_kept", "Kept of each module", describe_kept(self.unplanned, self.planned, self.regions)),
+            ("frontier", "Budgets and overhead", describe_frontier(self.frontier, self.objective, whole, peak,
+                                                                   self.overhead)),
+            ("plan_regions", "Checkpoints", describe_regions(self.regions, self.objective)))
+        tiles = [write_tile(*tile) for tile in self._list_tiles()]
+        return write_page(f"Checkpointing of {self.model}", [
+            Part("verdict", "", lead=write_headline(judged.title, judged.said, tiles, judged.state), has_chart=False),
+            *(Part(kind, title, data, has_chart=kind != "plan_regions") for kind, title, data in known
+              if data is not None),
+            Part("text", "Summary as text", lead=f"<pre>{escape(self.summary())}</pre>", has_chart=False)], path)
+
     def _judge(self) -> Headline:
         what = "activations" if self.budget_of == "activations" else "the whole step"
         budget = f"a budget of {format_bytes(self.budget_bytes)} for {what}"
@@ -276,13 +268,10 @@ class Plan:
 
     def _draw(self, before: StepInfo, after: StepInfo) -> bytes | None:
         """The curves that the budget limits; None where they are not known."""
-        of_step = self.budget_of == "step"
-        curves = {"without the plan": before.curve if of_step else before.activation_curve,
-                  "with it": after.curve if of_step else after.activation_curve}
-        if not all(curves.values()):
+        if before.memory is None or after.memory is None:
             return None
-        held = self.held_bytes if of_step else 0
-        return draw_curves({name: [value + held for value in curve] for name, curve in curves.items()},
+        limited = self.budget_of == "step", self.held_bytes
+        return draw_curves({"without the plan": before.memory.curve(*limited), "with it": after.memory.curve(*limited)},
                            {"budget": self.budget_bytes})
 
     def __str__(self) -> str:

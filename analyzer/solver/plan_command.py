@@ -12,6 +12,7 @@ from typing import Any
 from analyzer.output import check_output
 from analyzer.recipe.option import add_recipe_options, read_recipe
 from analyzer.record.progress import progress_part
+from analyzer.report.page.document import check_charts
 from analyzer.zoo.command_option import (
     AUTOCAST,
     add_target_options,
@@ -34,7 +35,7 @@ examples:
   analyzer plan vit_b_16 --budget 50%
   analyzer plan torchvision:resnet152 --input 64x3x224x224 --device a100 --optimizer adamw --budget 20GiB
   analyzer plan gpt2 --budget 40% --granularity module --json plan.json
-  analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --plot frontier.png
+  analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --html plan.html
 
 A budget with a unit is of the whole step (parameters, gradients, optimizer states); a percentage is of the
 activations' memory at its peak.
@@ -67,14 +68,17 @@ def add_plan_command(commands: Any) -> None:
                         help=f"also the overhead at these budgets (default {_SHARES})".replace("%", "%%"))
     parser.add_argument("--plot", type=Path, metavar="FILE",
                         help="draw the frontier to this file (matplotlib; extra [report])")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="write a page: memory without and with the plan, what it keeps of each module")
     parser.add_argument("--json", type=Path, metavar="FILE",
                         help="save the plan (read it with analyzer.solver.Plan.from_json)")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """``analyzer plan``; the result is the exit code."""
-    for path in (arguments.json, arguments.plot):
+    for path in (arguments.json, arguments.plot, arguments.html):
         check_output(path)
+    check_charts(arguments.html)
 
     from analyzer.zoo.target import load_target
 
@@ -118,11 +122,13 @@ def run_plan(arguments: argparse.Namespace) -> int:
             with progress_part(0.5, 1.0, "frontier"):
                 points = planner.frontier((arguments.frontier or _SHARES).split(","), arguments.method)
             plan = replace(plan, frontier=points)
+    if arguments.plot is not None:  # before anything is printed, for a reader that goes
+        draw_frontier(plan, arguments.plot)
+    if arguments.html is not None:
+        plan.to_html(arguments.html)
+    if arguments.json is not None:
+        plan.to_json(arguments.json)
     print(plan)
     if plan.frontier:
         print("\n" + format_frontier(plan))
-    if arguments.plot is not None:
-        draw_frontier(plan, arguments.plot)
-    if arguments.json is not None:
-        plan.to_json(arguments.json)
     return 0

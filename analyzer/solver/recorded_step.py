@@ -4,6 +4,7 @@ A plan is checked by replaying its program under the recorder, which knows nothi
 """
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 from analyzer.results.profile import Profile
 
-from .plan import StepInfo
+from .step_info import SavedBytes, StepInfo, StepMemory
 
 _HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
 
@@ -140,15 +141,30 @@ def record_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str
     seconds = None if found.fwd_seconds is None or found.bwd_seconds is None else found.fwd_seconds + found.bwd_seconds
     step = taken[0]
     return step, StepInfo(step.peak_activation_bytes, step.peak_bytes, found.fwd_flops, found.bwd_flops,
-                          found.recompute_flops, seconds, thin_out(step.activation_bytes),
-                          thin_out(step.all_bytes)), found
+                          found.recompute_flops, seconds, read_memory(step, found)), found
 
 
-def thin_out(held: np.ndarray, most: int = 200) -> tuple[int, ...]:
-    """At most ``most`` figures, each the highest of as many neighbours.
+def read_memory(step: RecordedStep, found: Profile) -> StepMemory:
+    """The memory of a recorded step as plain data, the highest of neighbours where there are very many calls."""
+    calls, names = step.log.calls, [node.name for node in step.log.nodes]
+    backward = bisect_left(range(len(calls)), True, key=lambda i: calls[i].phase != "forward")
+    chosen = sorted({i for first, last in ((0, backward), (backward, len(calls)))
+                     for values in (step.activation_bytes, step.all_bytes)
+                     for i in find_highest(values, first, last)})
+    nodes = [calls[i].node for i in chosen]
+    saved = [SavedBytes(node.name, node.module_path, node.incremental_bytes) for node in found.nodes
+             if node.incremental_bytes]
+    activations = step.activation_bytes[chosen]
+    return StepMemory(tuple(activations.tolist()), tuple((step.all_bytes[chosen] - activations).tolist()),
+                      tuple([names[node] if node >= 0 else "" for node in nodes]), bisect_left(chosen, backward),
+                      tuple(saved))
 
-    >>> thin_out(np.array([1, 3, 2]), 2), thin_out(np.array([1, 3, 2]))
-    ((3, 2), (1, 3, 2))
+
+def find_highest(values: np.ndarray, first: int, last: int, most: int = 400) -> list[int]:
+    """Of each few neighbours from ``first`` to before ``last`` the place of the highest value, at most ``most``.
+
+    >>> find_highest(np.array([1, 3, 2, 7]), 0, 4, 2), find_highest(np.array([1, 3, 2, 7]), 1, 3)
+    ([1, 3], [1, 2])
     """
-    bucket = -(-len(held) // most)
-    return tuple([int(held[i:i + bucket].max()) for i in range(0, len(held), bucket)]) if bucket else ()
+    few = max(1, -(-(last - first) // most))
+    return [i + int(values[i:min(i + few, last)].argmax()) for i in range(first, last, few)]

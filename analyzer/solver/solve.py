@@ -21,9 +21,10 @@ from analyzer.units import format_bytes, parse_bytes
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit, solve_chain
-from .plan import FrontierPoint, InfeasibleBudgetError, Plan, StepInfo
+from .plan import InfeasibleBudgetError, Plan
 from .problem import Problem, read_problem
 from .recorded_step import record_step
+from .step_info import FrontierPoint, StepInfo
 from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
 METHODS = ("auto", "greedy", "chain", "exact")

@@ -4,13 +4,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+from analyzer import symbolic_trace
 from analyzer.cli import main
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel import rank_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
 from analyzer.results.info import TimelinePoint
+from analyzer.solver import FrontierPoint, Plan, Planner, PlanRegion, SavedBytes, StepInfo, StepMemory
 from analyzer.sweep import SweepResult, sweep
 
 
@@ -71,7 +75,8 @@ def test_phases_of_a_pipeline_by_hand():
 
 
 @pytest.mark.parametrize("command", [
-    ("dryrun", "--world", "2", "SCRIPT"), ("sweep", "SCRIPT:no_model", "--batch", "1")])
+    ("dryrun", "--world", "2", "SCRIPT"), ("sweep", "SCRIPT:no_model", "--batch", "1"),
+    ("plan", "SCRIPT:no_model", "--budget", "50%")])
 def test_a_page_without_plotly_is_refused_before_any_work(capsys, monkeypatch, tmp_path, command):
     monkeypatch.setattr("analyzer.report.page.document.find_spec", lambda name: None)
     script = tmp_path / "train.py"
@@ -192,3 +197,77 @@ def test_sweep_writes_its_page(capsys, tmp_path):
     assert values["Peak reserved"] == [row["peak_reserved_bytes"] for row in rows]
     assert values["Fwd FLOPs"] == [row["fwd_flops"] for row in rows]
     assert found["dimensions"] == [{"title": "batch", "values": ["1", "2"], "order": ["1", "2"]}]
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_by_hand():
+    """Blocks of two saved results of 8 bytes each; the plan runs block 1 again and keeps what it reads."""
+    saved = [SavedBytes(f"blocks_{i}_{name}", f"blocks.{i}.{name}", 8) for i in (0, 1, 10) for name in ("up", "act")]
+    saved.append(SavedBytes("x", "", 4))
+    before = StepInfo(60, 160, fwd_flops=200, memory=StepMemory((10, 60, 30), (100, 100, 90), ("up", "act", "act"), 2,
+                                                                tuple(saved)))
+    after = StepInfo(44, 144, fwd_flops=200, recompute_flops=50, memory=StepMemory(
+        (10, 44, 40, 30), (100, 100, 100, 90), ("up", "act", "up", "act"), 2,
+        tuple(entry for entry in saved if "blocks_1_" not in entry.node)))
+    regions = (PlanRegion(("blocks_1_up", "blocks_1_act"), keeps=(0,), products=1, cost=50.0), )
+    frontier = FrontierPoint(60, 60, 0, 0), FrontierPoint(50, 44, 50, 50)
+    plan = Plan("net", 50, before, after, regions, frontier=frontier)
+    assert Plan.from_json(plan.to_json()) == plan
+    page = plan.to_html()
+    assert kinds(page) == ["verdict", "plan_memory", "plan_kept", "frontier", "plan_regions", "text"]
+    assert "Keeps within a budget of 50 B for activations: 44 B needed" in page
+    memory = facts(page, "plan_memory")
+    assert (memory["budget"], memory["budget_of"]) == (50, "activations")
+    assert memory["without"] == {"activations": [10, 60, 30], "others": [100, 100, 90], "names": ["up", "act"],
+                                 "node": [0, 1, 1], "forward": 2}
+    assert memory["with"]["activations"] == [10, 44, 40, 30]
+    kept = facts(page, "plan_kept")
+    rows = dict(zip(kept["path"], zip(kept["depth"], kept["before"], kept["after"], kept["checkpointed"])))
+    assert kept["path"][:6] == ["", "blocks", "blocks.0", "blocks.0.act", "blocks.0.up", "blocks.1"]
+    assert kept["path"][-3] == "blocks.10"  # after 1, as numbers
+    assert rows[""] == (0, 52, 36, 2) and rows["blocks"] == (1, 48, 32, 2)
+    assert rows["blocks.0"] == (2, 16, 16, 0) and rows["blocks.1"] == (2, 16, 0, 2)
+    frontier = facts(page, "frontier")
+    assert (frontier["peak"], frontier["overhead"], frontier["whole"]) == ([60, 44], [0, 50], 200)
+    assert frontier["own"] == {"peak": 44, "overhead": 50}
+    assert facts(page, "plan_regions") == {
+        "unit": "flops", "first": ["blocks_1_up"], "last": ["blocks_1_act"], "module": [""],
+        "nodes": [["blocks_1_up", "blocks_1_act"]], "kept": [1], "products": [1], "cost": [50.0]}
+
+
+@pytest.mark.parametrize(("plan", "parts"), [
+    (Plan("net", 5, StepInfo(4, 4)), ["verdict", "text"]),
+    (Plan("net", 5, StepInfo(4, 4), regions=(PlanRegion(("a", "b")), )), ["verdict", "plan_regions", "text"]),
+    (Plan("net", 5, StepInfo(4, 4, memory=StepMemory((4, ), (0, ), ("a", ), 1, ()))),
+     ["verdict", "plan_memory", "text"])])
+def test_a_plan_of_which_little_is_known_has_fewer_parts(plan, parts):
+    assert kinds(plan.to_html()) == parts
+
+
+def test_curves_and_modules_of_a_plan_are_what_its_replay_measured():
+    model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.GELU())))
+    gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
+    planner = Planner(gm, (torch.empty(512, 64),))
+    plan = planner.solve(0.7)
+    memory, kept = (facts(plan.to_html(), kind) for kind in ("plan_memory", "plan_kept"))
+    for name, step in (("without", plan.unplanned), ("with", plan.planned)):
+        curve = memory[name]
+        assert max(curve["activations"]) == step.peak_activation_bytes
+        assert max(map(sum, zip(curve["activations"], curve["others"]))) == step.peak_bytes
+        assert 0 < curve["forward"] < len(curve["node"]) == len(curve["others"])
+    assert kept["before"][0] == sum(node.incremental_bytes for node in planner.profile.nodes) > kept["after"][0]
+    below = [sum(column[i] for i, depth in enumerate(kept["depth"]) if depth == 1)
+             for column in (kept["before"], kept["after"])]
+    inputs = 512 * 64 * 4  # of the model itself: what the first layer saves
+    assert below == [kept["before"][0] - inputs, kept["after"][0] - inputs]
+
+
+def test_plan_writes_its_page(capsys, tmp_path):
+    path, saved = tmp_path / "plan.html", tmp_path / "plan.json"
+    assert main(["plan", "resnet18", "--input", "2x3x32x32", "--budget", "80%", "--html", str(path), "--json",
+                 str(saved)]) == 0
+    page = path.read_text()
+    assert kinds(page) == ["verdict", "plan_memory", "plan_kept", "plan_regions", "text"]
+    assert page == Plan.from_json(saved).to_html()

@@ -1,13 +1,16 @@
 """The pages of pipelines, ranks, sweeps and plans as a browser shows them."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from analyzer import profile
+from analyzer import profile, symbolic_trace
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel.rank_row import describe_rank
+from analyzer.solver import Planner
 from analyzer.sweep import SweepResult
 from analyzer.units import format_bytes, format_percent, format_seconds
 
@@ -89,3 +92,26 @@ def test_a_sweep_has_its_front_and_its_table(show, draw_all, keep_shot):
     page.fill(".sweep input[type=search]", "t4")
     assert page.inner_text(".sweep [role=status] >> nth=0") == "7 of 15 rows"  # 4 to 7 and 12 to 14
     assert page.inner_text(".failed tbody tr:not(.spacer) td:last-child") == "ValueError: <b>no</b>"
+
+
+def test_a_plan_shows_what_it_keeps(show, draw_all, keep_shot):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+    gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
+    planner = Planner(gm, (torch.empty(512, 64),))
+    plan = replace(planner.solve(0.7), frontier=planner.frontier([1.0, 0.7]))
+    page = show(plan, 1400, "dark")
+    check_look(page, draw_all, keep_shot, "plan_1400_dark")
+    assert format_bytes(plan.planned.peak_activation_bytes) in page.inner_text(".headline")
+    legend = page.text_content(".plan_memory .legend")
+    for name, step in (("without the plan", plan.unplanned), ("with the plan", plan.planned)):
+        assert f"{name}: {format_bytes(step.peak_activation_bytes)}" in legend
+    assert f"budget {format_bytes(plan.budget_bytes)}" in page.text_content(".plan_memory .chart")
+    page.select_option(".plan_memory select", "whole")
+    page.wait_for_selector(f".plan_memory .legend :text('with the plan: {format_bytes(plan.planned.peak_bytes)}')")
+    before = sum(node.incremental_bytes for node in planner.profile.nodes)
+    assert page.inner_text(".plan_kept tbody tr:not(.spacer) td:nth-child(2) >> nth=0") == format_bytes(before)
+    page.focus(".plan_regions .grid")
+    page.keyboard.press("End")
+    assert page.inner_text(".plan_regions .body > div > div.note") == ", ".join(plan.regions[-1].nodes)
+    assert page.inner_text(".frontier .grid tbody tr:not(.spacer) td:nth-child(2) >> nth=-1") == format_bytes(
+        plan.frontier[-1].peak_bytes)

@@ -23,7 +23,7 @@ from analyzer.report.page.picture import draw_memory, read_colors
 from analyzer.results.advice import Option
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
 from analyzer.results.world import RankRun
-from analyzer.solver import Plan, PlanRegion, StepInfo, measure_step
+from analyzer.solver import Plan, PlanRegion, StepInfo, StepMemory, measure_step
 from analyzer.units import format_bytes
 
 VERDICT = Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30, free_bytes=-5 * 2**30,
@@ -199,8 +199,9 @@ def test_a_graph_is_its_counts_and_its_heaviest_nodes() -> None:
 
 def test_a_plan_is_judged_by_its_budget_and_drawn() -> None:
     # 100 and 60 bytes over four moments, a budget of 60, and half of 200 FLOPs run again
-    before = StepInfo(100, 300, fwd_flops=200, activation_curve=(0, 50, 100, 40), curve=(200, 250, 300, 240))
-    after = StepInfo(60, 260, fwd_flops=200, recompute_flops=100, activation_curve=(0, 60, 60), curve=(200, 260, 260))
+    before = StepInfo(100, 300, fwd_flops=200, memory=StepMemory((0, 50, 100, 40), (200,) * 4, ("fc",) * 4, 2, ()))
+    after = StepInfo(60, 260, fwd_flops=200, recompute_flops=100,
+                     memory=StepMemory((0, 60, 60), (200,) * 3, ("fc",) * 3, 2, ()))
     regions = tuple([PlanRegion((f"relu_{i}", "conv"), cost=float(i)) for i in range(30)])
     plan = Plan("Net <b>", 60, before, after, regions)
     text = shown(plan._repr_html_())
@@ -224,7 +225,8 @@ def test_a_plan_is_judged_by_its_budget_and_drawn() -> None:
 
 def test_a_measured_step_knows_its_curves() -> None:
     step = measure_step(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)), (torch.empty(16, 8),))
-    assert max(step.curve) == step.peak_bytes and max(step.activation_curve) == step.peak_activation_bytes
+    assert max(step.memory.curve(of_step=True)) == step.peak_bytes
+    assert max(step.memory.curve(of_step=False)) == step.peak_activation_bytes
 
 
 def test_other_results_are_a_sentence_and_a_table() -> None:
