@@ -40,7 +40,7 @@ def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_pa
 
 
 def test_the_sample_in_the_readme_is_what_make_profile_prints(capsys):
-    command, sample = re.search(r"`make profile` runs `analyzer (.+?)` and prints[^\n]*\n\n```\n(.*?)```",
+    command, sample = re.search(r"`make profile` runs `analyzer (.+?)` and prints[^\n]*\n\n```text\n(.*?)```",
                                 (ROOT / "README.md").read_text(), re.DOTALL).groups()
     assert f"\t$(BIN)/analyzer {command}\n" in (ROOT / "Makefile").read_text()
     code, out, _ = run(capsys, *command.split())

@@ -23,7 +23,7 @@ from analyzer.record.token_count import count_tokens
 from .communication import CommInfo
 from .deferred import Groups
 from .fused import FusedInfo
-from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, UncountedInfo
+from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, TimelinePoint, UncountedInfo
 from .lane import describe_spans
 from .micro_batch import count_samples, count_step_tokens
 from .module_shape import ModuleShape
@@ -150,7 +150,7 @@ class ProfileBuilder:
         with self.log.reading():
             lanes = self._lanes if self.log.keeps_allocator_events else None
             timeline, events = read_memory(self.log, {} if lanes is None else lanes.host_starts)
-            return {"timeline": timeline, "memory_events": events, "holders": self._list_holders(),
+            return {"timeline": timeline, "memory_events": events, "holders": self._list_holders(timeline),
                     "peak_by_category": peak_by_category(self.log)}
 
     def _merge(self, sources: Iterable[Mapping[Any, Mapping[str, Any]]], *,
@@ -197,8 +197,10 @@ class ProfileBuilder:
             records.sort(key=lambda r: (r.phase, -(r.flops or 0), r.operator))
         return found
 
-    def _list_holders(self) -> tuple[HolderInfo, ...]:
-        """What holds memory at the peak or where memory ran out, by category and node (or tensor name)."""
+    def _list_holders(self, timeline: Sequence[TimelinePoint]) -> tuple[HolderInfo, ...]:
+        """What holds memory at the peak or where memory ran out, by category and node (or tensor name). The workspace
+        of the operator that runs at the peak is no storage.
+        """
         log, ends = self.log, forward_ends(self.log)
         found: dict[tuple[str, str, str], list[int]] = {}
         for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
@@ -208,6 +210,11 @@ class ProfileBuilder:
             row[0] += lifetime.block_bytes
             row[1] += 1
         rows = [HolderInfo(*key, nbytes, count) for key, (nbytes, count) in found.items()]
+        if log.peak_workspace_bytes and log.shortage is None:
+            running = max(timeline, key=lambda point: point.allocated_bytes, default=None)
+            label = "(operator)" if running is None else str(running.label)
+            path = next((log.modules[node.module].path for node in log.nodes if node.name == label), "")
+            rows.append(HolderInfo(label, self.paths.find(path), "workspace", log.peak_workspace_bytes))
         return tuple(sorted(rows, key=lambda r: -r.bytes))
 
 

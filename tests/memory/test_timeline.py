@@ -218,3 +218,11 @@ def test_peaks_of_a_lap_and_peaks_of_the_user_do_not_disturb_one_another(memory,
             blocks.append(memory.allocate(act))
         lap, user = max(lap, memory.allocated_bytes), max(user, memory.allocated_bytes)
         assert (memory.lap_peaks()[0], memory.peak_allocated_bytes) == (lap, user)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_holders_add_up_to_the_peak_with_the_workspace_of_what_runs(mode):
+    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), mode=mode)
+    held = {category: sum(h.bytes for h in p.holders if h.category == category) for category in p.peak_by_category}
+    assert held == p.peak_by_category and sum(held.values()) == p.peak_allocated_bytes
+    assert [h for h in p.holders if h.category == "workspace" and h.label in {node.name for node in p.nodes}]
