@@ -118,7 +118,7 @@ drawings.memory = (box, data) => {
     const where = [data.operators[at], data.modules[at] && `module ${data.modules[at]}`].filter(Boolean), source = data.sources[at];
     panel.replaceChildren(
       element("h3", {}, `${format(points.allocated[m], "bytes")} held${m === peak ? " at the peak" : ""}`),
-      element("p", {}, `${phase(m)}, ${label(m)}${points.seconds[m] === null ? "" : `, ${format(points.seconds[m], "seconds")} into the step`}`),
+      element("p", {}, `${phase(m)}, ${label(m)}${points.seconds[m] === null ? "" : points.seconds[m] < 0 ? ", in the step before the timed one" : `, ${format(points.seconds[m], "seconds")} into the step`}`),
       ...where.map((line) => element("p", {}, line)),
       ...(source ? [element("p", { title: source }, shortPath(source))] : []),
       element("ul", { class: "holders" }, ...shown.map((row) => {
