@@ -153,10 +153,12 @@ for step in range(9):
 
 def test_ranks_that_differ_are_run_and_told(tmp_path, capfd):
     path = write(tmp_path, RANK_ZERO_HOLDS_MORE)
-    saved = tmp_path / "ranks.json"
-    assert main(["dryrun", "--world", "16", "--json", str(saved), "--show", "brief", str(path)]) == 0
+    saved, page = tmp_path / "ranks.json", tmp_path / "ranks.html"
+    assert main(["dryrun", "--world", "16", "--json", str(saved), "--html", str(page), "--show", "brief",
+                 str(path)]) == 0
     out = capfd.readouterr().out
     table = RankTable.from_json(saved)
+    assert page.read_text() == table.to_html()
     assert [(row.ranks, row.kind) for row in table.rows] == [((0,), "first"), ((1, 15), "neither first nor last, last")]
     assert table.fullest is not None and table.fullest.rank == 0
     assert table.rows[0].param_bytes == table.rows[1].comm_bytes == 4 * 2**20
