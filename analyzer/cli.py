@@ -20,7 +20,7 @@ from analyzer.report import choice
 from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.comparison.command import add_compare_command, run_compare
-from analyzer.report.export_option import add_export_option, read_exports, write_exports
+from analyzer.report.export.option import add_export_option, read_exports, write_exports
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.page.document import check_charts
 from analyzer.report.progress_bar import ProgressBar

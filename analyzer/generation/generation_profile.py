@@ -10,7 +10,7 @@ from pathlib import Path
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
 from analyzer.report.column import Column, check_layout, escape_controls, format_quantity, print_rows
-from analyzer.report.json_format import decoder_of, encode, load_text
+from analyzer.report.export.json_format import decoder_of, encode, load_text
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile

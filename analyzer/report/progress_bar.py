@@ -28,7 +28,7 @@ class ProgressBar:
         self._what = ""
         self._shown = False
         self._is_over = False      # the result is being printed
-        self._is_mid_line = False  # of somebody else's output
+        self._is_mid_line = False  # of output of the model's own
         self._start = self._last = time.monotonic()
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -65,7 +65,7 @@ class ProgressBar:
                 self._shown = False
 
     def note_output(self, text: str, is_result: bool) -> None:
-        """Somebody is about to print ``text``."""
+        """Note that ``text`` is about to be printed by other code."""
         with self._lock:
             self.clear()
             if text:

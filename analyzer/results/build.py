@@ -113,7 +113,7 @@ class ProfileBuilder:
             return {"modules": tree.build(), "module_calls": calls, "operators": _sum_operators(operators)}
 
     def _find_communication(self) -> dict[str, Any]:
-        """A record for each call of the last step that communicates, of phases that ended; None where nobody looked."""
+        """A record for each call of the last step that communicates, of phases that ended; None where unknown."""
         log, finished = self.log, list_finished_phases(self.log)
         rows = self._merge(a.communication for a in self.annotations)
         known = [self.phase_rows.get((log.steps - 1, phase), {}).get("comm_bytes") for phase in finished]

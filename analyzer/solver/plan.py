@@ -15,7 +15,7 @@ from torch import fx, nn
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
 from analyzer.report.column import print_rows
-from analyzer.report.json_format import decoder_of, encode
+from analyzer.report.export.json_format import decoder_of, encode
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture

@@ -18,8 +18,8 @@ from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.report.column import print_rows
-from analyzer.report.export_option import list_kinds, read_exports
-from analyzer.report.table_file import TABLES
+from analyzer.report.export.option import list_kinds, read_exports
+from analyzer.report.export.table_file import TABLES
 from analyzer.results.communication import CommInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile

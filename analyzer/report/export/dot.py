@@ -12,13 +12,13 @@ from pathlib import Path
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
+from analyzer.report.column import format_quantity
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 from analyzer.units import add_quantities
 
-from .column import format_quantity
-from .graph import to_networkx
+from .networkx_view import to_networkx
 
 #: By what nodes can be coloured: how it is called, its unit, and the fields of a node that it is the sum of.
 _COSTS = {"seconds": ("time", "seconds", ("fwd_seconds", "bwd_seconds")),

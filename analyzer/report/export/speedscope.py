@@ -10,12 +10,11 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
+from analyzer.report.data_table import ROOT
 from analyzer.results.info import ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.span import SpanInfo
 from analyzer.results.view import register_exporter
-
-from .data_table import ROOT
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _PICOSECONDS = 10**12           # in a second

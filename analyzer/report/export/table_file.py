@@ -8,11 +8,10 @@ from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
+from analyzer.report.column import Column
+from analyzer.report.data_table import DataTable, print_data, read_modules, read_nodes
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
-
-from .column import Column
-from .data_table import DataTable, print_data, read_modules, read_nodes
 
 _SPANS = tuple(Column(name, name.replace("_", " ").capitalize(), unit) for name, unit in (
     ("lane", "text"), ("kind", "text"), ("name", "text"), ("operator", "text"), ("node", "text"),

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
+from analyzer.report.page.document import check_charts
+from analyzer.report.roofline import check_roofline
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
-from .page.document import check_charts
-from .roofline import check_roofline
 from .table_file import FORMATS, TABLES, check_table
 
 #: Kinds by the endings of files, the longer ones first.

@@ -13,12 +13,12 @@ from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
+from analyzer.report.speed import RATES, read_rate
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 
 from .json_column import IN_COLUMNS, Decoder, columns_decoder, write_columns
-from .speed import RATES, read_rate
 
 FORMAT = "analyzer.profile"
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
