@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
 COMPILE := $(BIN)/python -m compileall -q analyzer
 
-.PHONY: profile test docs clean
+.PHONY: profile test docs screenshots clean
 
 profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
@@ -20,6 +20,11 @@ test: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+# What the browser tests see, to be looked at: pages at 1400 and 800 px, light and dark. Needs chromium.
+screenshots: $(VENV)/installed-dev
+	ANALYZER_SCREENSHOTS=build/screenshots $(BIN)/pytest tests/report/test_page_browser.py tests/report/test_board_browser.py
+	@ls build/screenshots
 
 # Torch alone and pinned first: what is then installed finds it and brings no other, gigabytes larger.
 # For the CPU build from PyTorch's own index: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
