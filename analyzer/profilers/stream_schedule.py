@@ -79,6 +79,8 @@ def _run_steps(log: Log, timer: CallTimer, first: int = 0, *,
                notes_host: bool = False) -> Iterator[tuple[int, _StepSchedule]]:
     """Steps from the ``first`` on, each when all of it is launched."""
     phases = [record for record in log.phases if record.step >= first]
+    if not phases:  # a script that computes nothing
+        return
     marks, current, begin = deque(log.streams.marks), 0, phases[0].first_call
     while marks and marks[0].call < begin:
         mark = marks.popleft()

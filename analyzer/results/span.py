@@ -7,8 +7,8 @@ from typing import NamedTuple
 class SpanInfo(NamedTuple):
     """What one lane does for one operator call of the steady step, as `Profile.spans` lists them.
 
-    >>> SpanInfo("compute", "kernel", "fc1", "aten.addmm.default", "fc1", "fc1", "forward", 5e-6, 2e-6).end_seconds
-    7e-06
+    >>> SpanInfo("compute", "kernel", "fc1", "aten.addmm.default", "fc1", "fc1", "forward", 0.5, 0.25).end_seconds
+    0.75
     """
 
     #: "host"; "compute", the default stream; of another one what it communicates ("fsdp all_gather") or copies ("copy
