@@ -34,6 +34,7 @@ from .speed_table import judge, markdown
 
 DEVICE = "h200"
 LIMIT = 0.1
+LEAST_ROUNDS = 3
 TITLE = "Predicting time"
 _BY_NAME = {case.name: case for case in (*REUSE_CASES, *CASES)}
 LLAMA = SpeedCase("llama, 32 layers",
@@ -103,7 +104,7 @@ def _milliseconds(lines: list[Line], what: str) -> str:
 
 def measure_latency(report: Report) -> None:
     """What the profiler of seconds takes of a profile."""
-    rounds = max(3, report.rounds // 2)
+    rounds = max(LEAST_ROUNDS, report.rounds // 2)
     torch.set_num_threads(1)
     starts = [list(in_fork(_start_up)) for _ in range(rounds)]
     once = statistics.median(first["latency"] - second["latency"] for first, second in starts)

@@ -122,6 +122,7 @@ def test_resident_memory_is_that_of_this_process():
 
 def test_what_predicting_time_costs_is_a_part_of_each_profile(monkeypatch):
     monkeypatch.setattr(latency_cost, "RUNS", [(TINY, "train"), (TINY, "infer")])
+    monkeypatch.setattr(latency_cost, "LEAST_ROUNDS", 1)
     report = Report([], rounds=1)
     latency_cost.measure_latency(report)
     [(_, largest, _, limit)] = report.targets
