@@ -12,7 +12,7 @@ from analyzer.record.event import BEGAN, BORN, CALLED, DIED
 from analyzer.record.op_call import OpCall
 
 from ..match import Mismatch
-from ..optimizer.list_call import derive, length_of_lists, list_positions, rows_of
+from ..optimizer.list_call import derive, length_of_lists, list_positions, rows_of, spread_owners
 from .chain import REFERENCE
 from .stretch import Stretch
 from .tape import STEP
@@ -48,8 +48,9 @@ def cut_updates(stretches: Sequence[Stretch], owners: dict[int, int], calls: Cal
     """
     tails = {i: _find_tail(stretch) for i, stretch in enumerate(stretches)
              if stretch.is_open and stretch.lap is not None and stretch.lap[0] == "backward"}
-    _find_owners([calls[what] for i, (start, stop) in tails.items() for kind, what in stretches[i].events[start:stop]
-                  if kind == CALLED], owners)
+    noted = [calls[what] for i, (start, stop) in tails.items() for kind, what in stretches[i].events[start:stop]
+             if kind == CALLED]
+    spread_owners([row for call in noted for row in _rows_of(call)], owners)
     found: list[Stretch] = []
     for i, stretch in enumerate(stretches):
         found.append(stretch)
@@ -71,16 +72,8 @@ def _find_tail(stretch: Stretch) -> tuple[int, int]:
     return start, next((i for i in range(start, len(events)) if events[i][0] == STEP), len(events))
 
 
-def _find_owners(calls: Sequence[OpCall], owners: dict[int, int]) -> None:
-    """The blocks of what is made for parameters: those of the others in its call, or at its place in lists."""
-    rows = [row for call in calls for row in rows_of(call.signature, call.inputs, call.outputs)]
-    before = -1
-    while len(owners) > before:
-        before = len(owners)
-        for row in rows:
-            found = {owners[number] for number in row if number in owners}
-            if len(found) == 1:
-                owners.update(dict.fromkeys(row, found.pop()))
+def _rows_of(call: OpCall) -> Sequence[Sequence[int]]:
+    return rows_of(call.signature, call.inputs, call.outputs)
 
 
 def _owner(event: tuple[int, Any], owners: Mapping[int, int], calls: CallTable) -> int | None:
@@ -158,7 +151,7 @@ def find_insertion(call: OpCall, owners: Mapping[int, int]) -> Insertion | None:
     if length_of_lists(call.signature) <= 1:
         return None
     blocks: list[int | None] = []
-    for row in rows_of(call.signature, call.inputs, call.outputs):
+    for row in _rows_of(call):
         found = {owners.get(number) for number in row}
         if len(found) != 1:
             raise UpdateMismatch(f"{call.signature.op} gets tensors of several blocks")
@@ -176,7 +169,7 @@ def find_insertion(call: OpCall, owners: Mapping[int, int]) -> Insertion | None:
 def rows_of_block(call: OpCall, insertion: Insertion, block: int) -> Sequence[Any]:
     """Storages and what the signature says of them, of a block, by their place in the lists."""
     start = insertion.starts[insertion.window.index(block)]
-    return rows_of(call.signature, call.inputs, call.outputs)[start:start + insertion.length]
+    return _rows_of(call)[start:start + insertion.length]
 
 
 def insert(numbers: Sequence[int], places: Sequence[int | None], insertion: Insertion,

@@ -20,6 +20,23 @@ def rows_of(signature: Signature, inputs: Sequence[int], outputs: Sequence[int])
     return rows
 
 
+def spread_owners(rows: Sequence[Sequence[int]], owners: dict[int, int]) -> None:
+    """Let what stands in a row with the storages of one owner alone be that owner's, until no more is found.
+
+    >>> owners = {1: 0, 2: 1}
+    >>> spread_owners([(3, 4), (1, 3), (1, 2, 5)], owners)
+    >>> owners
+    {1: 0, 2: 1, 3: 0, 4: 0}
+    """
+    before = -1
+    while len(owners) > before:
+        before = len(owners)
+        for row in rows:
+            found = {owners[number] for number in row if number in owners}
+            if len(found) == 1:
+                owners.update(dict.fromkeys(row, found.pop()))
+
+
 def list_positions(signature: Signature) -> list[int | None]:
     """Of each input its position in a list, None outside of lists."""
     found: list[int | None] = []

@@ -18,7 +18,7 @@ from analyzer.record.event import BORN, CALLED, DIED
 from ..match import Mismatch
 from .capture import CapturedSteps
 from .expansion import Birth, Call, Died, Expansion, ListCall, Loop, Made, Pattern, Place
-from .list_call import length_of_lists, list_positions, rows_of
+from .list_call import length_of_lists, list_positions, rows_of, spread_owners
 
 _FIRST, _MIDDLE, _LAST = range(3)  # the prototypes of a kind
 
@@ -137,13 +137,7 @@ def _find_owners(captured: CapturedSteps) -> dict[int, int]:
     count = len(captured.prototypes)
     owner_of = {**{i: i % count for i in range(2 * count)}, **captured.owner_of_state}
     rows = [row for events in captured.steps for event in events if event[0] == CALLED for row in rows_of(*event[1:])]
-    before = -1
-    while len(owner_of) > before:
-        before = len(owner_of)
-        for row in rows:
-            owners = {owner_of[number] for number in row if number in owner_of}
-            if len(owners) == 1:
-                owner_of.update(dict.fromkeys(row, owners.pop()))
+    spread_owners(rows, owner_of)
     return owner_of
 
 
