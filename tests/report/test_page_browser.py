@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import profile
+from analyzer import Profile, profile
 from analyzer.report.page.document import unpack
+from analyzer.results.span import SpanInfo
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 
@@ -136,12 +137,26 @@ def test_modules_drill_down_and_search(show, draw_all, net):
     page.wait_for_selector(".modules .treemaplayer")
 
 
+def test_what_a_file_names_a_span_is_never_markup(show):
+    """The file of a saved profile can hold any name of an operator."""
+    name = """<img src=x onerror="document.title='run'">"""
+    page = show(Profile(name="Net", mode="train", device="h100", spans=(
+        SpanInfo("compute", name, "fc", name, "fc", "", "forward", 0.0, 1.0),)))
+    box = page.query_selector(".lanes .nsewdrag").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector(".lanes p[role=status]:has-text('begins at')")
+    assert page.inner_text(".lanes p[role=status]") == f"fc 1.00 s, {name}, begins at 0 s, {name}"
+    assert page.query_selector(".lanes img") is None and page.title() == "Net: one train step on h100"
+
+
 def test_theme_button_repaints_the_charts(show, net):
     page = show(net)
     page.click("#theme")  # light
+    light = page.evaluate("document.querySelector('.memory .chart').layout.font.color")
     page.click("#theme")  # dark
     assert page.get_attribute("html", "data-theme") == "dark"
     assert page.inner_text("#theme") == "Theme: dark"
+    assert page.evaluate("document.querySelector('.memory .chart').layout.font.color") != light
 
 
 def test_figures_are_printed_as_the_package_prints_them(show, net):

@@ -49,6 +49,9 @@ const shortPath = (path) => path.split(/[\\/]/).slice(-3).join("/");
 /* Text for plotly's labels, which know a few tags of HTML. */
 const escapeLabel = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
+/* A label of plotly's as plain text, its lines behind each other. */
+const readLabel = (label) => new DOMParser().parseFromString(label.replaceAll("<br>", ", "), "text/html").body.textContent;
+
 function selectBox(label, options, chosen, changed) {
   const select = element("select", { onchange: () => changed(select.value) },
     ...options.map(([value, text]) => element("option", { value, selected: value === chosen }, text)));

@@ -37,8 +37,8 @@ drawings.lanes = (box, data) => {
   }
 
   function describe(i) {
-    return [`<b>${escapeLabel(texts.name[columns.name[i]])}</b> ${format(seconds[i] / SECOND, "seconds")}`, `${group(i)}, begins at ${format(start[i] / SECOND, "seconds")}`,
-      texts.operator[columns.operator[i]], texts.module_path[columns.module_path[i]] && `module ${escapeLabel(texts.module_path[columns.module_path[i]])}`].filter(Boolean).join("<br>");
+    return [`<b>${escapeLabel(texts.name[columns.name[i]])}</b> ${format(seconds[i] / SECOND, "seconds")}`, `${escapeLabel(group(i))}, begins at ${format(start[i] / SECOND, "seconds")}`,
+      escapeLabel(texts.operator[columns.operator[i]]), texts.module_path[columns.module_path[i]] && `module ${escapeLabel(texts.module_path[columns.module_path[i]])}`].filter(Boolean).join("<br>");
   }
 
   function bars() {
@@ -51,7 +51,7 @@ drawings.lanes = (box, data) => {
     byLane.forEach((spans, number) => {
       let run = null;
       const close = () => {
-        if (run) put(run.group, run.hue, texts.lane[number], run.from, run.to, run.calls === 1 ? run.text() : `<b>${run.calls.toLocaleString("en")} calls</b>, ${run.group}<br>${format(run.busy / SECOND, "seconds")} busy of ${format((run.to - run.from) / SECOND, "seconds")}; zoom in to see each`, Math.min(1, run.busy / (run.to - run.from)));
+        if (run) put(run.group, run.hue, texts.lane[number], run.from, run.to, run.calls === 1 ? run.text() : `<b>${run.calls.toLocaleString("en")} calls</b>, ${escapeLabel(run.group)}<br>${format(run.busy / SECOND, "seconds")} busy of ${format((run.to - run.from) / SECOND, "seconds")}; zoom in to see each`, Math.min(1, run.busy / (run.to - run.from)));
         run = null;
       };
       for (const i of spans) {
@@ -85,7 +85,7 @@ drawings.lanes = (box, data) => {
     ...(data.merged ? [element("p", { class: "note" }, "Neighbours that run for one module are drawn as one.")] : []));
   draw();
   theme.follow(draw);
-  chart.on("plotly_click", (event) => { detail.innerHTML = event.points[0].text; });
+  chart.on("plotly_click", (event) => { detail.textContent = readLabel(event.points[0].text); });
   chart.on("plotly_relayout", (change) => {
     if (change["xaxis.range[0]"] !== undefined) state.range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
     else if (change["xaxis.autorange"]) state.range = [0, end / SECOND];

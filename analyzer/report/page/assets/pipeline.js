@@ -23,7 +23,7 @@ drawings.pipeline = (box, data) => {
   }
 
   function describe(i) {
-    const lines = [`<b>${spans.kind[i].replace("_", " ")}</b> ${format((spans.end[i] - spans.start[i]) / SECOND, "seconds")}`, `${nameOf(spans.rank[i])}, begins at ${format(spans.start[i] / SECOND, "seconds")}`];
+    const lines = [`<b>${escapeLabel(spans.kind[i].replace("_", " "))}</b> ${format((spans.end[i] - spans.start[i]) / SECOND, "seconds")}`, `${nameOf(spans.rank[i])}, begins at ${format(spans.start[i] / SECOND, "seconds")}`];
     if (spans.stage[i] >= 0) lines.push(`stage ${spans.stage[i]}${spans.micro_batch[i] === null ? "" : `, micro-batch ${spans.micro_batch[i]}`}`);
     if (spans.peer[i] !== null) lines.push(`with ${nameOf(spans.peer[i])}`);
     return lines.join("<br>");
@@ -88,7 +88,7 @@ drawings.pipeline = (box, data) => {
     grid(columns.map(([title, unit, values]) => ({ title, unit, values })), { label: "seconds of each rank" }).element);
   draw();
   theme.follow(draw);
-  chart.on("plotly_click", (event) => { detail.textContent = event.points[0].hovertext.replace(/<br>/g, ", ").replace(/<\/?b>/g, ""); });
+  chart.on("plotly_click", (event) => { detail.textContent = readLabel(event.points[0].hovertext); });
   chart.on("plotly_relayout", (change) => {
     if (change["xaxis.range[0]"] !== undefined) state.range = [change["xaxis.range[0]"] * SECOND, change["xaxis.range[1]"] * SECOND];
     else if (change["xaxis.autorange"]) state.range = [0, end];
