@@ -149,6 +149,13 @@ def test_what_a_file_names_a_span_is_never_markup(show):
     assert page.query_selector(".lanes img") is None and page.title() == "Net: one train step on h100"
 
 
+def test_modules_that_cost_nothing_are_listed(show, draw_all):
+    page = show(profile(nn.Identity(), args=(torch.empty(2, 8),), mode="infer"))
+    draw_all(page)
+    assert page.inner_text(".modules tbody tr:not(.spacer) td:nth-child(1)") == "Identity"
+    assert page.query_selector(".modules .chart") is None
+
+
 def test_theme_button_repaints_the_charts(show, net):
     page = show(net)
     page.click("#theme")  # light

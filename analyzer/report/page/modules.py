@@ -9,7 +9,7 @@ from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
 #: What the chart and the table of modules show: title, unit, and the fields that add up to it. The chart shows the
-#: first five.
+#: first seven that are known.
 QUANTITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Time", "seconds", ("fwd_seconds", "bwd_seconds")),
     ("FLOPs", "count", ("fwd_flops", "bwd_flops", "recompute_flops")),

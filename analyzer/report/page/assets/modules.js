@@ -61,14 +61,17 @@ drawings.modules = (box, data, id) => {
     const text = search.value.trim(), exact = data.path.indexOf(text), found = exact >= 0 ? exact : data.path.findIndex((path) => path && path.includes(text));
     if (found >= 0) { go(found); table.select(found); } else told.textContent = `no module has ${text} in its path`;
   } });
-  box.append(element("div", { class: "controls" },
-    selectBox("By", charted.map((q) => [q.title, q.title]), state.quantity.title, (chosen) => { state.quantity = charted.find((q) => q.title === chosen); draw(); }),
-    selectBox("As", [["icicle", "icicle"], ["treemap", "treemap"]], "icicle", (chosen) => { state.shape = chosen; draw(); }),
-    search, list, told), crumbs, chart);
   const table = grid([{ title: "Module", unit: "text", values: titles }, { title: "Path", unit: "text", values: data.path.map((path) => path ?? ""), isHidden: true },
     { title: "Calls", unit: "number", values: data.calls }, ...data.quantities], { depth: data.depth, label: "modules",
     isFolded: count > 40 ? (row) => data.depth[row] >= 1 && children[row].length > 0 : undefined });
-  box.append(table.element);
+  if (!state.quantity) {  // none that is known, or is not nothing
+    box.append(table.element);
+    return;
+  }
+  box.append(element("div", { class: "controls" },
+    selectBox("By", charted.map((q) => [q.title, q.title]), state.quantity.title, (chosen) => { state.quantity = charted.find((q) => q.title === chosen); draw(); }),
+    selectBox("As", [["icicle", "icicle"], ["treemap", "treemap"]], "icicle", (chosen) => { state.shape = chosen; draw(); }),
+    search, list, told), crumbs, chart, table.element);
   draw();
   theme.follow(draw);
   chart.on("plotly_click", (event) => {
