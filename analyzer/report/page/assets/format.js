@@ -57,11 +57,3 @@ function selectBox(label, options, chosen, changed) {
     ...options.map(([value, text]) => element("option", { value, selected: value === chosen }, text)));
   return element("label", {}, `${label} `, select);
 }
-
-/* Ticks of an axis of bytes from 0 to ``top``, at round numbers of KiB, MiB, GiB. */
-function byteTicks(top) {
-  const power = Math.floor(Math.log2(top || 1) / 10), unit = 1024 ** power;
-  const step = [1, 2, 5, 10, 20, 50, 100, 200].find((s) => top / unit / s <= 6) * unit, values = [];
-  for (let v = 0; v <= top * 1.05; v += step) values.push(v);
-  return { tickvals: values, ticktext: values.map((v) => (v ? `${v / unit} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0")) };
-}
