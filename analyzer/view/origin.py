@@ -43,6 +43,8 @@ def find_origin(profile: Profile, target: str | None = None) -> Origin:
             return Origin(None, _UNKNOWN)
         command = _guess_command(profile, target)
         note = "The file does not say how it was made, and it is taken that it was so"
+        if profile.optimizer is not None and "optimizer" not in command.options:
+            note += ", without its optimizer, which the program made itself"
         return _check(Origin(command, note=note), target)
     if target is not None and target != command.target:
         if not names_own_code(command.target):
@@ -84,7 +86,11 @@ def _guess_command(profile: Profile, target: str) -> CommandInfo:
                              f"the model anew: analyzer profile {target} --json FILE")
     inputs = [f"{name}={tensor.dtype}:{'x'.join(map(str, tensor.shape)) or 'scalar'}"
               for name, tensor in profile.inputs.items()]
+    optimizer, world = profile.optimizer or "", profile.world
     known: dict[str, Option | None] = {
         "mode": profile.mode, "device": profile.device, "autocast": profile.autocast,
-        "optimizer": profile.optimizer if profile.optimizer in OPTIMIZERS else None}
+        "optimizer": optimizer if optimizer in OPTIMIZERS or ":" in optimizer else None}
+    if world is not None:
+        known |= {"world": world.size, "rank": world.rank, "devices_per_host": world.devices_per_host,
+                  "cluster": world.cluster}
     return CommandInfo(target, {"input": tuple(inputs), **{k: v for k, v in known.items() if v is not None}})

@@ -85,7 +85,8 @@ def read_files(paths: Sequence[Path], target: str | None = None) -> Viewed:
             table = RankTable.from_json(path)
             kinds = {row.rank: row.kind for row in table.rows}
             pages.append(ViewedPage(str(path), table.to_html))
-            found += [ViewedProfile(f"{path}, rank {rank} ({kinds.get(rank, 'each')})", profile, find_origin(profile))
+            found += [ViewedProfile(f"{path}, rank {rank} ({kinds.get(rank, 'each')})", profile,
+                                    find_origin(profile, target))
                       for rank, profile in table.profiles.items()]
         else:
             profile = Profile.from_json(path)

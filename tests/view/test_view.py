@@ -25,6 +25,7 @@ from analyzer.report.page.document import unpack
 from analyzer.results.command import CommandInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
+from analyzer.results.world import WorldInfo
 from analyzer.units import format_bytes
 from analyzer.view.origin import find_origin
 from analyzer.view.server import MOST_BYTES, ViewServer
@@ -124,6 +125,8 @@ def test_a_table_of_ranks_is_a_page_and_its_ranks_are_others(tmp_path, server):
     table = RankTable(4, rows, profiles=profiles)
     table.to_json(tmp_path / "ranks.json")
     viewed = read_files([tmp_path / "ranks.json"])
+    with pytest.raises(InputError, match="--target x.py:Net: the file is of resnet18; leave --target out"):
+        read_files([tmp_path / "ranks.json"], "x.py:Net")
     assert [one.name for one in viewed.profiles] == [f"{tmp_path}/ranks.json, rank {i} (kind {i})" for i in (0, 3)]
     assert [one.saved for one in viewed.profiles] == list(profiles.values())
     assert viewed.pages[0].write() == table.to_html()
@@ -244,8 +247,23 @@ def test_target_names_what_a_file_does_not():
         "x": TensorInfo((2, 8), "float32", "cuda:0"), "n": TensorInfo((), "int64", "cpu")}), "mynet.py:Net")
     assert str(guessed.command) == ("analyzer profile mynet.py:Net --input x=float32:2x8 --input n=int64:scalar --mode "
                                     "infer --device t4")
+    assert guessed.note.endswith("it is taken that it was so, without its optimizer, which the program made itself")
     with pytest.raises(InputError, match=r"the file has an input 'batch\[0\]', which no --input can name"):
         find_origin(Profile(name="Net", mode="infer", inputs={"batch[0]": TensorInfo((2,), "int64", "cpu")}), "x:Net")
+
+
+def test_a_rank_that_python_made_is_taken_to_be_one_of_its_job(tmp_path):
+    made = Profile(name="Net", mode="train", device="h100_sxm", optimizer="torch.optim:RAdam",
+                   inputs={"x": TensorInfo((2, 8), "float32", "cuda:3")}, world=WorldInfo(16, 3, 8, "dgx_h100"))
+    origin = find_origin(made, "mynet.py:build")
+    assert str(origin.command) == ("analyzer profile mynet.py:build --input x=float32:2x8 --mode train --device "
+                                   "h100_sxm --optimizer torch.optim:RAdam --world 16 --rank 3 --devices-per-host 8 "
+                                   "--cluster dgx_h100")
+    assert origin.note.endswith("it is taken that it was so")
+    assert find_origin(replace(made, optimizer="os:system"), "mynet.py:build").refusal.startswith(
+        "Its optimizer is os:system, code that runs only")
+    RankTable(16, (describe_rank(made, 3, (3,), "kind"),), profiles={3: made}).to_json(tmp_path / "ranks.json")
+    assert read_files([tmp_path / "ranks.json"], "mynet.py:build").profiles[0].origin == origin
 
 
 def test_settings_of_sequences_and_what_stays():
