@@ -70,7 +70,7 @@ def trained() -> Profile:
 def nasty() -> Profile:
     nodes = (NodeInfo("placeholder", "graph"), NodeInfo("call_module", NASTY, NASTY, NASTY, inputs=("graph",)),
              NodeInfo("call_function", "node", NASTY, f"{NASTY}.x", inputs=(NASTY,), source=NASTY),
-             NodeInfo("call_function", "node_", "f", f"{NASTY}.x", inputs=("graph", "node")))
+             NodeInfo(NASTY, "node_", "f", f"{NASTY}.x", inputs=("graph", "node")))
     return Profile(name=NASTY, mode="infer", nodes=nodes, modules=ModuleInfo(path=NASTY, type=NASTY))
 
 

@@ -99,7 +99,8 @@ def _draw_node(node: NodeInfo, name: str, types: Mapping[str, str], costs: Mappi
     facts += [f"{title}: {format_quantity(costs[what], unit)}" for what, (title, unit, _) in _COSTS.items()]
     if node.outputs:
         facts.append("output: " + _escape(", ".join(map(str, node.outputs))))
-    head, first = (f"{node.op}\\l{kind}\\l", []) if node.op == "call_module" else (node.op, [kind] if kind else [])
+    op = _escape(node.op)
+    head, first = (f"{op}\\l{kind}\\l", []) if op == "call_module" else (op, [kind] if kind else [])
     label = f"{{{name}|op_code={head}|" + "".join([f"{text}\\l" for text in [*first, *facts]]) + "}"
     cost = costs[color]
     looks = 'style="dashed"' if cost is None else f'fillcolor="{_mix(cost / most if most else 0.0)}"'
