@@ -1,7 +1,6 @@
 """The pages of a view: that of a profile with a panel to change its settings, and a list of several."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
@@ -82,13 +81,11 @@ def _tell_fit(profile: Profile) -> str:
 
 
 def _list_runs(one: ViewedProfile, number: int, root: str) -> str:
-    runs = {0: one.find_run(0), **one.runs}
     rows = []
-    for n, run in runs.items():
-        if run is not None:
-            name = escape("saved" if n == 0 else f"run {n}")
-            link = f"<strong>{name}</strong>" if n == number else f'<a href="{root}{n or ""}">{name}</a>'
-            rows.append(_row([link, escape(run.change)], run.profile))
+    for n, run in {0: one.as_saved, **one.runs}.items():
+        name = f"run {n}" if n else "saved"
+        link = f"<strong>{name}</strong>" if n == number else f'<a href="{root}{n or ""}">{name}</a>'
+        rows.append(_row([link, escape(run.change)], run.profile))
     return _table(("Run", "Changed"), rows)
 
 
@@ -106,11 +103,6 @@ def _table(titles: tuple[str, ...], rows: list[str]) -> str:
 
 def _describe_field(name: str, value: Setting) -> dict[str, Any]:
     """A setting as the panel's script draws it."""
-    return dict(_list_facts(name, value))
-
-
-def _list_facts(name: str, value: Setting) -> Iterator[tuple[str, Any]]:
-    yield from (("name", name), ("title", TITLES[name]), ("value", value))
-    yield "kind", "number" if name in SIZES else "choice" if name in CHOICES else "switch"
-    if name in CHOICES:
-        yield "choices", list_choices(name, value)
+    kind = "number" if name in SIZES else "choice" if name in CHOICES else "switch"
+    field = {"name": name, "title": TITLES[name], "value": value, "kind": kind}
+    return {**field, "choices": list_choices(name, value)} if kind == "choice" else field

@@ -40,9 +40,14 @@ class ViewedProfile:
     made: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    @property
+    def as_saved(self) -> Run:
+        """The profile of the file, as a run that changed nothing."""
+        return Run("as saved", self.origin.command, self.saved)
+
     def find_run(self, number: int) -> Run | None:
         """The run of that number, 0 for the profile as it was saved; None where it is not kept."""
-        return Run("as saved", self.origin.command, self.saved) if number == 0 else self.runs.get(number)
+        return self.as_saved if number == 0 else self.runs.get(number)
 
     def change(self, wanted: Mapping[str, Any]) -> CommandInfo:
         """The command for other settings. Raises InputError for settings that cannot be, or where there is none."""
