@@ -46,6 +46,7 @@ def test_pandas_reads_csv_and_parquet_alike(trained, what, tmp_path):
     if what in ROWS:
         records = getattr(trained, ROWS[what])
         assert len(from_csv) == len(records)
+        assert what == "nodes" or list(from_csv) == list(trained.to_dataframe(what))  # every field
         for name in from_csv:
             values = [getattr(record, name) for record in records]
             for found in (from_csv, from_parquet):  # unrounded, and unknown is missing
