@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.results.info import TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.results.span import SpanInfo
@@ -15,7 +16,6 @@ from analyzer.results.span import SpanInfo
 HOST_PID, DEVICE_PID = 1, 2
 _PHASE_TID = 0                 # of the host: which phase it is in
 _MICROSECONDS = 1e6            # in a second
-_PICOSECONDS = 10**12
 _RESOLUTION = 1e-3             # Perfetto keeps nanoseconds
 _Key = tuple[str, str, str | None]  # module, phase, operator
 
@@ -86,8 +86,8 @@ def _count_flops(profile: Profile, shift: float) -> Iterator[dict[str, Any]]:
     changes: defaultdict[int, list[tuple[int, float | None]]] = defaultdict(list)  # by picosecond
     for i, span in enumerate(profile.spans):
         if rate := rates.get(_key(span)) if span.kind == "kernel" else None:
-            changes[round(span.start_seconds * _PICOSECONDS)].append((i, rate))
-            changes[round(span.end_seconds * _PICOSECONDS)].append((i, None))
+            changes[round(span.start_seconds * PICOSECONDS)].append((i, rate))
+            changes[round(span.end_seconds * PICOSECONDS)].append((i, None))
     running: dict[int, float] = {}
     for time in sorted(changes):
         for i, rate in changes[time]:
@@ -95,7 +95,7 @@ def _count_flops(profile: Profile, shift: float) -> Iterator[dict[str, Any]]:
                 running.pop(i)
             else:
                 running[i] = rate
-        yield {"ph": "C", "pid": DEVICE_PID, "tid": 0, "ts": (time / _PICOSECONDS + shift) * _MICROSECONDS,
+        yield {"ph": "C", "pid": DEVICE_PID, "tid": 0, "ts": (time / PICOSECONDS + shift) * _MICROSECONDS,
                "name": "FLOP/s", "args": {"FLOP/s": sum(running.values())}}
 
 

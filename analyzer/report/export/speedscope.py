@@ -10,6 +10,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
+from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.report.data_table import ROOT
 from analyzer.results.info import ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
@@ -17,7 +18,6 @@ from analyzer.results.span import SpanInfo
 from analyzer.results.view import register_exporter
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-_PICOSECONDS = 10**12           # in a second
 _Stack = tuple[str, ...]
 
 
@@ -86,7 +86,7 @@ def _draw_lane(lane: str, spans: Sequence[SpanInfo], profile: Profile, types: di
 
 def _to_nanoseconds(seconds: float) -> float:
     """Nanoseconds with three decimals, so that times that are equal stay so."""
-    return round(seconds * _PICOSECONDS) / 1000
+    return round(seconds * PICOSECONDS) / 1000
 
 
 def _count_common(one: _Stack, other: _Stack) -> int:
