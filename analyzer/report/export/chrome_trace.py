@@ -16,7 +16,7 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
-from .lane_trace import list_lane_events
+from .lane_trace import count_bytes, list_lane_events, name_track
 
 _PID = 1
 _TRACKS = {"forward": 1, "backward": 2, "optimizer": 3}
@@ -33,7 +33,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     lasts one microsecond, and ``otherData`` says so. Memory is a counter: a point whose label is a node stands at that
     node's end, others evenly between.
     """
-    known = bool(profile.spans) or is_timed(profile)
+    known = bool(profile.spans) or _is_timed(profile)
     times = profile.seconds_method if known else "no time is known: one microsecond a node"
     other = {"times": times, "device": profile.device or "unknown", "analyzer": profile.analyzer_version}
     if profile.uncounted:
@@ -45,14 +45,14 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     return trace
 
 
-def is_timed(profile: Profile) -> bool:
+def _is_timed(profile: Profile) -> bool:
     """Whether the time of a node is known."""
     return any(seconds is not None for node in profile.nodes for seconds in (node.fwd_seconds, node.bwd_seconds))
 
 
 def _list_node_events(profile: Profile, known: bool) -> list[dict[str, Any]]:
-    events = [_name("process_name", 0, f"{profile.name} ({profile.mode}, {profile.how_timed})")]
-    events += [_name("thread_name", track, phase) for phase, track in _TRACKS.items()]
+    events = [name_track("process_name", _PID, 0, f"{profile.name} ({profile.mode}, {profile.how_timed})")]
+    events += [name_track("thread_name", _PID, track, phase) for phase, track in _TRACKS.items()]
 
     clock = 0.0
     spans: dict[str, tuple[float, float]] = {}
@@ -72,10 +72,6 @@ def _list_node_events(profile: Profile, known: bool) -> list[dict[str, Any]]:
         events.append(_slice("optimizer", "optimizer", clock, duration, {"flops": profile.optimizer_flops}))
         spans["optimizer"] = (clock, clock + duration)
     return [*events, *_count_memory(profile.timeline, spans, ends)]
-
-
-def _name(kind: str, track: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": _PID, "tid": track, "name": kind, "args": {"name": name}}
 
 
 def _slice(name: str, phase: str, start: float, duration: float | None, args: dict[str, Any]) -> dict[str, Any]:
@@ -99,10 +95,7 @@ def _count_memory(timeline: Iterable[TimelinePoint], spans: dict[str, tuple[floa
         start, end = spans.get(phase or "", (clock, clock))  # a phase without slices, such as zero_grad, takes no time
         for point, time in zip(points, _place(points, max(start, clock), max(end, clock), ends.get(phase or "", {})),
                                strict=True):
-            args = {"allocated": point.allocated_bytes}
-            if point.reserved_bytes is not None:
-                args["reserved"] = point.reserved_bytes
-            events.append({"ph": "C", "pid": _PID, "tid": 0, "ts": time, "name": "memory bytes", "args": args})
+            events.append(count_bytes(point, _PID, time))
             clock = time
     return events
 

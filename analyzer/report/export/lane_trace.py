@@ -29,10 +29,10 @@ def list_lane_events(profile: Profile) -> list[dict[str, Any]]:
     lanes = list(dict.fromkeys(span.lane for span in spans if span.lane != "host"))
     tracks = {"host": (HOST_PID, 1), **{lane: (DEVICE_PID, i) for i, lane in enumerate(lanes, 1)}}
     what = f"{profile.name} ({profile.mode}, {profile.how_timed})"
-    events = [_name("process_name", HOST_PID, _PHASE_TID, f"{what}: host"),
-              _name("process_name", DEVICE_PID, 0, f"{what}: {profile.device or 'device'}"),
-              _name("thread_name", HOST_PID, _PHASE_TID, "phase"),
-              *[_name("thread_name", *track, lane) for lane, track in tracks.items()],
+    events = [name_track("process_name", HOST_PID, _PHASE_TID, f"{what}: host"),
+              name_track("process_name", DEVICE_PID, 0, f"{what}: {profile.device or 'device'}"),
+              name_track("thread_name", HOST_PID, _PHASE_TID, "phase"),
+              *[name_track("thread_name", *track, lane) for lane, track in tracks.items()],
               *_list_phases(spans, shift)]
     sources = {node.name: node.source for node in profile.nodes}
     for i, span in enumerate(spans):
@@ -47,10 +47,11 @@ def list_lane_events(profile: Profile) -> list[dict[str, Any]]:
             launched = (spans[span.launch].start_seconds + shift) * _MICROSECONDS
             events.append(_arrow("s", i, HOST_PID, 1, launched))
             events.append({**_arrow("f", i, pid, tid, start), "bp": "e"})
-    return [*events, *count_memory(profile.timeline, shift), *_count_flops(profile, shift)]
+    return [*events, *_count_memory(profile.timeline, shift), *_count_flops(profile, shift)]
 
 
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def name_track(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """The event that names a process or a thread."""
     return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}
 
 
@@ -67,22 +68,27 @@ def _list_phases(spans: Sequence[SpanInfo], shift: float) -> Iterator[dict[str, 
                "ts": (start + shift) * _MICROSECONDS, "dur": (end - start) * _MICROSECONDS}
 
 
-def count_memory(timeline: Sequence[TimelinePoint], shift: float) -> Iterator[dict[str, Any]]:
+def _count_memory(timeline: Sequence[TimelinePoint], shift: float) -> Iterator[dict[str, Any]]:
     """A counter of memory at the points whose time is known. Of points of one time the later ones follow at once."""
     reached = float("-inf")
     for point in timeline:
         if point.seconds is None:
             continue
         reached = max((point.seconds + shift) * _MICROSECONDS, reached + _RESOLUTION)
-        args = {"allocated": point.allocated_bytes}
-        if point.reserved_bytes is not None:
-            args["reserved"] = point.reserved_bytes
-        yield {"ph": "C", "pid": DEVICE_PID, "tid": 0, "ts": reached, "name": "memory bytes", "args": args}
+        yield count_bytes(point, DEVICE_PID, reached)
+
+
+def count_bytes(point: TimelinePoint, pid: int, time: float) -> dict[str, Any]:
+    """The event of a counter of memory."""
+    args = {"allocated": point.allocated_bytes}
+    if point.reserved_bytes is not None:
+        args["reserved"] = point.reserved_bytes
+    return {"ph": "C", "pid": pid, "tid": 0, "ts": time, "name": "memory bytes", "args": args}
 
 
 def _count_flops(profile: Profile, shift: float) -> Iterator[dict[str, Any]]:
     """A counter of the FLOP/s of the kernels that run; of those whose FLOPs are unknown there are none."""
-    rates = find_rates(profile)
+    rates = _find_rates(profile)
     changes: defaultdict[int, list[tuple[int, float | None]]] = defaultdict(list)  # by picosecond
     for i, span in enumerate(profile.spans):
         if rate := rates.get(_key(span)) if span.kind == "kernel" else None:
@@ -103,7 +109,7 @@ def _key(span: SpanInfo) -> _Key:
     return span.module_path, span.phase, span.operator
 
 
-def find_rates(profile: Profile) -> Mapping[_Key, float]:
+def _find_rates(profile: Profile) -> Mapping[_Key, float]:
     """FLOPs to a second of the kernels of each operator, by its module and phase, where they are known."""
     flops: dict[_Key, int | None] = {}
     for module in () if profile.modules is None else profile.modules.walk():
