@@ -444,6 +444,10 @@ def test_all_changes_as_data(files: tuple[str, str], tmp_path: Path, capsys: pyt
     row, = csv.DictReader(path.open())
     assert (row["quantity"], row["before"], row["after"], row["difference"]) == (
         "peak_allocated_bytes", "10000", "10201", "201")
+    # what became less is a number too: no apostrophe, which makes text of what could be a formula
+    assert run(capsys, files[1], files[0], "--format", "csv", "--output", str(path)) == (0, "", "")
+    row, = csv.DictReader(path.open())
+    assert (int(row["difference"]), float(row["relative"])) == (-201, pytest.approx(-201 / 10_201))
 
 
 @pytest.mark.parametrize(("words", "text"), [
