@@ -155,6 +155,14 @@ def test_modules_added_removed_renamed_and_replaced(before: Any, after: Any, cha
         assert explain(first, second) == []  # the same modules under other names
 
 
+def test_a_module_that_is_gone_goes_by_the_path_that_it_had() -> None:
+    before, after = (profile_of(tree("", "Net", tree(path, "Body", tree(f"{path}.fc", "Linear"), tree(
+        f"{path}.{act.lower()}", act, params=1)))) for path, act in (("old", "ReLU"), ("new", "GELU")))
+    assert [(row.kind, row.module, row.before) for row in compare(before, after).structure] == [
+        ("renamed", "new", "old"), ("added", "new.gelu", None), ("removed", "old.relu", None)]
+    assert explain(before, after) == [("new.gelu", 1, 0, 1), ("old.relu", 1, 1, 0)]
+
+
 def test_wrappers_are_no_change_of_structure() -> None:
     inner = tree("fc", "Linear", params=5)
     wrapped = tree("", "DistributedDataParallel", tree("module", "Net", tree("module.fc", "Linear", params=7)))

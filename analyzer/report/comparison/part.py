@@ -16,7 +16,9 @@ _Names = tuple[str, str]  # in the second and in the first profile
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Modules in the same place of alike modules; ``path`` is in the second profile where both have them."""
+    """Modules in the same place of alike modules; ``path`` is in the second profile where that has them, else in the
+    first.
+    """
 
     path: str
     former_path: str
@@ -58,7 +60,8 @@ class Part:
     def _make_child(self, names: list[_Names], modules: list[AlignedModule], numbers: int) -> Part:
         paths = [join_path(path, _fold([pair[i] for pair in names], numbers))
                  for i, path in enumerate((self.path, self.former_path))]
-        return Part(paths[0], paths[1], tuple(modules))
+        is_removed = all(module.after is None for module in modules)
+        return Part(paths[1 if is_removed else 0], paths[1], tuple(modules))
 
 
 def _group(by_name: dict[_Names, list[AlignedModule]], alike: Alike) -> list[list[_Names]]:
