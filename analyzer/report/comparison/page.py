@@ -6,9 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from analyzer.output import write_output
 from analyzer.report.column import escape_controls
-from analyzer.report.page.document import Part, build_page, columns_of
+from analyzer.report.page.answer import Headline
+from analyzer.report.page.document import Part, columns_of, write_page
+from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
+from analyzer.report.page.headline import write_headline
+from analyzer.report.page.plain_table import write_table
 from analyzer.report.summary import describe_run
 from analyzer.results.comparison import ProfileChange, QuantityChange
 from analyzer.results.view import register_view
@@ -29,26 +32,31 @@ from .wording import (
 
 _FIELDS = ("module", "type", "modules", "before", "after", "difference")
 _STATES = {True: "fails", False: "fits"}
+_Table = tuple[Sequence[str], list[Sequence[str]]]  # headers and rows
 
 
 @register_view.shipped("comparison_html")
 def to_html(change: ProfileChange, path: str | Path | None = None) -> str:
     """The page as text, also written to ``path`` if one is given. Raises MissingExtraError without plotly."""
-    page = build_page(f"{change.after.name}: what changed", list(_list_parts(change)))
-    if path is not None:
-        write_output(path, page)
-    return page
+    return write_page(f"{change.after.name}: what changed", list(_list_parts(change)), path)
 
 
 @register_view.shipped("comparison_notebook")
 def to_fragment(change: ProfileChange) -> str:
-    """What a notebook shows: the sentence and the tables."""
-    return f"<div>{_write_answer(change)}{_write_tables(change)}</div>"
+    """What a notebook shows: the sentence and the tables, folded what was profiled."""
+    return write_fragment(
+        f"{change.before.name} -> {change.after.name}", write_answer(_find_headline(change)),
+        *(write_rows(*table) for table in _list_tables(change)), _write_unchanged(change),
+        fold("What was profiled", _write_runs(change)))
 
 
 def _list_parts(change: ProfileChange) -> Iterator[Part]:
-    yield Part("verdict", "", lead=_write_answer(change), has_chart=False)
-    yield Part("text", "Figures", lead=_write_tables(change), has_chart=False)
+    headline = _find_headline(change)
+    runs = f'<details class="run"><summary>What was profiled</summary><p>{_write_runs(change)}</p></details>'
+    yield Part("verdict", "", lead=write_headline(headline.title, headline.said, state=headline.state) + runs,
+               has_chart=False)
+    tables = "".join([f"{write_table(*table)}<br>" for table in _list_tables(change)])
+    yield Part("text", "Figures", lead=tables + _write_unchanged(change), has_chart=False)
     if (memory := describe_both(change.before, change.after)) is not None:
         yield Part("memory_change", "Memory over both steps", memory)
     if change.modules or change.structure:
@@ -68,7 +76,7 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
                "percent": [None if row.relative is None else round(100 * row.relative, 2) for row in group]}
 
 
-def _write_answer(change: ProfileChange) -> str:
+def _find_headline(change: ProfileChange) -> Headline:
     """What became of the conditions and which main quantities changed, in words."""
     result, first = describe_result(change), describe_first(change)
     state = _STATES[bool(change.failed)] if change.conditions else "unknown"
@@ -76,34 +84,27 @@ def _write_answer(change: ProfileChange) -> str:
     for side, profile in (("before", change.before), ("after", change.after)):
         if profile.out_of_memory is not None:
             said.append(f"Memory ran out {side}: of that step the model's own figures alone are known")
-    runs = [f"{side}: {line}" for side, profile in (("before", change.before), ("after", change.after))
-            for line in describe_run(profile)]
-    return "".join([f'<p class="headline {state}">{_text(result[:1].upper() + result[1:])}</p>',
-                    *(f'<p class="said">{_text(line)}</p>' for line in said),
-                    f'<details class="run"><summary>What was profiled</summary><p>{"<br>".join(map(_text, runs))}</p>'
-                    "</details>"])
+    return Headline(state, result[:1].upper() + result[1:], tuple(map(escape_controls, said)))
 
 
-def _write_tables(change: ProfileChange) -> str:
-    tables = []
+def _write_runs(change: ProfileChange) -> str:
+    return "<br>".join([_text(f"{side}: {line}") for side, profile in (
+        ("before", change.before), ("after", change.after)) for line in describe_run(profile)])
+
+
+def _list_tables(change: ProfileChange) -> Iterator[_Table]:
+    """What became of the conditions, and the quantities and categories that changed, where there are any."""
     if change.conditions:
-        tables.append(_write_table(CONDITION_HEADERS, [list_condition_cells(row) for row in change.conditions]))
+        yield CONDITION_HEADERS, [list_condition_cells(row) for row in change.conditions]
     if changed := list_changed_totals(change):
-        tables.append(_write_table(("Step", *HEADERS[1:]), [(row.header, *list_cells(row)) for row in changed]))
+        yield ("Step", *HEADERS[1:]), [(row.header, *list_cells(row)) for row in changed]
     if categories := [row for row in change.categories if row.is_changed]:
-        tables.append(_write_table(("At the peak, by category", *HEADERS[1:]),
-                                   [(row.header, *list_cells(row)) for row in categories]))
-    if same := list_unchanged(change):
-        tables.append(f'<p class="note">Unchanged: {_text(", ".join(same))}.</p>')
-    return "".join(tables)
+        yield ("At the peak, by category", *HEADERS[1:]), [(row.header, *list_cells(row)) for row in categories]
 
 
-def _write_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{_text(text)}</th>' for text in headers)
-    body = "".join(f'<tr><th scope="row">{_text(row[0])}</th>' + "".join(
-        f"<td>{_text(cell)}</td>" for cell in row[1:]) + "</tr>" for row in rows)
-    return (f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-            "</div><br>")
+def _write_unchanged(change: ProfileChange) -> str:
+    same = list_unchanged(change)
+    return f'<p class="note">Unchanged: {_text(", ".join(same))}.</p>' if same else ""
 
 
 def _write_structure(change: ProfileChange) -> str:

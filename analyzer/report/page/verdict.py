@@ -1,7 +1,7 @@
 """The first screen of a page: the verdict in a sentence, the figures that people ask for, and the phases."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 
 from analyzer.report.bound import list_bounds
@@ -12,6 +12,7 @@ from analyzer.results.profile import Profile
 
 from .answer import find_headline, list_tiles
 from .headline import write_headline, write_tile
+from .plain_table import write_table
 
 
 def write_verdict(profile: Profile) -> str:
@@ -44,16 +45,9 @@ def _told_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
 
 
 def _write_phases(title: str, phases: dict[str, PhaseInfo]) -> str:
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in _headers(title))
-    rows = [f'<tr><th scope="row">{escape(name)}</th>' + "".join(
-        f"<td>{escape(column.format(getattr(phase, column.field)))}</td>" for column in PHASE_COLUMNS) + "</tr>"
-            for name, phase in phases.items()]
-    return (f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead>'
-            f'<tbody>{"".join(rows)}</tbody></table></div>')
-
-
-def _headers(title: str) -> Sequence[str]:
-    return (title, *(column.header for column in PHASE_COLUMNS))
+    return write_table((title, *(column.header for column in PHASE_COLUMNS)), [
+        (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
+        for name, phase in phases.items()])
 
 
 def _write_bound(name: str, phase: PhaseInfo) -> str:
