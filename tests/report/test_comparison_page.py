@@ -1,9 +1,8 @@
 """The page of a comparison: its data are those of the record, names are escaped, and a browser draws it."""
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from analyzer.errors import MissingExtraError
 from analyzer.report.page.document import unpack
 from analyzer.results.info import HolderInfo, ModuleInfo, TimelinePoint
 from analyzer.units import format_bytes, format_count
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Net(nn.Module):
@@ -107,27 +104,13 @@ def test_the_command_writes_it(change: ProfileChange, tmp_path: Path, capsys: py
 
 
 @pytest.fixture
-def page(change: ProfileChange, tmp_path: Path) -> Iterator[Any]:
-    """The page in a browser; what it says to the console as an error or warning, and asks for, must be nothing."""
-    if CHROMIUM is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    path, heard = tmp_path / "change.html", []
-    change.to_html(path)
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 800, "height": 900}, color_scheme="dark")
-        opened.on("console", lambda said: heard.append(said.text) if said.type in ("error", "warning") else None)
-        opened.on("pageerror", lambda error: heard.append(str(error)))
-        opened.on("request", lambda asked: heard.append(asked.url) if asked.url != path.as_uri() else None)
-        opened.goto(path.as_uri())
-        for section in opened.query_selector_all("section.part"):
-            section.scroll_into_view_if_needed()
-        opened.wait_for_selector(".module_change .main-svg")
-        opened.wait_for_selector(".memory_change .main-svg")
-        yield opened
-        browser.close()
-    assert heard == []
+def page(change: ProfileChange, show: Callable[..., Any], draw_all: Callable[[Any], None]) -> Any:
+    """The page in a browser, every part of it drawn."""
+    opened = show(change, 800, "dark")
+    draw_all(opened)
+    opened.wait_for_selector(".module_change .main-svg")
+    opened.wait_for_selector(".memory_change .main-svg")
+    return opened
 
 
 def test_a_browser_draws_it(page: Any, change: ProfileChange) -> None:
