@@ -51,6 +51,16 @@ def facts(page, kind):
     return next(part["data"] for part in unpack(page) if part["kind"] == kind)
 
 
+def test_a_device_that_the_catalogue_does_not_have_leaves_out_what_is_unknown_of_it(mlp):
+    """A profile keeps the name alone of a `DeviceSpec` that it was given, or of the file that described it."""
+    timed = {"step_seconds": 0.01, "fwd_macs": 10**9, "bwd_macs": 10**9, "autocast": "bfloat16"}
+    known, unknown = (replace(mlp, device=device, **timed) for device in ("h200", "lab_card"))
+    for page, has_rate in ((known.to_html(), True), (unknown.to_html(), False)):
+        assert ("MFU" in Page(page).texts) == has_rate
+        assert ("roofline" in [part["kind"] for part in unpack(page)]) == has_rate
+    assert ">MFU<" in known._repr_html_() and ">MFU<" not in unknown._repr_html_()
+
+
 def test_page_is_well_formed_and_complete(mlp, tmp_path):
     text = mlp.to_html(tmp_path / "net.html")
     assert (tmp_path / "net.html").read_text() == text

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from analyzer.report.bound import find_remedy
 from analyzer.report.column import format_quantity
-from analyzer.report.speed import describe_seconds, format_step
+from analyzer.report.speed import describe_seconds, format_step, read_rate
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.profile import Profile
 
@@ -59,8 +59,8 @@ def list_tiles(p: Profile) -> Iterator[Tile]:
         low_high = format_step(p).partition(" (")[2].rstrip(")")
         note = f"{p.how_timed}, {low_high}" if low_high else p.how_timed
         yield Tile("Step time", size(p.step_seconds, "seconds"), note, describe_seconds(p))
-    if p.device is not None and (mfu := p.mfu()) is not None:
-        hfu = p.hfu()
+    if (mfu := read_rate(p, "mfu")) is not None:
+        hfu = read_rate(p, "hfu")
         yield Tile("MFU", size(mfu, "share"), "" if hfu in (None, mfu) else f"HFU {size(hfu, 'share')}",
                    "Model FLOPs utilization: forward and backward over the device's peak.")
     if p.tokens_per_second is not None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.results.profile import Profile
 from analyzer.results.roofline import RooflineRow
 
@@ -16,7 +16,7 @@ def describe_roofline(profile: Profile) -> dict[str, Any] | None:
     """The roof and the operators and modules whose rate is known; None where there is none of either."""
     try:
         roof = profile.roofline()
-    except InputError:  # no device, or one of which the catalogue knows nothing
+    except (InputError, UnknownDeviceError):  # no device, or one of which the catalogue knows nothing
         return None
     rows = [row for row in roof if _is_drawn(row)]
     if not rows or roof.memory_bandwidth is None:
