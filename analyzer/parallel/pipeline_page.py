@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, columns_of
-from analyzer.report.page.headline import write_headline, write_tile
+from analyzer.report.page.headline import headline_part
 from analyzer.units import format_percent, format_seconds
 
 from .pipeline_action import COMPUTE_KINDS, TRANSFER_KINDS
@@ -35,14 +36,14 @@ def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | Non
     """What a page of a timeline says first; ``shares`` are those of the bubble and of exposed transfers."""
     bubble, transfers = shares
     between = f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}" if step_range else ""
-    tiles = [write_tile("Step time", format_seconds(step_seconds), between, "Nine in ten measured steps lie between."),
-             write_tile("Bubble", format_percent(bubble), "", "Ranks have nothing to do, as a part of the step."),
-             write_tile("Exposed transfers", format_percent(transfers), "", "Ranks only wait for a transfer."),
-             write_tile("Imbalance", f"{imbalance:.2f}", f"slowest rank {slowest}",
-                        "The most that a rank computes over what ranks compute on average."),
-             write_tile("Micro-batches", str(micro_batches)), write_tile("Ranks", str(len(ranks)))]
+    tiles = [Tile("Step time", format_seconds(step_seconds), between, "Nine in ten measured steps lie between."),
+             Tile("Bubble", format_percent(bubble), "", "Ranks have nothing to do, as a part of the step."),
+             Tile("Exposed transfers", format_percent(transfers), "", "Ranks only wait for a transfer."),
+             Tile("Imbalance", f"{imbalance:.2f}", f"slowest rank {slowest}",
+                  "The most that a rank computes over what ranks compute on average."),
+             Tile("Micro-batches", str(micro_batches)), Tile("Ranks", str(len(ranks)))]
     said = f"one step of {len(ranks)} ranks takes {format_seconds(step_seconds)}, {format_percent(bubble)} of it bubble"
-    return Part("verdict", "", lead=write_headline(said, tiles=tiles), has_chart=False)
+    return headline_part(Headline.of(None, said), tiles)
 
 
 def describe_pipeline(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_seconds: float) -> dict[str, Any]:

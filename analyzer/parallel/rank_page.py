@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from analyzer.record.process_group import format_ranks
+from analyzer.report.page.answer import Headline, Tile, capitalize_first
 from analyzer.report.page.document import Part, choice_part, pack
-from analyzer.report.page.headline import write_headline, write_tile
+from analyzer.report.page.headline import headline_part
 from analyzer.report.page.memory import CATEGORIES, thin_out
 from analyzer.report.page.profile_page import list_parts
 from analyzer.results.profile import Profile
+from analyzer.results.verdict import Verdict
 from analyzer.units import add_quantities, format_bytes, format_count, format_seconds
 
 from .rank_row import RankRow
@@ -30,28 +32,29 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
     """What a page of ranks says first: the verdict on the rank that decides, and the figures of the job; ``step_range``
     is low and high of its step.
     """
-    said, state, more = f"which of {size} ranks needs most memory is not known", "unknown", ""
-    tiles = [write_tile("Ranks", format_count(size), f"{len(rows)} kind{'s' if len(rows) > 1 else ''} in the table")]
+    verdict = _find_verdict(deciding, profiles)
+    said = [f"which of {size} ranks needs most memory is not known"]
+    tiles = [Tile("Ranks", format_count(size), f"{len(rows)} kind{'s' if len(rows) > 1 else ''} in the table")]
     if deciding is not None:
-        found = profiles.get(deciding.rank)
-        verdict = None if found is None else found.verdict
-        said = f"{deciding.name} decides: " + (
-            f"{format_bytes(deciding.peak_allocated_bytes)} allocated" if verdict is None else
-            str(verdict).partition("\n")[0])
-        more = "" if verdict is None else str(verdict).partition("\n")[2]
-        if verdict is not None and verdict.fits is not None:
-            state = "fits" if verdict.fits else "fails"
-        tiles.append(write_tile("Most allocated", format_bytes(deciding.peak_allocated_bytes),
-                                f"{format_bytes(deciding.peak_reserved_bytes)} reserved", f"On {deciding.name}."))
+        allocated = format_bytes(deciding.peak_allocated_bytes)
+        said = [f"{allocated} allocated"] if verdict is None else str(verdict).splitlines()
+        said[0] = f"{deciding.name} decides: {said[0]}"
+        tiles.append(Tile("Most allocated", allocated, f"{format_bytes(deciding.peak_reserved_bytes)} reserved",
+                          f"On {deciding.name}."))
     if step_seconds is not None:
-        tiles.append(write_tile("Step of the job", format_seconds(step_seconds),
-                                "" if slowest is None else f"slowest rank {slowest.rank}",
-                                "" if step_range is None else "Nine in ten measured steps take "
-                                f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}."))
+        tiles.append(Tile("Step of the job", format_seconds(step_seconds),
+                          "" if slowest is None else f"slowest rank {slowest.rank}",
+                          "" if step_range is None else "Nine in ten measured steps take "
+                          f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}."))
     exposed = [seconds for profile in profiles.values() if (seconds := exposed_seconds(profile)) is not None]
     if any(exposed):
-        tiles.append(write_tile("Exposed communication", format_seconds(max(exposed)), "at most, of a rank"))
-    return Part("verdict", "", lead=write_headline(said, more.splitlines(), tiles, state), has_chart=False)
+        tiles.append(Tile("Exposed communication", format_seconds(max(exposed)), "at most, of a rank"))
+    return headline_part(Headline.of(None if verdict is None else verdict.fits, said[0], said[1:]), tiles)
+
+
+def _find_verdict(row: RankRow | None, profiles: Mapping[int, Profile]) -> Verdict | None:
+    """That of the profile of the row's rank, where there is one."""
+    return None if row is None or row.rank not in profiles else profiles[row.rank].verdict
 
 
 def exposed_seconds(profile: Profile) -> float | None:
@@ -73,7 +76,7 @@ def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], dec
     quantities = [("Peak allocated", "bytes", [row.peak_allocated_bytes for row in rows]),
                   *((title, unit, [getattr(row, field) for row in rows]) for title, unit, field in _QUANTITIES),
                   ("Exposed communication", "seconds", exposed)]
-    verdict = None if deciding is None or (found := profiles.get(deciding.rank)) is None else found.verdict
+    verdict = _find_verdict(deciding, profiles)
     return {"ranks": [format_ranks(row.ranks) for row in rows], "kind": [row.kind for row in rows],
             "alike": [len(row.ranks) for row in rows], "peak_phase": [row.peak_phase for row in rows],
             "quantities": [{"title": title, "unit": unit, "values": values} for title, unit, values in quantities
@@ -116,13 +119,9 @@ def list_rank_parts(rows: Sequence[RankRow], profiles: Mapping[int, Profile], de
         packed += len(pack([dict(part.data) for part in parts])) + sum(len(part.lead) for part in parts)
         if groups and packed > _MOST_PACKED:
             break
-        titled = [replace(part, title=_capital(row.name)) if part.kind == "verdict" else part for part in parts]
+        titled = [replace(part, title=capitalize_first(row.name)) if part.kind == "verdict" else part for part in parts]
         groups[row.name] = [replace(part, group=row.name) for part in titled]
     missing = len(ordered) - len(groups)
     note = f"{missing} more would make the file too large; their figures are in the table." if missing else ""
     choice = [choice_part("A rank by itself", list(groups), note)] if len(ordered) > 1 else []
     return [*choice, *(part for parts in groups.values() for part in parts)]
-
-
-def _capital(name: str) -> str:
-    return name[:1].upper() + name[1:]

@@ -111,10 +111,10 @@ class RankTable:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        said = [line[:1].upper() + line[1:] for line in self._list_said()] or ["No figure of the ranks is known"]
+        title, *said = [*self._list_said()] or ["no figure of the ranks is known"]
         assumed = "".join([f"<div>{escape(line)}</div>" for line in self.assumptions])
         return write_fragment(
-            f"A job of {self.size} ranks", write_answer(Headline("unknown", said[0], tuple(said[1:]))),
+            f"A job of {self.size} ranks", write_answer(Headline.of(None, title, said)),
             write_rows(*self._list_cells(), left=(0, 1)), fold(f"Taken for granted ({len(self.assumptions)})", assumed))
 
     def to_html(self, path: str | Path | None = None) -> str:

@@ -87,8 +87,7 @@ class FitResult:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        said = self._name_largest()
-        answer = Headline("fits" if self.size else "fails", said[:1].upper() + said[1:], self._list_limits())
+        answer = Headline.of(bool(self.size), self._name_largest(), self._list_limits())
         return write_fragment(f"{self.what} on {self.device}", write_answer(answer),
                               fold(f"Sizes that were tried ({len(self.evaluations)})",
                                    write_rows(*self._list_rows(), left=(4,))))

@@ -19,7 +19,7 @@ from analyzer.report.export.json_format import decoder_of, encode
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
-from analyzer.report.page.headline import write_headline, write_tile
+from analyzer.report.page.headline import headline_part
 from analyzer.report.page.picture import draw_curves, open_figure
 from analyzer.units import format_bytes, format_flops, format_seconds
 
@@ -222,7 +222,6 @@ class Plan:
         """A page of the plan as text, also written to ``path`` if one is given: memory over the step without and with
         it, what it keeps of each module, its frontier, its checkpoints. Raises MissingExtraError without plotly.
         """
-        judged = self._judge()
         whole = self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
         peak = None if self.planned is None else self.limited_bytes(self.planned)
         known = (
@@ -232,9 +231,8 @@ class Plan:
             ("frontier", "Budgets and overhead", describe_frontier(self.frontier, self.objective, whole, peak,
                                                                    self.overhead)),
             ("plan_regions", "Checkpoints", describe_regions(self.regions, self.objective)))
-        tiles = [write_tile(*tile) for tile in self._list_tiles()]
         return write_page(f"Checkpointing of {self.model}", [
-            Part("verdict", "", lead=write_headline(judged.title, judged.said, tiles, judged.state), has_chart=False),
+            headline_part(self._judge(), self._list_tiles()),
             *(Part(kind, title, data, has_chart=kind != "plan_regions") for kind, title, data in known
               if data is not None),
             Part("text", "Summary as text", lead=f"<pre>{escape(self.summary())}</pre>", has_chart=False)], path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part
-from analyzer.report.page.headline import write_headline, write_tile
+from analyzer.report.page.headline import headline_part
 from analyzer.units import format_bytes, format_seconds
 
 from .configuration import AXES
@@ -31,7 +32,7 @@ def list_sweep_parts(rows: Sequence[Row]) -> list[Part]:
     """The parts of the page of a sweep; without a row that has figures there is no chart."""
     done, failed = split_rows(rows)
     found = describe_sweep(done)
-    parts = [Part("verdict", "", lead=write_sweep_headline(done, failed), has_chart=False)]
+    parts = [sweep_headline(done, failed)]
     if found is not None:
         parts.append(Part("sweep", "Configurations", found))
     if failed:
@@ -95,11 +96,11 @@ def _word(value: Any) -> str:
     return "none" if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def write_sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> str:
-    """HTML of what a sweep found, in a sentence and a row of figures."""
+def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Part:
+    """What a sweep found, in a sentence and a row of figures."""
     fitting = [row for row in done if row.get("fits")]
     said = f"{len(fitting)} of {len(done) + len(failed)} configurations fit their device"
-    tiles = [write_tile("Configurations", str(len(done) + len(failed)), f"{len(failed)} failed" if failed else "")]
+    tiles = [Tile("Configurations", str(len(done) + len(failed)), f"{len(failed)} failed" if failed else "")]
     best: tuple[tuple[str, str, Any, Any], ...] = (
         ("Least memory", "peak_reserved_bytes", format_bytes, min),
         ("Shortest step", "step_seconds", format_seconds, min),
@@ -109,6 +110,6 @@ def write_sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> str:
         if known:
             row = choose(known, key=lambda row: row[name])
             varying = [d["title"] for d in list_dimensions([*done, *failed])]
-            tiles.append(write_tile(title, write(row[name]), ", ".join(f"{axis} {_word(row.get(axis))}"
+            tiles.append(Tile(title, write(row[name]), ", ".join(f"{axis} {_word(row.get(axis))}"
                                                                        for axis in varying), "Of those that fit."))
-    return write_headline(said, tiles=tiles)
+    return headline_part(Headline.of(None, said), tiles)

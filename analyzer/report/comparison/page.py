@@ -10,7 +10,7 @@ from analyzer.report.column import escape_controls
 from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, columns_of, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
-from analyzer.report.page.headline import write_headline
+from analyzer.report.page.headline import headline_part
 from analyzer.report.page.plain_table import write_table
 from analyzer.report.summary import describe_run
 from analyzer.results.comparison import ProfileChange, QuantityChange
@@ -31,7 +31,6 @@ from .wording import (
 )
 
 _FIELDS = ("module", "type", "modules", "before", "after", "difference")
-_STATES = {True: "fails", False: "fits"}
 _Table = tuple[Sequence[str], list[Sequence[str]]]  # headers and rows
 
 
@@ -51,10 +50,8 @@ def to_fragment(change: ProfileChange) -> str:
 
 
 def _list_parts(change: ProfileChange) -> Iterator[Part]:
-    headline = _find_headline(change)
     runs = f'<details class="run"><summary>What was profiled</summary><p>{_write_runs(change)}</p></details>'
-    yield Part("verdict", "", lead=write_headline(headline.title, headline.said, state=headline.state) + runs,
-               has_chart=False)
+    yield headline_part(_find_headline(change), more=runs)
     tables = "".join([f"{write_table(*table)}<br>" for table in _list_tables(change)])
     yield Part("text", "Figures", lead=tables + _write_unchanged(change), has_chart=False)
     if (memory := describe_both(change.before, change.after)) is not None:
@@ -79,12 +76,11 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
 def _find_headline(change: ProfileChange) -> Headline:
     """What became of the conditions and which main quantities changed, in words."""
     result, first = describe_result(change), describe_first(change)
-    state = _STATES[bool(change.failed)] if change.conditions else "unknown"
     said = [*([first] if first else []), *[f"Not profiled alike: {text}" for text in change.settings]]
     for side, profile in (("before", change.before), ("after", change.after)):
         if profile.out_of_memory is not None:
             said.append(f"Memory ran out {side}: of that step the model's own figures alone are known")
-    return Headline(state, result[:1].upper() + result[1:], tuple(map(escape_controls, said)))
+    return Headline.of(not change.failed if change.conditions else None, result, map(escape_controls, said))
 
 
 def _write_runs(change: ProfileChange) -> str:

@@ -1,7 +1,7 @@
 """What the first screen answers, as plain text: the verdict in a sentence, and the figures that people ask for."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from analyzer.report.bound import find_remedy
@@ -19,6 +19,15 @@ class Headline(NamedTuple):
     state: str              #: "fits", "fails" or "unknown"
     title: str
     said: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, fits: bool | None, sentence: str, more: Iterable[str] = ()) -> Headline:
+        """Of sentences that may begin in lower case; ``fits`` is None where that is not known, or is not the question.
+
+        >>> Headline.of(True, "fits on t4", ["peak in backward"])
+        Headline(state='fits', title='Fits on t4', said=('Peak in backward',))
+        """
+        return cls(_STATES[fits], capitalize_first(sentence), tuple([capitalize_first(line) for line in more]))
 
 
 class Tile(NamedTuple):
@@ -42,8 +51,16 @@ def find_headline(profile: Profile) -> Headline:
         lines.insert(1, describe_out_of_memory(profile.out_of_memory))
     if (remedy := find_remedy(profile)) is not None:
         lines.append(f"bound by {remedy}")
-    title, *said = [line[:1].upper() + line[1:] for line in lines]
-    return Headline(_STATES[None if verdict is None else verdict.fits], title, tuple(said))
+    return Headline.of(None if verdict is None else verdict.fits, lines[0], lines[1:])
+
+
+def capitalize_first(sentence: str) -> str:
+    """``sentence`` with a capital at its beginning, the rest as it is.
+
+    >>> capitalize_first("fits on H100")
+    'Fits on H100'
+    """
+    return sentence[:1].upper() + sentence[1:]
 
 
 def list_tiles(p: Profile) -> Iterator[Tile]:

@@ -1,31 +1,27 @@
-"""What a page says first: a sentence, what is to be added, and a row of figures. HTML that needs no script."""
+"""What a page says first: a sentence, what is added to it, and a row of figures. HTML that needs no script."""
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
+from .answer import Headline, Tile
+from .document import Part
 
-def write_headline(sentence: str, more: Iterable[str] = (), tiles: Iterable[str] = (), state: str = "unknown") -> str:
-    """HTML of a sentence, further ones and tiles (`write_tile`). ``state``: fits, fails or unknown, which colours it.
 
-    >>> write_headline("it <fits>", state="fits")
-    '<p class="headline fits">It &lt;fits&gt;</p><dl class="tiles"></dl>'
+def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = "") -> Part:
+    """The part with which a page begins; ``more`` is HTML that stands below the figures.
+
+    >>> headline_part(Headline("fits", "It <fits>"), [Tile("Peak", "3 B")]).lead
+    '<p class="headline fits">It &lt;fits&gt;</p><dl class="tiles"><div><dt>Peak</dt><dd>3 B</dd></div></dl>'
     """
-    return "".join([f'<p class="headline {state}">{escape(_capital(sentence))}</p>',
-                    *(f'<p class="said">{escape(_capital(line))}</p>' for line in more),
-                    '<dl class="tiles">', *tiles, "</dl>"])
+    said = "".join([f'<p class="said">{escape(line)}</p>' for line in headline.said])
+    cells = "".join([_write_tile(tile) for tile in tiles])
+    return Part("verdict", "", lead=f'<p class="headline {headline.state}">{escape(headline.title)}</p>{said}'
+                f'<dl class="tiles">{cells}</dl>{more}', has_chart=False)
 
 
-def write_tile(name: str, figure: str, note: str = "", explained: str = "") -> str:
-    """HTML of a figure under its name, with a note below it and an explanation where a mouse rests on it.
-
-    >>> write_tile("Peak", "3 B")
-    '<div><dt>Peak</dt><dd>3 B</dd></div>'
-    """
-    title = f' title="{escape(explained)}"' if explained else ""
-    return (f"<div{title}><dt>{escape(name)}</dt><dd>{escape(figure)}</dd>"
-            + (f"<dd class=\"note\">{escape(note)}</dd>" if note else "") + "</div>")
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+def _write_tile(tile: Tile) -> str:
+    """A figure under its name, with a note below it and an explanation where a mouse rests on it."""
+    title = f' title="{escape(tile.explained)}"' if tile.explained else ""
+    return (f"<div{title}><dt>{escape(tile.name)}</dt><dd>{escape(tile.figure)}</dd>"
+            + (f'<dd class="note">{escape(tile.note)}</dd>' if tile.note else "") + "</div>")

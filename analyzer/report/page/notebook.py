@@ -50,12 +50,11 @@ def to_fragment(profile: Profile) -> str:
 def write_advice(advice: Advice) -> str:
     """Whether it fits, the cheapest changes, and the other ones folded."""
     title, *said = advice.summary().splitlines()
-    state = {True: "fits", False: "fails", None: "unknown"}[advice.baseline.fits]
     headers, rows = list_rows(advice)
     skipped = "".join([f"<div>{escape(name)}: {escape(why)}</div>" for name, why in advice.skipped])
     rest = rows[_MOST_LINES:]
     return write_fragment(
-        f"{advice.title} on {advice.device}", write_answer(Headline(state, title[:1].upper() + title[1:], tuple(said))),
+        f"{advice.title} on {advice.device}", write_answer(Headline.of(advice.baseline.fits, title, said)),
         write_rows(headers, rows[:_MOST_LINES], LEFT), fold(f"{len(rest)} more", write_rows(headers, rest, LEFT)),
         fold(f"Not tried ({len(advice.skipped)})", skipped))
 

@@ -17,7 +17,7 @@ from .memory import describe_memory
 from .modules import describe_modules
 from .nodes import describe_nodes
 from .roofline import describe_roofline
-from .verdict import write_phases, write_verdict
+from .verdict import verdict_part, write_phases
 
 _Describe = Callable[[Profile], Mapping[str, Any] | None]
 #: After the verdict, the memory and the phases, in their order: kind of part, title, and its data (None: left out).
@@ -35,7 +35,7 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
 
 def list_parts(profile: Profile) -> Iterator[Part]:
     """The parts of the page of a profile; those of which it knows nothing are left out."""
-    yield Part("verdict", "", lead=write_verdict(profile), has_chart=False)
+    yield verdict_part(profile)
     if (memory := describe_memory(profile)) is not None:
         yield Part("memory", "Memory over the step", memory)
     if phases := write_phases(profile):

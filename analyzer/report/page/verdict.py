@@ -11,18 +11,17 @@ from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 
 from .answer import find_headline, list_tiles
-from .headline import write_headline, write_tile
+from .document import Part
+from .headline import headline_part
 from .plain_table import write_table
 
 
-def write_verdict(profile: Profile) -> str:
-    """HTML of the sentence and the tiles; what it says is in the profile, and needs no script."""
+def verdict_part(profile: Profile) -> Part:
+    """The sentence, the tiles and what was run; what it says is in the profile, and needs no script."""
     _, *run = describe_run(profile)
-    headline = find_headline(profile)
-    tiles = [write_tile(*tile) for tile in list_tiles(profile)]
-    return "".join([
-        write_headline(headline.title, headline.said, tiles, headline.state),
-        f'<details class="run"><summary>What was run</summary><p>{"<br>".join(map(escape, run))}</p></details>'])
+    return headline_part(
+        find_headline(profile), list_tiles(profile),
+        f'<details class="run"><summary>What was run</summary><p>{"<br>".join(map(escape, run))}</p></details>')
 
 
 def write_phases(profile: Profile) -> str:
