@@ -98,18 +98,24 @@ def _word(value: Any) -> str:
 
 def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Part:
     """What a sweep found, in a sentence and a row of figures."""
+    rows = [*done, *failed]
     fitting = [row for row in done if row.get("fits")]
-    said = f"{len(fitting)} of {len(done) + len(failed)} configurations fit their device"
-    tiles = [Tile("Configurations", str(len(done) + len(failed)), f"{len(failed)} failed" if failed else "")]
+    unknown = sum(row.get("fits") is None for row in done)
+    said = f"{len(fitting)} of {len(rows)} configurations fit their device"
+    if done and unknown == len(done):
+        said = f"which of {len(rows)} configurations fit their device is not known"
+    elif unknown:
+        said += f"; of {unknown} it is not known"
+    tiles = [Tile("Configurations", str(len(rows)), f"{len(failed)} failed" if failed else "")]
     best: tuple[tuple[str, str, Any, Any], ...] = (
         ("Least memory", "peak_reserved_bytes", format_bytes, min),
         ("Shortest step", "step_seconds", format_seconds, min),
         ("Most tokens a second", "tokens_per_second", lambda rate: f"{rate:,.0f}", max))
+    varying = [dimension["title"] for dimension in list_dimensions(rows)]
     for title, name, write, choose in best:
         known = [row for row in fitting if row.get(name) is not None]
         if known:
             row = choose(known, key=lambda row: row[name])
-            varying = [d["title"] for d in list_dimensions([*done, *failed])]
-            tiles.append(Tile(title, write(row[name]), ", ".join(f"{axis} {_word(row.get(axis))}"
-                                                                       for axis in varying), "Of those that fit."))
+            where = ", ".join(f"{axis} {_word(row.get(axis))}" for axis in varying)
+            tiles.append(Tile(title, write(row[name]), where, "Of those that fit."))
     return headline_part(Headline.of(None, said), tiles)

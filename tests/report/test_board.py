@@ -181,6 +181,13 @@ def test_a_sweep_of_which_little_is_known_has_fewer_parts(rows, parts):
     assert kinds(SweepResult(tuple(rows)).to_html()) == parts
 
 
+def test_what_is_not_known_to_fit_is_not_told_to_fail():
+    rows = [{"batch": n, "peak_reserved_bytes": n, "step_seconds": 1.0, "fits": None} for n in (1, 2, 3)]
+    assert "Which of 3 configurations fit their device is not known" in SweepResult(tuple(rows)).to_html()
+    one = SweepResult((*rows, {"batch": 4, "peak_reserved_bytes": 4, "fits": True})).to_html()
+    assert "1 of 4 configurations fit their device; of 3 it is not known" in one
+
+
 def test_steps_of_equal_work_are_compared_by_their_time():
     rows = [{"batch": 8, "optimizer": name, "peak_reserved_bytes": 3, "step_seconds": 1.0, "samples_per_second": 8.0}
             for name in ("sgd", "adamw")]
