@@ -101,13 +101,11 @@ class RankTable:
     def _list_said(self) -> Iterator[str]:
         """Which rank decides what."""
         if self.fullest is not None:
-            yield (f"most memory: rank {self.fullest.rank} ({self.fullest.kind}), "
-                   f"{format_bytes(self.fullest.peak_allocated_bytes)} allocated")
+            yield f"most memory: {self.fullest.name}, {format_bytes(self.fullest.peak_allocated_bytes)} allocated"
         if self.slowest is not None:
             known = self.step_seconds_range
             between = f" ({format_seconds(known[0])} to {format_seconds(known[1])})" if known else ""
-            yield (f"slowest: rank {self.slowest.rank} ({self.slowest.kind}); the step takes "
-                   f"{format_seconds(self.step_seconds)}{between}")
+            yield f"slowest: {self.slowest.name}; the step takes {format_seconds(self.step_seconds)}{between}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -245,4 +245,6 @@ def test_other_results_are_a_sentence_and_a_table() -> None:
     text = shown(RankTable(4, (row,), assumptions=("ranks are <alike>",))._repr_html_())
     assert text.startswith("A job of 4 ranks Most memory: rank 0 (stage <1>), 1.00 GiB allocated Slowest: rank 0 ")
     assert "0-3 stage <1> 3 1.00 GiB 2.00 GiB forward 500.00 ms" in text and text.endswith("ranks are <alike>")
+    named = replace(row, kind="rank 0")
+    assert "most memory: rank 0, 1.00 GiB allocated\nslowest: rank 0; the step" in RankTable(4, (named,)).render()
     assert "No figure of the ranks is known" in RankTable(4, ())._repr_html_()
