@@ -12,6 +12,7 @@ from typing import Any
 from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
+from analyzer.report.export.json_format import load_text
 from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
@@ -157,13 +158,17 @@ class RankTable:
 
     @classmethod
     def from_json(cls, source: str | Path) -> RankTable:
-        """Read what `to_json` wrote, from text or from a file. Raises ProfileFormatError for anything else."""
+        """Read what `to_json` wrote, from text or from a file. Raises InputError for no file, ProfileFormatError for
+        anything else.
+        """
+        origin, text = load_text(source)
         try:
-            data = json.loads(source.read_text() if isinstance(source, Path) else source)
+            data = json.loads(text)
             found = cls.from_dict(data["table"])
             profiles = {int(rank): Profile.from_json(json.dumps(p)) for rank, p in data["profiles"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProfileFormatError(f"no table of ranks: {error!r}; give what RankTable.to_json wrote") from error
+            raise ProfileFormatError(
+                f"{origin}: no table of ranks: {error!r}; give what RankTable.to_json wrote") from error
         return dataclasses.replace(found, profiles=profiles)
 
 

@@ -10,7 +10,7 @@ import pytest
 from analyzer.cli import main
 from analyzer.dryrun.job import list_peers
 from analyzer.dryrun.script import dry_run
-from analyzer.errors import ProfileFormatError
+from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import RankTable, world
 from analyzer.results.communication import CommInfo
 from analyzer.results.profile import Profile
@@ -190,6 +190,8 @@ def test_command_lines_that_cannot_be(tmp_path, capsys, words, message):
 def test_a_table_that_is_none():
     with pytest.raises(ProfileFormatError, match="no table of ranks"):
         RankTable.from_json("{}")
+    with pytest.raises(InputError, match=r"from_json\('no_ranks.json'\): no such file"):
+        RankTable.from_json(Path("no_ranks.json"))
 
 
 def test_a_factory_that_wraps_is_profiled_as_one_rank(tmp_path, capsys):
