@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from analyzer.record.process_group import format_ranks
+from analyzer.report.communication import sum_exposed
 from analyzer.report.page.answer import Headline, Tile, capitalize_first
 from analyzer.report.page.document import Part, choice_part, pack
 from analyzer.report.page.headline import headline_part
@@ -13,7 +14,7 @@ from analyzer.report.page.memory import CATEGORIES, thin_out
 from analyzer.report.page.profile_page import list_parts
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
-from analyzer.units import add_quantities, format_bytes, format_count, format_seconds
+from analyzer.units import format_bytes, format_count, format_seconds
 
 from .rank_row import RankRow
 
@@ -46,7 +47,7 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
                           "" if slowest is None else f"slowest rank {slowest.rank}",
                           "" if step_range is None else "Nine in ten measured steps take "
                           f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}."))
-    exposed = [seconds for profile in profiles.values() if (seconds := exposed_seconds(profile)) is not None]
+    exposed = [seconds for profile in profiles.values() if (seconds := sum_exposed(profile)) is not None]
     if any(exposed):
         tiles.append(Tile("Exposed communication", format_seconds(max(exposed)), "at most, of a rank"))
     return headline_part(Headline.of(None if verdict is None else verdict.fits, said[0], said[1:]), tiles)
@@ -55,11 +56,6 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
 def _find_verdict(row: RankRow | None, profiles: Mapping[int, Profile]) -> Verdict | None:
     """That of the profile of the row's rank, where there is one."""
     return None if row is None or row.rank not in profiles else profiles[row.rank].verdict
-
-
-def exposed_seconds(profile: Profile) -> float | None:
-    """Seconds of a step in which a rank communicates and computes nothing; None where it does not, or unknown."""
-    return add_quantities([phase.exposed_comm_seconds for phase in profile.phases.values()]) if profile.comm else None
 
 
 def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], deciding: RankRow | None,
@@ -72,7 +68,7 @@ def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], dec
     names = sorted({name for part in parts for name in part}, key=lambda name: (
         CATEGORIES.index(name) if name in CATEGORIES else len(CATEGORIES), name))
     adds_up = all(sum(part.values()) == row.peak_allocated_bytes for part, row in zip(parts, rows))
-    exposed = [None if profile is None else exposed_seconds(profile) for profile in known]
+    exposed = [None if profile is None else sum_exposed(profile) for profile in known]
     quantities = [("Peak allocated", "bytes", [row.peak_allocated_bytes for row in rows]),
                   *((title, unit, [getattr(row, field) for row in rows]) for title, unit, field in _QUANTITIES),
                   ("Exposed communication", "seconds", exposed)]

@@ -7,6 +7,7 @@ from analyzer.results.communication import CommTotal, sum_communication
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.results.world import WorldInfo
+from analyzer.units import add_quantities
 
 from .column import Column, check_layout, print_rows
 
@@ -28,6 +29,13 @@ def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "sim
     if not profile.comm:
         return "no communication"
     return print_totals(sum_communication(profile.comm, by_phase=by_phase), fmt)
+
+
+def sum_exposed(profile: Profile) -> float | None:
+    """Seconds of a step in which a rank communicates and computes nothing; None where it does not communicate, or that
+    is not known.
+    """
+    return add_quantities([phase.exposed_comm_seconds for phase in profile.phases.values()]) if profile.comm else None
 
 
 def describe_world(world: WorldInfo) -> str:

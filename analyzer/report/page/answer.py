@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from analyzer.report.bound import find_remedy
 from analyzer.report.column import format_quantity
+from analyzer.report.communication import sum_exposed
 from analyzer.report.speed import describe_seconds, format_step, read_rate
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.profile import Profile
@@ -89,6 +90,4 @@ def list_tiles(p: Profile) -> Iterator[Tile]:
     yield Tile("FLOPs", size(p.hardware_flops, "count"),
                "" if p.mode == "infer" else f"{size(p.fwd_flops, 'count')} forward")
     if p.comm:
-        exposed = [phase.exposed_comm_seconds for phase in p.phases.values()]
-        known = None if None in exposed else sum(seconds or 0 for seconds in exposed)
-        yield Tile("Exposed communication", size(known, "seconds"), "", "In which nothing is computed.")
+        yield Tile("Exposed communication", size(sum_exposed(p), "seconds"), "", "In which nothing is computed.")

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from analyzer.report.communication import sum_exposed
 from analyzer.results.profile import Profile
 from analyzer.results.span import SpanInfo
-from analyzer.units import add_quantities
 
 _MOST_SPANS = 100_000  # a file of 10,000 nodes has about 60,000
 _PICOSECONDS = 10**12  # in a second: what schedules count in
@@ -30,8 +30,7 @@ def describe_lanes(profile: Profile) -> dict[str, Any] | None:
         texts[field] = list(dict.fromkeys(values))
         places = {text: i for i, text in enumerate(texts[field])}
         columns[field] = [places[value] for value in values]
-    exposed = add_quantities([phase.exposed_comm_seconds for phase in profile.phases.values()])
-    return {"texts": texts, "columns": columns, "merged": merged, "exposed_seconds": exposed,
+    return {"texts": texts, "columns": columns, "merged": merged, "exposed_seconds": sum_exposed(profile),
             "start": [round(span.start_seconds * _PICOSECONDS) for span in spans],
             "seconds": [round(span.seconds * _PICOSECONDS) for span in spans]}
 
