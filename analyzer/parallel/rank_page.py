@@ -10,7 +10,7 @@ from analyzer.report.communication import sum_exposed
 from analyzer.report.page.answer import Headline, Tile, capitalize_first
 from analyzer.report.page.document import Part, choice_part, pack
 from analyzer.report.page.headline import headline_part
-from analyzer.report.page.memory import CATEGORIES, thin_out
+from analyzer.report.page.memory import sort_categories, thin_out
 from analyzer.report.page.profile_page import list_parts
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
@@ -65,8 +65,7 @@ def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], dec
     """
     known = [profiles.get(row.rank) for row in rows]
     parts = [{} if profile is None else profile.peak_by_category for profile in known]
-    names = sorted({name for part in parts for name in part}, key=lambda name: (
-        CATEGORIES.index(name) if name in CATEGORIES else len(CATEGORIES), name))
+    names = sort_categories(name for part in parts for name in part)
     adds_up = all(sum(part.values()) == row.peak_allocated_bytes for part, row in zip(parts, rows))
     exposed = [None if profile is None else sum_exposed(profile) for profile in known]
     quantities = [("Peak allocated", "bytes", [row.peak_allocated_bytes for row in rows]),

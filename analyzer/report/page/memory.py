@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,8 +13,18 @@ from analyzer.results.profile import Profile
 _MOST_POINTS = 20_000  # a file of 10,000 nodes has about 60,000 events and must open within seconds
 
 #: In the order in which they are stacked: what stays through the step first.
-CATEGORIES = ("parameter", "buffer", "optimizer state", "gradient", "input", "cast copy", "activation", "temporary",
-              "workspace")
+_CATEGORIES = ("parameter", "buffer", "optimizer state", "gradient", "input", "cast copy", "activation", "temporary",
+               "workspace")
+
+
+def sort_categories(names: Iterable[str]) -> list[str]:
+    """Each of ``names`` once, in the order in which they are stacked, others behind them.
+
+    >>> sort_categories(["loss", "activation", "parameter", "loss"])
+    ['parameter', 'activation', 'loss']
+    """
+    places = {name: i for i, name in enumerate(_CATEGORIES)}
+    return sorted(set(names), key=lambda name: (places.get(name, len(places)), name))
 
 
 class Block(NamedTuple):
@@ -40,7 +50,7 @@ def describe_memory(profile: Profile) -> dict[str, Any] | None:
     paths = _paths_of(holders, nodes)
     phases = list(dict.fromkeys(point.phase or "" for point in points))
     label_index = {label: i for i, label in enumerate(labels)}
-    categories = sorted({category for _, category in holders}, key=_order)
+    categories = sort_categories(category for _, category in holders)
     ran = [nodes.get(label) for label in labels]
     return {
         "labels": labels,
@@ -130,7 +140,3 @@ def _paths_of(holders: Sequence[tuple[str, str]], nodes: dict[str, NodeInfo]) ->
         else:
             paths.append(label.rpartition(".")[0] if category in ("parameter", "buffer", "gradient") else "")
     return paths
-
-
-def _order(category: str) -> tuple[int, str]:
-    return (CATEGORIES.index(category) if category in CATEGORIES else len(CATEGORIES), category)

@@ -17,7 +17,7 @@ from analyzer.results.profile import Profile
 from analyzer.units import format_bytes
 
 from .document import read_asset
-from .memory import CATEGORIES, find_blocks, thin_out
+from .memory import find_blocks, sort_categories, thin_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,8 +108,7 @@ def _stack(points: Sequence[TimelinePoint], profile: Profile) -> dict[str, Any]:
         change = changes.setdefault(holders[block.holder][1], np.zeros(len(points) + 1, dtype=np.int64))
         change[block.born] += block.bytes
         change[block.freed] -= block.bytes
-    order = [*(name for name in CATEGORIES if name in changes), *sorted(changes.keys() - set(CATEGORIES))]
-    return {name: np.cumsum(changes[name])[:len(points)] for name in order}
+    return {name: np.cumsum(changes[name])[:len(points)] for name in sort_categories(changes)}
 
 
 def _end(values: Sequence[int]) -> list[int]:
