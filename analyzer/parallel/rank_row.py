@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from analyzer.record.process_group import list_runs
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
+from analyzer.units import add_quantities
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,8 @@ def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str
     fullest = [name for steps in (profile.phases, profile.first_step) for name, info in steps.items()
                if info.peak_allocated_bytes == profile.peak_allocated_bytes is not None]
     comm = [info.comm_bytes for info in profile.phases.values()]
-    known = [nbytes for nbytes in comm if nbytes is not None]
     runs = tuple(RankRun(*run) for run in list_runs(alike))
     return RankRow(rank, runs, kind, profile.params, profile.param_bytes, profile.optimizer_bytes,
                    profile.peak_allocated_bytes, profile.peak_reserved_bytes, fullest[0] if fullest else None,
-                   profile.step_seconds, sum(known) if comm and len(known) == len(comm) else None,
+                   profile.step_seconds, add_quantities(comm) if comm else None,
                    profile.host_peak_bytes, profile.step_seconds_range)
