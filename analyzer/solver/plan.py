@@ -89,8 +89,12 @@ class Plan:
 
     def share_of_step(self, overhead: float | None) -> float | None:
         """``overhead`` as a share of the step's seconds without the plan, or of the FLOPs of its forward pass."""
-        whole = self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
-        return None if overhead is None or not whole else overhead / whole
+        return None if overhead is None or not self._whole_cost else overhead / self._whole_cost
+
+    @property
+    def _whole_cost(self) -> float | None:
+        """What an overhead is a share of: the seconds without the plan, or the FLOPs of the forward pass."""
+        return self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
 
     def limited_bytes(self, step: StepInfo) -> int:
         """The peak of ``step`` that the budget limits: of its activations, or of the whole step."""
@@ -172,9 +176,13 @@ class Plan:
 
     def summary(self) -> str:
         """What the plan gives: peaks before and after, overhead, how good it is."""
+        return "\n".join([*self._list_peaks(), *self._list_facts(), *[f"assumed: {a}" for a in self.assumptions]])
+
+    def _list_peaks(self) -> list[str]:
+        """What was asked for, and memory before and after."""
         before, after = self.unplanned, self.planned
         limited = "activations" if self.budget_of == "activations" else "the whole step"
-        lines = [
+        return [
             f"{self.model}: {len(self.regions)} checkpoints of {self.granularity}s, by method {self.method}",
             f"budget for {limited}: {format_bytes(self.budget_bytes)}",
             f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan" +
@@ -183,26 +191,25 @@ class Plan:
             f"the whole step: {format_bytes(self.whole_step_bytes(before))}" +
             ("" if after is None else f", {format_bytes(self.whole_step_bytes(after))}") +
             (f" (optimizer states: {format_bytes(self.held_bytes)})" if self.held_bytes else " (without an optimizer)")]
+
+    def _list_facts(self) -> Iterator[str]:
+        """What the plan costs, and how good it is."""
+        before, after = self.unplanned, self.planned
         if after is None:
-            lines.append(
-                "not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step")
+            yield "not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step"
         elif after.recompute_flops is not None:
-            lines.append(f"run again: {format_flops(after.recompute_flops)}" +
-                         (f", {_percent(after.recompute_flops, before.fwd_flops)} of the forward pass" if before.
-                          fwd_flops else ""))
+            share = _percent(after.recompute_flops, before.fwd_flops)
+            yield f"run again: {format_flops(after.recompute_flops)}" + (
+                f", {share} of the forward pass" if before.fwd_flops else "")
         if after is not None and before.seconds is not None and after.seconds is not None:
-            lines.append(
-                f"time on {self.device}, predicted: {format_seconds(before.seconds)}, {format_seconds(after.seconds)} "
-                "with the plan")
+            yield (f"time on {self.device}, predicted: {format_seconds(before.seconds)}, "
+                   f"{format_seconds(after.seconds)} with the plan")
         if self.offloads:
-            lines.append(
-                f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} "
-                "over PCIe, if nothing hides them")
+            yield (f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} "
+                   "over PCIe, if nothing hides them")
         if self.gap is not None:
-            lines.append("proven optimal among divisions into these units" if self.gap == 0 else
-                         f"at most {self.gap:.1%} of the overhead is more than the least possible")
-        lines += [f"assumed: {a}" for a in self.assumptions]
-        return "\n".join(lines)
+            yield ("proven optimal among divisions into these units" if self.gap == 0 else
+                   f"at most {self.gap:.1%} of the overhead is more than the least possible")
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -222,14 +229,13 @@ class Plan:
         """A page of the plan as text, also written to ``path`` if one is given: memory over the step without and with
         it, what it keeps of each module, its frontier, its checkpoints. Raises MissingExtraError without plotly.
         """
-        whole = self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
         peak = None if self.planned is None else self.limited_bytes(self.planned)
         known = (
             ("plan_memory", "Memory over the step", describe_plan_memory(
                 self.unplanned, self.planned, self.budget_bytes, self.budget_of, self.held_bytes, self.update_bytes)),
             ("plan_kept", "Kept of each module", describe_kept(self.unplanned, self.planned, self.regions)),
-            ("frontier", "Budgets and overhead", describe_frontier(self.frontier, self.objective, whole, peak,
-                                                                   self.overhead)),
+            ("frontier", "Budgets and overhead", describe_frontier(self.frontier, self.objective, self._whole_cost,
+                                                                   peak, self.overhead)),
             ("plan_regions", "Checkpoints", describe_regions(self.regions, self.objective)))
         return write_page(f"Checkpointing of {self.model}", [
             headline_part(self._judge(), self._list_tiles()),
@@ -241,13 +247,11 @@ class Plan:
         what = "activations" if self.budget_of == "activations" else "the whole step"
         budget = f"a budget of {format_bytes(self.budget_bytes)} for {what}"
         if self.planned is None:
-            return Headline("unknown", f"Not checked against {budget}")
+            return Headline.of(None, f"not checked against {budget}")
         reached = self.limited_bytes(self.planned)
         if reached > self.budget_bytes:
-            return Headline("fails", f"Does NOT keep within {budget}: {format_bytes(reached)} needed")
-        said = [line[:1].upper() + line[1:] for line in self.summary().splitlines()[4:]]
-        return Headline("fits", f"Keeps within {budget}: {format_bytes(reached)} needed",
-                        tuple([line for line in said if not line.startswith("Assumed")]))
+            return Headline.of(False, f"does NOT keep within {budget}: {format_bytes(reached)} needed")
+        return Headline.of(True, f"keeps within {budget}: {format_bytes(reached)} needed", self._list_facts())
 
     def _list_tiles(self) -> Iterator[Tile]:
         before, after = self.unplanned, self.planned
