@@ -5,13 +5,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.estimate import find_range
-from analyzer.report.page.document import Part, write_page
+from analyzer.report.page.document import summary_part, write_page
 from analyzer.units import format_percent, format_seconds
 
 from .action_graph import ActionGraph, Node
@@ -85,11 +84,10 @@ class PipelineTimeline:
         """A page of the timeline as text, also written to ``path`` if one is given: a lane a rank, and what its seconds
         are spent on. Raises MissingExtraError without plotly.
         """
-        said = Part("text", "Summary as text", lead=f"<pre>{escape(self.render())}</pre>", has_chart=False)
         first = pipeline_headline(self.step_seconds, self.step_seconds_range, self.micro_batches, self.ranks,
                                   (self.bubble_share, self.exposed_transfer_share), self.imbalance, self.slowest_rank)
-        return write_page("One step of a pipeline",
-                          [first, pipeline_part(self.ranks, self.actions, self.step_seconds), said], path)
+        lanes = pipeline_part(self.ranks, self.actions, self.step_seconds)
+        return write_page("One step of a pipeline", [first, lanes, summary_part(self.render())], path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``json.dumps`` takes."""

@@ -14,7 +14,7 @@ from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
 from analyzer.report.export.json_format import load_text
 from analyzer.report.page.answer import Headline
-from analyzer.report.page.document import Part, write_page
+from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
@@ -130,7 +130,7 @@ class RankTable:
                           self.step_seconds_range, self.profiles),
             Part("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
             *([Part("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
-            Part("text", "Summary as text", lead=f"<pre>{escape(self.render())}</pre>", has_chart=False),
+            summary_part(self.render()),
             *list_rank_parts(self.rows, self.profiles, deciding)]
         return write_page(f"A job of {self.size:,} ranks", parts, path)
 

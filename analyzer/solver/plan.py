@@ -17,7 +17,7 @@ from analyzer.output import write_output
 from analyzer.report.column import print_rows
 from analyzer.report.export.json_format import decoder_of, encode
 from analyzer.report.page.answer import Headline, Tile
-from analyzer.report.page.document import Part, write_page
+from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.headline import headline_part
 from analyzer.report.page.picture import draw_curves, open_figure
@@ -241,7 +241,7 @@ class Plan:
             headline_part(self._judge(), self._list_tiles()),
             *(Part(kind, title, data, has_chart=kind != "plan_regions") for kind, title, data in known
               if data is not None),
-            Part("text", "Summary as text", lead=f"<pre>{escape(self.summary())}</pre>", has_chart=False)], path)
+            summary_part(self.summary())], path)
 
     def _judge(self) -> Headline:
         what = "activations" if self.budget_of == "activations" else "the whole step"

@@ -48,6 +48,15 @@ def choice_part(title: str, groups: Sequence[str], note: str = "") -> Part:
     return Part("choice", title, {"groups": list(groups), "note": note}, has_chart=False)
 
 
+def summary_part(text: str) -> Part:
+    """A part with what a record prints.
+
+    >>> summary_part("a < b").lead
+    '<pre>a &lt; b</pre>'
+    """
+    return Part("text", "Summary as text", lead=f"<pre>{escape(text)}</pre>", has_chart=False)
+
+
 def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
     """The whole page as text. ``policy`` adds to the content policy, for a page that a server of its own answers.
 
