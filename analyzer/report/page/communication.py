@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzer.report.communication import describe_world
 from analyzer.results.communication import sum_communication
 from analyzer.results.profile import Profile
 
@@ -18,5 +17,4 @@ def describe_communication(profile: Profile) -> dict[str, Any] | None:
     """Totals by kind, group and phase, and each call; None where ranks do not communicate."""
     if not profile.comm:
         return None
-    return {"world": None if profile.world is None else describe_world(profile.world),
-            "totals": columns_of(sum_communication(profile.comm), _TOTALS), "calls": columns_of(profile.comm, _CALLS)}
+    return {"totals": columns_of(sum_communication(profile.comm), _TOTALS), "calls": columns_of(profile.comm, _CALLS)}

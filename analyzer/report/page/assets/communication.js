@@ -6,9 +6,9 @@ drawings.communication = (box, data) => {
     node: ["Node", "text"], ranks: ["Ranks", "number"], calls: ["Calls", "number"] };
   const columns = (table) => Object.entries(table).map(([name, values]) => ({ title: UNITS[name][0], unit: UNITS[name][1], values }));
   const chart = element("div", { class: "chart", role: "img", style: "height:16rem", "aria-label": "Time of communication by kind and group; the table below has the same figures" });
-  const t = data.totals, keys = t.kind.map((kind, i) => `${kind ?? "unknown"}, ${t.group ?? "" ? t.group[i] ?? "" : ""} ${t.phase[i] ?? ""}`);
+  const t = data.totals, keys = t.kind.map((kind, i) => `${kind ?? "unknown"}, ${t.group[i] ?? ""} ${t.phase[i] ?? ""}`);
   function draw() {
-    const hidden = t.seconds.map((s, i) => (s === null ? null : s - (t.exposed_seconds[i] ?? 0)));
+    const hidden = t.seconds.map((s, i) => (s === null || t.exposed_seconds[i] === null ? null : s - t.exposed_seconds[i]));
     Plotly.react(chart, [
       { type: "bar", orientation: "h", name: "exposed", y: keys.map(escapeLabel), x: t.exposed_seconds, text: t.exposed_seconds.map((s) => format(s, "seconds")), hoverinfo: "y+text+name", textposition: "none", marker: { color: theme.color("temporary") } },
       { type: "bar", orientation: "h", name: "behind kernels", y: keys.map(escapeLabel), x: hidden, text: hidden.map((s) => format(s, "seconds")), hoverinfo: "y+text+name", textposition: "none", marker: { color: theme.color("communication") } },
