@@ -12,7 +12,7 @@ from typing import Any
 from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
-from analyzer.report.export.json_format import load_text
+from analyzer.report.export.json_format import load_text, read_data
 from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
@@ -165,7 +165,7 @@ class RankTable:
         try:
             data = json.loads(text)
             found = cls.from_dict(data["table"])
-            profiles = {int(rank): Profile.from_json(json.dumps(p)) for rank, p in data["profiles"].items()}
+            profiles = {int(rank): read_data(p) for rank, p in data["profiles"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileFormatError(
                 f"{origin}: no table of ranks: {error!r}; give what RankTable.to_json wrote") from error
