@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import matplotlib
 import torch
 
 from analyzer import profile, symbolic_trace
+from analyzer.report.page.picture import stack_categories
 from analyzer.results.profile import Profile
 from analyzer.solver import Planner
 from analyzer.zoo import MODELS
@@ -53,22 +53,10 @@ def draw_flow(axes: Any) -> None:
 
 def memory_by_category(found: Profile) -> dict[str, list[int]]:
     """Bytes of each category at each moment of the timeline of a step."""
-    held: Counter[str] = Counter()
-    blocks: dict[int, tuple[str, int]] = {}
-    rows: dict[str, list[int]] = {name: [] for name in (*CATEGORIES, "other")}
-    done = 0
-    for point in found.timeline:
-        for event in found.memory_events[done:point.event]:
-            if event.action == "alloc":
-                name = event.category if event.category in CATEGORIES else "other"
-                blocks[event.address] = name, event.bytes
-                held[name] += event.bytes
-            elif event.action == "free" and event.address in blocks:
-                name, nbytes = blocks.pop(event.address)
-                held[name] -= nbytes
-        done = point.event or done
-        for name, row in rows.items():
-            row.append(held[name])
+    rows = {name: [0] * len(found.timeline) for name in (*CATEGORIES, "other")}
+    for category, held in stack_categories(found.timeline, found.memory_events).items():
+        name = category if category in CATEGORIES else "other"
+        rows[name] = [before + nbytes for before, nbytes in zip(rows[name], held.tolist())]
     return rows
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analyzer.errors import MissingExtraError
-from analyzer.results.info import TimelinePoint
+from analyzer.results.info import MemoryEvent, TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes
 
@@ -43,7 +43,7 @@ def draw_memory(profile: Profile) -> bytes | None:
     with open_figure("the picture of memory") as figure:
         axes = figure.add_axes((0.075, 0.09, 0.76, 0.75))
         places = np.arange(len(points) + 1)
-        stacks = _stack(points, profile) or {"allocated": [point.allocated_bytes for point in points]}
+        stacks = stack_categories(points, profile.memory_events) or {"allocated": [point.allocated_bytes for point in points]}
         colors = read_colors()
         axes.stackplot(places, [_end(values) for values in stacks.values()], step="post", labels=list(stacks),
                        colors=[colors.get(name, colors["other"]) for name in stacks], linewidth=0)
@@ -100,9 +100,9 @@ def open_figure(what: str, width: float = _WIDTH, height: float = _HEIGHT) -> It
         yield figure
 
 
-def _stack(points: Sequence[TimelinePoint], profile: Profile) -> dict[str, Any]:
+def stack_categories(points: Sequence[TimelinePoint], events: Sequence[MemoryEvent]) -> dict[str, Any]:
     """Bytes at each moment by category, in the order in which they are stacked; nothing where they are not known."""
-    blocks, holders = find_blocks(points, profile.memory_events)
+    blocks, holders = find_blocks(points, events)
     changes: dict[str, Any] = {}
     for block in blocks:
         change = changes.setdefault(holders[block.holder][1], np.zeros(len(points) + 1, dtype=np.int64))
