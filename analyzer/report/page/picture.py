@@ -43,7 +43,9 @@ def draw_memory(profile: Profile) -> bytes | None:
     with open_figure("the picture of memory") as figure:
         axes = figure.add_axes((0.075, 0.09, 0.76, 0.75))
         places = np.arange(len(points) + 1)
-        stacks = stack_categories(points, profile.memory_events) or {"allocated": [point.allocated_bytes for point in points]}
+        stacks = stack_categories(points, profile.memory_events)
+        if not stacks:
+            stacks = {"allocated": [point.allocated_bytes for point in points]}
         colors = read_colors()
         axes.stackplot(places, [_end(values) for values in stacks.values()], step="post", labels=list(stacks),
                        colors=[colors.get(name, colors["other"]) for name in stacks], linewidth=0)
