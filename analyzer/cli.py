@@ -22,7 +22,7 @@ from analyzer.report.check import add_check_command, run_check
 from analyzer.report.comparison.command import add_compare_command, run_compare
 from analyzer.report.export.option import add_export_option, read_exports, write_exports
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
-from analyzer.report.page.document import check_charts
+from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.run_option import add_run_options, check_run_options, describe_run_cost
 from analyzer.report.short_text import describe_for_verdict
@@ -177,9 +177,9 @@ def run_devices(arguments: argparse.Namespace) -> int:
 def run_profile(arguments: argparse.Namespace) -> int:
     """``analyzer profile``."""
     shown = choice.read_shown(arguments.show, _SHOWN)
-    for path in (arguments.json, arguments.html, arguments.output):
+    for path in (arguments.json, arguments.output):
         check_output(path)
-    check_charts(arguments.html)
+    check_page(arguments.html)
     exports = read_exports(arguments.export)
     check_run_options(arguments)
     check_world_options(arguments)

@@ -18,7 +18,7 @@ from analyzer.report.choice import (
     read_shown,
     save_profile,
 )
-from analyzer.report.page.document import check_charts
+from analyzer.report.page.document import check_page
 from analyzer.report.short_text import describe_for_verdict
 from analyzer.results.profile import Profile
 
@@ -72,11 +72,10 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     shown = read_shown(arguments.show, _SHOWN)
     check_rows(shown, depth=arguments.depth)
     check_world_options(arguments)
+    check_output(arguments.json)
+    check_page(arguments.html)
     # the script may change the directory
     outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
-    for path in outputs:
-        check_output(path)
-    check_charts(arguments.html)
 
     if arguments.world is not None and arguments.rank is None:
         return _run_ranks(arguments, shown, *outputs)

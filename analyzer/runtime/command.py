@@ -9,7 +9,7 @@ from analyzer.errors import InputError
 from analyzer.output import check_output
 from analyzer.recipe.option import read_recipe
 from analyzer.report import choice
-from analyzer.report.page.document import check_charts
+from analyzer.report.page.document import check_page
 from analyzer.zoo import command_option
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def run_measure(arguments: argparse.Namespace) -> int:
     """``analyzer measure``; the result is the exit code."""
     if arguments.report is None and arguments.against is None:
         arguments.report = "screen"
-    for path in (arguments.json, arguments.html, arguments.output):
+    for path in (arguments.json, arguments.output):
         check_output(path)
-    check_charts(arguments.html)
+    check_page(arguments.html)
     choice.read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against
 
     import torch

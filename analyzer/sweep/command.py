@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.output import check_output
 from analyzer.recipe.optimizer import FORM, OPTIMIZERS
 from analyzer.report.column import format_quantity, print_rows
-from analyzer.report.page.document import check_charts
+from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 
 from .configuration import AXES
@@ -97,8 +96,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if not grid:
         raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
     out: Path | None = None if arguments.out is None else check_table(arguments.out)
-    check_output(arguments.html)
-    check_charts(arguments.html)
+    check_page(arguments.html)
     journal = None if out is None else out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
     bar = ProgressBar(among_output=True)
 

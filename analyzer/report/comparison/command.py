@@ -15,7 +15,7 @@ from analyzer.report.column import FORMATS, escape_controls
 from analyzer.report.limit import CONDITION_GRAMMAR
 from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import compare_modules
-from analyzer.report.page.document import check_charts
+from analyzer.report.page.document import check_page
 from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
 
@@ -84,9 +84,9 @@ def add_compare_command(commands: Any) -> None:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """``analyzer compare``; the result is the exit code."""
-    for path in (arguments.output, arguments.markdown, arguments.html):
+    for path in (arguments.output, arguments.markdown):
         check_output(path)
-    check_charts(arguments.html)
+    check_page(arguments.html)
     files = [arguments.first, arguments.second, *arguments.others]
     by = _find_rows(arguments, len(files))
     profiles = []

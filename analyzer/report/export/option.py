@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
-from analyzer.report.page.document import check_charts
+from analyzer.report.page.document import check_page
 from analyzer.report.roofline import check_roofline
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
@@ -50,10 +50,10 @@ def read_exports(given: Sequence[str]) -> list[Export]:
             check_table(export.path)
         elif export.exporter == "roofline":
             check_roofline(export.path)
+        elif export.exporter == "html":
+            check_page(export.path)
         else:
             check_output(export.path)
-        if export.exporter == "html":
-            check_charts(export.path)
         if sum(other.path == export.path for other in found) > 1:
             raise InputError(f"--export {export.path}: two files of that name are asked for")
     return found

@@ -83,6 +83,17 @@ def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
         *(f"<script>\n{read_asset(name)}</script>" for name in scripts), "</body>", "</html>", ""])
 
 
+def check_page(path: str | Path | None) -> None:
+    """Raise OutputError or MissingExtraError, before any work, where no page can be written to ``path``; None is none.
+
+    >>> check_page(".")
+    Traceback (most recent call last):
+    analyzer.errors.OutputError: '.': is a folder; give the name of a file
+    """
+    check_output(path)
+    check_charts(path)
+
+
 def write_page(title: str, parts: Sequence[Part], path: str | Path | None) -> str:
     """`build_page`, also written to ``path`` if one is given. Raises OutputError where no file can be written there."""
     check_output(path)
