@@ -15,6 +15,7 @@ from .wording import (
     CONDITION_HEADERS,
     HEADERS,
     MODULE_HEADERS,
+    describe_ended,
     describe_first,
     describe_result,
     list_cells,
@@ -22,6 +23,7 @@ from .wording import (
     list_condition_cells,
     list_explaining,
     list_notable,
+    list_sides,
     list_structure_lines,
     list_throughout,
     list_unchanged,
@@ -47,8 +49,8 @@ def _list_blocks(change: ProfileChange) -> Iterator[str]:
         yield f"**{said}**"
     if change.settings:
         yield f"Not profiled alike: {', '.join(map(code, change.settings))}."
-    if ended := [side for side, p in (("before", change.before), ("after", change.after)) if p.out_of_memory]:
-        yield f"Memory ran out {' and '.join(ended)}: of that step the model's own figures alone are known."
+    if ended := describe_ended(change):
+        yield f"{ended.capitalize()}."
     if change.conditions:
         cells = [[code(row[0]), *row[1:4], row[4] if row[4] == "ok" else f"**{row[4]}**"]
                  for row in map(list_condition_cells, change.conditions)]
@@ -62,8 +64,7 @@ def _list_blocks(change: ProfileChange) -> Iterator[str]:
     yield from _list_modules(change)
     if said := ", ".join(map(_name, list_unchanged(change))):
         yield f"Unchanged: {said}."
-    runs = [f"- {side}: {', '.join(map(code, describe_run(profile)))}"
-            for side, profile in (("before", change.before), ("after", change.after))]
+    runs = [f"- {side}: {', '.join(map(code, describe_run(profile)))}" for side, profile in list_sides(change)]
     yield from _fold("What was profiled", "\n".join(runs))
 
 

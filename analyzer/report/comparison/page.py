@@ -20,12 +20,14 @@ from .memory import describe_both
 from .wording import (
     CONDITION_HEADERS,
     HEADERS,
+    describe_ended,
     describe_first,
     describe_result,
     is_explaining,
     list_cells,
     list_changed_totals,
     list_condition_cells,
+    list_sides,
     list_structure_lines,
     list_unchanged,
 )
@@ -76,16 +78,14 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
 def _find_headline(change: ProfileChange) -> Headline:
     """What became of the conditions and which main quantities changed, in words."""
     result, first = describe_result(change), describe_first(change)
-    said = [*([first] if first else []), *[f"Not profiled alike: {text}" for text in change.settings]]
-    for side, profile in (("before", change.before), ("after", change.after)):
-        if profile.out_of_memory is not None:
-            said.append(f"Memory ran out {side}: of that step the model's own figures alone are known")
-    return Headline.of(not change.failed if change.conditions else None, result, map(escape_controls, said))
+    said = [first, *[f"Not profiled alike: {text}" for text in change.settings], describe_ended(change).capitalize()]
+    return Headline.of(not change.failed if change.conditions else None, result,
+                       [escape_controls(line) for line in said if line])
 
 
 def _write_runs(change: ProfileChange) -> str:
-    return "<br>".join([_text(f"{side}: {line}") for side, profile in (
-        ("before", change.before), ("after", change.after)) for line in describe_run(profile)])
+    return "<br>".join([_text(f"{side}: {line}") for side, profile in list_sides(change)
+                        for line in describe_run(profile)])
 
 
 def _list_tables(change: ProfileChange) -> Iterator[_Table]:

@@ -13,11 +13,13 @@ from .wording import (
     HEADERS,
     MODULE_HEADERS,
     describe_condition,
+    describe_ended,
     describe_extent,
     list_cells,
     list_changed_totals,
     list_explaining,
     list_notable,
+    list_sides,
     list_structure_lines,
     list_throughout,
     list_unchanged,
@@ -55,13 +57,11 @@ def _print_conditions(change: ProfileChange) -> str:
 
 
 def _describe_sides(change: ProfileChange) -> str:
-    lines = [f"{side}: {describe_run(profile)[0]}"
-             for side, profile in (("before", change.before), ("after", change.after))]
+    lines = [f"{side}: {describe_run(profile)[0]}" for side, profile in list_sides(change)]
     if change.settings:
         lines.append(_fill("not profiled alike: ", change.settings))
-    for side, profile in (("before", change.before), ("after", change.after)):
-        if profile.out_of_memory is not None:
-            lines.append(f"memory ran out {side}: of that step the model's own figures alone are known")
+    if ended := describe_ended(change):
+        lines.append(ended)
     return "\n".join(lines)
 
 

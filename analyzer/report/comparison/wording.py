@@ -7,6 +7,7 @@ from analyzer.report.column import format_quantity
 from analyzer.report.data_table import ROOT
 from analyzer.report.module_row import OWN
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
+from analyzer.results.profile import Profile
 
 HEADERS = ("", "Before", "After", "Change")
 MODULE_HEADERS = ("Module", "Type", "Quantity", "Before", "After", "Change")
@@ -71,16 +72,27 @@ def describe_extent(change: ProfileChange) -> str:
     return "nothing is known of either step" if all(row.is_unknown for row in change.totals) else "nothing changed"
 
 
+def list_sides(change: ProfileChange) -> tuple[tuple[str, Profile], ...]:
+    """Both profiles, each under the word for its side."""
+    return ("before", change.before), ("after", change.after)
+
+
+def describe_ended(change: ProfileChange) -> str:
+    """Which steps ran out of memory, and what is known of such a one; nothing where none did."""
+    ended = [side for side, profile in list_sides(change) if profile.out_of_memory is not None]
+    said = f"memory ran out {' and '.join(ended)}: of that step the model's own figures alone are known"
+    return said if ended else ""
+
+
 def describe_first(change: ProfileChange) -> str:
     """The main quantities that changed by more than next to nothing, each with what it was and what it is."""
     rows = {row.quantity: row for row in change.totals if row.difference and (
         row.relative is None or abs(row.relative) >= _LEAST)}
     said = []
-    for name in _FIRST:
-        if name in rows:
-            before, after, difference = list_cells(rows[name])
-            share = "" if rows[name].relative is None else f" ({difference.rpartition('(')[2]}"
-            said.append(f"{rows[name].header} {before} → {after}{share}")
+    for row in [rows[name] for name in _FIRST if name in rows]:
+        before, after, _ = list_cells(row)
+        share = "" if row.relative is None else f" ({describe_share(row.relative)})"
+        said.append(f"{row.header} {before} → {after}{share}")
     return ", ".join(said)
 
 
