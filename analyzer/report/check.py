@@ -78,8 +78,11 @@ def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequenc
     return known
 
 
-def judge_limit(limit: Limit, now: Profile, baseline: Profile | None) -> CheckRow:
-    """What became of a limit: it does not hold where the quantity is beyond it, and where that cannot be told."""
+def judge_limit(limit: Limit, now: Profile, baseline: Profile | None,
+                sides: tuple[str, str] = ("in the baseline", "now")) -> CheckRow:
+    """What became of a limit: it does not hold where the quantity is beyond it, and where that cannot be told, on which
+    of the ``sides`` it is unknown.
+    """
     name = limit.quantity.field
     values = [None if profile is None else read_quantity(profile, name) for profile in (baseline, now)]
     ended = [profile is not None and profile.out_of_memory is not None and name not in OF_MODEL
@@ -91,10 +94,10 @@ def judge_limit(limit: Limit, now: Profile, baseline: Profile | None) -> CheckRo
             limit.is_upper or not ended[1]):
         verdict = OVER if limit.is_upper else UNDER
     elif values[1] is None or ended[1]:
-        verdict = "unknown on both sides" if lacks_baseline else "unknown now"
+        verdict = "unknown on both sides" if lacks_baseline else f"unknown {sides[1]}"
         verdict += " (out of memory)" if ended[1] else ""
     elif lacks_baseline:
-        verdict = "unknown in the baseline" + (" (out of memory)" if ended[0] else "")
+        verdict = f"unknown {sides[0]}" + (" (out of memory)" if ended[0] else "")
     else:
         verdict = OK
     return CheckRow(limit.text, limit.quantity, values[0], values[1], most, verdict)

@@ -20,7 +20,6 @@ from .measure import list_measures
 TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds", "fwd_seconds", "bwd_seconds",
           "optimizer_seconds", "hardware_flops", "recompute_flops", "params", "param_bytes", "buffer_bytes",
           "optimizer_bytes", "saved_bytes", "comm_bytes", "host_peak_bytes")
-_SIDES = (("unknown in the baseline", "unknown before"), ("unknown now", "unknown after"))
 
 
 def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> ProfileChange:
@@ -61,7 +60,8 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
         categories=tuple(sort_by(categories, lambda row: None if row.difference is None else abs(row.difference))),
         modules=tuple(sort_by(rows, lambda row: row.share)), structure=() if root is None else tuple(
             list_structure(root)),
-        conditions=tuple([_describe_condition(judge_limit(limit, after, before)) for limit in limits]))
+        conditions=tuple([_describe_condition(judge_limit(limit, after, before, ("before", "after")))
+                          for limit in limits]))
 
 
 def _compare_quantity(name: str, before: Profile, after: Profile) -> QuantityChange:
@@ -79,7 +79,5 @@ def _find_share(row: QuantityChange, whole: QuantityChange) -> float | None:
 
 def _describe_condition(row: CheckRow) -> ConditionResult:
     verdict = "failed" if row.verdict in (OVER, UNDER) else row.verdict
-    for text, said in _SIDES:
-        verdict = verdict.replace(text, said)
     return ConditionResult(text=row.text, quantity=row.quantity.field, unit=row.quantity.unit, before=row.baseline,
                            after=row.now, bound=None if row.limit is None else float(row.limit), verdict=verdict)
