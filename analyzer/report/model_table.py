@@ -8,7 +8,7 @@ from analyzer.results.profile import Profile
 
 from .column import Column, check_layout
 from .data_table import print_data
-from .quantity import OF_MODEL, find_quantity, read_quantity
+from .quantity import find_quantity, read_known
 
 DEFAULT_COLUMNS = ("params", "peak_allocated_bytes", "fwd_flops", "bwd_flops", "step_seconds")
 _FACTS = (Column("mode", "Mode", "text"), Column("device", "Device", "text"))
@@ -34,14 +34,8 @@ def model_table(profiles: Sequence[tuple[str, Profile]], columns: Sequence[str] 
     ended = any(profile.out_of_memory is not None for _, profile in profiles)
     told = (Column("out_of_memory", "Out of memory", "text"),) if ended or fmt == "csv" else ()
     rows = [[name, profile.mode, profile.device,
-             *(_read(profile, column.field) for column in shown),
+             *(read_known(profile, column.field) for column in shown),
              *([profile.out_of_memory is not None] if told else [])] for name, profile in profiles]
     if fmt != "csv":
         rows = [[*row[:-1], "yes" if row[-1] else "no"] if told else row for row in rows]
     return print_data([Column("model", "Model", "text"), *_FACTS, *shown, *told], rows, fmt)
-
-
-def _read(profile: Profile, name: str) -> float | None:
-    if profile.out_of_memory is not None and name not in OF_MODEL:
-        return None
-    return read_quantity(profile, name)

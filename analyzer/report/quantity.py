@@ -101,6 +101,18 @@ def read_quantity(profile: Profile, name: str) -> float | None:
     return value
 
 
+def read_known(profile: Profile, name: str) -> float | None:
+    """The same; None also for what a step that ran out of memory did not come to.
+
+    >>> from analyzer.results.info import OutOfMemoryInfo
+    >>> p = Profile(name="Net", mode="infer", params=3, peak_allocated_bytes=12,
+    ...             out_of_memory=OutOfMemoryInfo("aten.mm", "forward", 8, 4))
+    >>> read_known(p, "params"), read_known(p, "peak_allocated_bytes")
+    (3, None)
+    """
+    return None if profile.out_of_memory is not None and name not in OF_MODEL else read_quantity(profile, name)
+
+
 def _find_unit(name: str) -> str:
     last = name.rpartition(".")[2]
     if name.startswith("peak_by_category.") or last.endswith("bytes"):

@@ -1,18 +1,18 @@
 """What changed between two profiles: the step's quantities, memory by category, and the modules that explain it."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analyzer.errors import InputError
 from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences
 from analyzer.report.column import sort_by
 from analyzer.report.limit import parse_condition
-from analyzer.report.quantity import OF_MODEL, find_quantity, read_quantity
+from analyzer.report.quantity import find_quantity, read_known
 from analyzer.results.comparison import ConditionResult, ProfileChange, QuantityChange
 from analyzer.results.profile import Profile
 
-from .alignment import align
+from .alignment import AlignedModule, align
 from .explanation import explain, list_structure
 from .measure import list_measures
 
@@ -51,10 +51,7 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
                   for name in dict.fromkeys([*before.peak_by_category, *after.peak_by_category])]
     has_modules = before.modules is not None and after.modules is not None
     root = align(before.modules, after.modules) if has_modules else None
-    rows = [] if root is None else [
-        row if row.difference is None else replace(row, share=_find_share(row, whole))
-        for measure in list_measures(before, after)
-        for whole in (_compare_quantity(measure.whole, before, after),) for row in explain(root, measure)]
+    rows = [] if root is None else _list_rows(root, before, after)
     return ProfileChange(
         before=before, after=after, settings=tuple(list_differences(after, before)), totals=totals,
         categories=tuple(sort_by(categories, lambda row: None if row.difference is None else abs(row.difference))),
@@ -66,9 +63,16 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
 
 def _compare_quantity(name: str, before: Profile, after: Profile) -> QuantityChange:
     column = find_quantity(name, [before, after], "compare()")
-    values = [None if profile.out_of_memory is not None and name not in OF_MODEL else read_quantity(profile, name)
-              for profile in (before, after)]
-    return QuantityChange(quantity=name, header=column.header, unit=column.unit, before=values[0], after=values[1])
+    return QuantityChange(quantity=name, header=column.header, unit=column.unit, before=read_known(before, name),
+                          after=read_known(after, name))
+
+
+def _list_rows(root: AlignedModule, before: Profile, after: Profile) -> Iterator[QuantityChange]:
+    """The modules that explain the change of each quantity."""
+    for measure in list_measures(before, after):
+        whole = _compare_quantity(measure.whole, before, after)
+        for row in explain(root, measure):
+            yield replace(row, share=_find_share(row, whole))
 
 
 def _find_share(row: QuantityChange, whole: QuantityChange) -> float | None:
