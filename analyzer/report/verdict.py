@@ -133,7 +133,7 @@ def describe_devices(verdict: Verdict) -> str | None:
         return f"would fit on {', '.join(v.devices)}"
     if v.devices and v.devices != (v.device, ):
         return f"smallest devices that hold it: {', '.join(v.devices)}"
-    if not v.devices and v.phase is not None and v.fits is False:
+    if v.phase is not None and v.fits is False:
         return ("where it would fit is not known: it ended before its peak" if v.is_out_of_memory else
                 "no device of the catalogue is known to hold it")
     return None

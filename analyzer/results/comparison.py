@@ -1,7 +1,7 @@
 """What changed between two profiles, as plain data."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .profile import Profile
@@ -96,7 +96,7 @@ class ProfileChange:
     #: for each quantity, the deepest modules that explain its change
     modules: tuple[QuantityChange, ...] = ()
     structure: tuple[ModuleChange, ...] = ()
-    conditions: tuple[ConditionResult, ...] = field(default=())
+    conditions: tuple[ConditionResult, ...] = ()
 
     @property
     def failed(self) -> tuple[ConditionResult, ...]:

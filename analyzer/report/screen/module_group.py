@@ -39,7 +39,7 @@ def choose_groups(root: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
     while True:
         largest = max(groups, key=lambda group: measure(group.costs) or 0)
         if len(largest.members) != 1 or not largest.members[0].children or (
-                measure(largest.costs) or 0) <= _MOST * total or largest.members[0] is root:
+                measure(largest.costs) or 0) <= _MOST * total:
             return sort_by(groups, lambda group: measure(group.costs))
         groups.remove(largest)
         groups += _open(largest.members[0], measure)

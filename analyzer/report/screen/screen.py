@@ -7,7 +7,7 @@ from analyzer.results.view import register_report
 
 from .module_section import describe_modules
 from .paint import Paint
-from .section import describe_change, describe_peak, describe_phases, describe_rest, describe_run
+from .section import describe_peak, describe_phases, describe_remedy, describe_rest, describe_run
 from .terminal import NARROWEST, WIDEST
 
 _MORE = "p.summary(), p.module_tree(), p.table() (whose Kb, Mb, Gb are KiB, MiB, GiB), p.to_html(FILE)"
@@ -26,5 +26,5 @@ def render_screen(profile: Profile, *, width: int = WIDEST, color: bool = False,
     paint = Paint(color)
     sections = [describe_run(profile, paint, width), describe_phases(profile, paint, width),
                 describe_peak(profile, paint, width), describe_modules(profile, paint, width),
-                [*describe_rest(profile, more, width), *describe_change(profile, width)]]
+                [*describe_rest(profile, more, width), *describe_remedy(profile, width)]]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections if lines)

@@ -1,12 +1,12 @@
 """The sections of a first screen, as lines."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from analyzer.report.bound import REMEDIES, find_longest
 from analyzer.report.communication import describe_world
 from analyzer.report.fused import describe_fused
-from analyzer.report.holder_group import HolderGroup, group_holders
+from analyzer.report.holder_group import group_holders
 from analyzer.report.speed import describe_speed
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.verdict import describe_devices, describe_fit, find_peak, judge
@@ -95,12 +95,15 @@ def describe_peak(p: Profile, paint: Paint, width: int) -> list[str]:
     categories: list[str] = []
     holders: list[str] = []
     if p.peak_by_category:
-        rows = list(_list_categories(p.peak_by_category, shown))
+        by_size = sorted(p.peak_by_category.items(), key=lambda item: -item[1])
         room = width // 2 if is_wide and p.holders else width
-        categories = lay_out(("Category", "Size", "Share", ""), rows, paint, room, bars=(3, ))
+        categories = lay_out(("Category", "Size", "Share", ""), list(_list_largest(by_size, shown)), paint, room,
+                             bars=(3, ))
     if p.holders:
         room = width - measure_width(categories[0]) - _GAP if is_wide and categories else width
-        holders = lay_out(("Held by", "Size", "Share"), list(_list_holders(group_holders(p), shown)), paint, room)
+        groups = [(group.title, group.bytes) for group in group_holders(p)]
+        rows = [row[:3] for row in _list_largest(groups, shown)]
+        holders = lay_out(("Held by", "Size", "Share"), rows, paint, room)
     body = set_beside(categories, holders, _GAP) if is_wide and categories else [*categories, *holders]
     return [*(paint(line, "bold") for line in _title_peak(p, width)), *body]
 
@@ -125,20 +128,13 @@ def _title_peak(p: Profile, width: int) -> list[str]:
     return [f"{clean(said)} ({cut_middle(where, room)})"]
 
 
-def _list_categories(by_category: Mapping[str, int], shown: int) -> Iterator[tuple[str, ...]]:
-    total = sum(by_category.values())
-    named, rest = keep_largest(sorted(by_category.items(), key=lambda item: -item[1]), shown)
+def _list_largest(sizes: Sequence[tuple[str, int]], shown: int) -> Iterator[tuple[str, ...]]:
+    """Name, size, share and bar of the first ones, and of the rest together."""
+    total = sum([size for _, size in sizes])
+    named, rest = keep_largest(sizes, shown)
     others = [(f"{len(rest)} more", sum([size for _, size in rest]))] if rest else []
     for name, size in (*named, *others):
         yield name, format_bytes(size), format_part(size, total), draw_bar(size / total if total else None, _BAR)
-
-
-def _list_holders(groups: Sequence[HolderGroup], shown: int) -> Iterator[tuple[str, ...]]:
-    total = sum(group.bytes for group in groups)
-    named, rest = keep_largest(groups, shown)
-    others = [(f"{len(rest)} more", sum([group.bytes for group in rest]))] if rest else []
-    for name, size in (*((group.title, group.bytes) for group in named), *others):
-        yield name, format_bytes(size), format_part(size, total)
 
 
 def describe_rest(p: Profile, more: str, width: int) -> list[str]:
@@ -154,7 +150,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'} {rest}".rstrip()
 
 
-def describe_change(p: Profile, width: int) -> list[str]:
+def describe_remedy(p: Profile, width: int) -> list[str]:
     """What would make the step faster."""
     longest = find_longest(p)
     return [] if longest is None else wrap(f"to be faster: {REMEDIES[longest[0]].partition(': ')[2]}", width)
