@@ -11,6 +11,15 @@ from .speed import describe_speed
 from .verdict import judge
 
 
+def title_run(profile: Profile) -> str:
+    """What was run in a line: the model, its mode and device, optimizer and autocast."""
+    p = profile
+    facts = ", ".join(f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast))
+                      if value)
+    return (f"{p.name}: one {p.mode} step" + (f" on {p.device}" if p.device else "")
+            + (f" ({facts})" if facts else ""))
+
+
 @register_view.shipped("repr")
 def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
     """What ``repr`` and ``print`` show: name, mode, device, peak, FLOPs and the verdict, as far as they are known.
@@ -21,10 +30,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
       cannot be told whether it fits on h200: what it needs is not known, 139.80 GiB there
     """
     p = profile
-    facts = ", ".join(f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast))
-                      if value)
-    title = f"Profile of {p.name}: one {p.mode} step" + (f" on {p.device}" if p.device else "")
-    lines = [title + (f" ({facts})" if facts else "")]
+    lines = [f"Profile of {title_run(p)}"]
     figures = (("parameters", "count", ((p.params, ""),)),
                ("peak memory", "bytes", ((p.peak_allocated_bytes, "allocated"), (p.peak_reserved_bytes, "reserved"))),
                ("FLOPs", "count", ((p.fwd_flops, "forward"), (p.bwd_flops if p.mode == "train" else None, "backward"))))

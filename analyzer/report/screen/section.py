@@ -7,6 +7,7 @@ from analyzer.report.bound import REMEDIES, find_longest
 from analyzer.report.communication import describe_world
 from analyzer.report.fused import describe_fused
 from analyzer.report.holder_group import group_holders
+from analyzer.report.short_text import title_run
 from analyzer.report.speed import describe_speed
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.verdict import describe_devices, describe_fit, find_peak, judge
@@ -27,10 +28,8 @@ _GAP = 4
 
 def describe_run(p: Profile, paint: Paint, width: int) -> list[str]:
     """What was profiled, whether it fits, and how long it takes."""
-    facts = [f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast)) if value]
-    title = f"one {p.mode} step" + (f" on {p.device}" if p.device else "") + (f" ({', '.join(facts)})" if facts else "")
     given = ", ".join([*_describe_parameters(p), *(f"{name} {tensor}" for name, tensor in p.inputs.items())])
-    lines = [paint(cut_end(f"{p.name}: {title}", width), "bold")]
+    lines = [paint(cut_end(title_run(p), width), "bold")]
     if p.world is not None and p.world.size > 1:
         lines.append(cut_end(describe_world(p.world), width))
     lines += [cut_end(given, width)] if given else []
