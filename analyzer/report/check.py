@@ -16,7 +16,7 @@ from analyzer.results.profile import Profile
 from .column import FORMATS, Column, check_layout, escape_controls, print_rows
 from .limit import GRAMMAR, Limit, parse_limit
 from .module_row import divide
-from .quantity import OF_MODEL, QUANTITIES, read_quantity
+from .quantity import OF_MODEL, QUANTITIES, list_names, read_quantity
 from .summary import describe_run
 
 #: What must not grow where no limit is given.
@@ -161,7 +161,7 @@ LIMIT is one of
   'FIELD +N'    at most so much above the baseline, e.g. 'peak_allocated_bytes +100MiB', 'step_seconds +5ms'
   'FIELD N'     at most N, whatever the baseline, e.g. 'peak_reserved_bytes 40GiB', 'fwd_flops 2.5T'
 FIELD is a quantity of the profile:
-{_fold(QUANTITIES)}
+{_fold(list_names([]))}
 or a path, e.g. phases.forward.peak_allocated_bytes, first_step.backward.flops, peak_by_category.activation.
 Without --max, none of these may grow:
 {_fold(MAIN)}

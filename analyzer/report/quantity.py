@@ -60,7 +60,7 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
             raise InputError(f"{caller}: no quantity {name!r}; did you mean {' or '.join(near)}?")
         paths = sorted({known.rpartition(".")[0] + "." for known in names if "." in known})
         more = f"; paths begin with {', '.join(paths)}" if paths else ""
-        raise InputError(f"{caller}: no quantity {name!r}; quantities are {', '.join(QUANTITIES)}{more}")
+        raise InputError(f"{caller}: no quantity {name!r}; quantities are {', '.join(list_names([]))}{more}")
     return Column(name, name, _find_unit(name))
 
 

@@ -118,7 +118,7 @@ def test_names_are_those_of_both_profiles() -> None:
     ("phases.backward.flops +2%", ["no quantity 'phases.backward.flops'", "phases.forward."]),
     ("reserved 1GiB", ["did you mean peak_reserved_bytes"]),
     ("zzz +1", ["no quantity 'zzz'; quantities are params, ",
-                "; paths begin with peak_by_category., phases."]),
+                "hfu, saved_bytes, comm_bytes; paths begin with peak_by_category., phases."]),
     ("batch_size 8", ["no quantity 'batch_size'"]),
     ("peak_allocated_bytes", ["write a limit as 'FIELD +N%', 'FIELD +N' or 'FIELD N'"]),
     ("peak_allocated_bytes+2%", ["write a limit as"]),
