@@ -78,7 +78,7 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
 def _find_headline(change: ProfileChange) -> Headline:
     """What became of the conditions and which main quantities changed, in words."""
     result, first = describe_result(change), describe_first(change)
-    said = [first, *[f"Not profiled alike: {text}" for text in change.settings], describe_ended(change).capitalize()]
+    said = [first, *[f"Not profiled alike: {text}" for text in change.settings], describe_ended(change)]
     return Headline.of(not change.failed if change.conditions else None, result,
                        [escape_controls(line) for line in said if line])
 
