@@ -25,7 +25,6 @@ with rare_collections():
     from analyzer.profilers.flop_registry import register_flop_impl
     from analyzer.profilers.kernel_time.registry import register_time_impl
     from analyzer.results.advice import Advice
-    from analyzer.results.comparison import ProfileChange
     from analyzer.results.fit_table import FitTable
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
     from analyzer.results.roofline import Roofline
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from analyzer.dryrun.script import dry_run
     from analyzer.generation import profile_generate
     from analyzer.report.comparison.compare import compare
+    from analyzer.results.comparison import ProfileChange
     from analyzer.solver.fit import max_batch_size, max_sequence_length
 
 __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileChange",
@@ -51,10 +51,11 @@ __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", 
 
 # what few need
 __getattr__ = find_later(__name__, {
-    "advise": "analyzer.advice.search", "compare": "analyzer.report.comparison.compare",
-    "dry_run": "analyzer.dryrun.script", "max_batch_size": "analyzer.solver.fit",
-    "max_sequence_length": "analyzer.solver.fit", "profile_generate": "analyzer.generation",
-    "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"})
+    "ProfileChange": "analyzer.results.comparison", "advise": "analyzer.advice.search",
+    "compare": "analyzer.report.comparison.compare", "dry_run": "analyzer.dryrun.script",
+    "max_batch_size": "analyzer.solver.fit", "max_sequence_length": "analyzer.solver.fit",
+    "profile_generate": "analyzer.generation", "reprofile": "analyzer.api.reprofile",
+    "run_passes": "analyzer.api.reprofile"})
 
 
 def __dir__() -> list[str]:
