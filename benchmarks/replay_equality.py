@@ -1,6 +1,6 @@
 """Random programs, profiled with replay and without: every field of the two profiles must be equal.
 
-    python -m benchmarks.replay_equality --programs 2000 --seed 1    # from 1,000 on, writes docs/reliability.md
+    python -m benchmarks.replay_equality --programs 2000 --seed 1    # docs/reliability.md: python -m benchmarks.trust
     python -m benchmarks.replay_equality --only 100017               # one program; its field by field differences
     python -m benchmarks.replay_equality --only 100017 --reduce      # ... and the simplest program that differs so
 
@@ -9,18 +9,15 @@ Exits 1 where a program differs.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import os
-import platform
 import re
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,6 +27,7 @@ import torch  # noqa: E402
 from analyzer import Profile, ProfileOptions, profile  # noqa: E402
 
 from .random_program import Program, build, draw_program, list_features, reductions  # noqa: E402
+from .trust_section import Section  # noqa: E402
 
 EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS = "equal", "both fail alike", "rows differ", "figures differ", "one fails"
 KINDS = (EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS)
@@ -39,8 +37,6 @@ ABOUT_REPLAY = {"replay"}
 """Fields that say what was replayed, and differ by that."""
 FIELDS = tuple(f.name for f in fields(Profile) if f.name not in ABOUT_REPLAY)
 PER_SEED = 100_000
-PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
-FEWEST_FOR_PAGE = 1000
 
 
 class Failure(NamedTuple):
@@ -176,31 +172,47 @@ def report(number: int, program: Program, verdict: Verdict) -> None:
         print(f"    also: {', '.join(name for name, _, _ in ordered[3:])}", flush=True)
 
 
-def write_page(counts: Counter[str], seconds: float, different: dict[int, str], flags: str) -> None:
-    """Write docs/reliability.md."""
+def run_programs(numbers: Iterable[int], reduces: bool = False) -> tuple[Counter[str], dict[int, str]]:
+    """Compare programs and print those that differ: how many are of each kind, and the kinds of those that differ."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    counts, different = Counter[str](), dict[int, str]()
+    for number in numbers:
+        verdict = compare_number(number)
+        counts[verdict.kind] += 1
+        if verdict.kind not in (EQUAL, ALIKE):
+            program = draw_program(number)
+            different[number] = verdict.kind
+            report(number, program, verdict)
+            if reduces:
+                simplest = reduce_program(program, number % 2 == 1)
+                print("  reduced:", end=" ")
+                report(number, simplest, compare(simplest, number % 2 == 1))
+        if sum(counts.values()) % 50 == 0:
+            gc.collect()
+    return counts, different
+
+
+def measure(count: int | None = None) -> Section:
+    """Replayed against run, for docs/reliability.md: ``count`` programs, or 2,000."""
+    number = 2000 if count is None else count
+    counts, different = run_programs(range(PER_SEED, PER_SEED + number))
     rows = "\n".join(f"| {kind} | {counts[kind]} |" for kind in KINDS)
-    told = "\n".join(f"- `{number}`: {kind}: `{draw_program(number)}`" for number, kind in different.items())
-    features = len(list_features())
-    PAGE.write_text(f"""# Reliability
-
-## Replayed equals run
-
+    return Section("replay", "Replayed equals run", f"""
 What is run once and replayed (docs/how_it_works.md) must be what running it again would have been. Random small models
-try to break that: {features} features (`benchmarks/program_features/`), one to three in a block, some of which keep
-state where no profiler can see it (globals, closures, generators), stacked, called and profiled in random ways. Each is
-profiled with `reuse=True` and `reuse=False`, by turns in either order, and every field of the two profiles is compared,
-rows too; of spans, what they do and how long, not in which order.
+try to break that: {len(list_features())} features (`benchmarks/program_features/`), one to three in a block, some of
+which keep state where no profiler can see it (globals, closures, generators), stacked, called and profiled in random
+ways. Each is profiled with `reuse=True` and `reuse=False`, by turns in either order, and every field of the two
+profiles is compared, rows too; of spans, what they do and how long, not in which order.
 
-`python -m benchmarks.replay_equality {flags}`, {datetime.date.today():%d %B %Y}, torch {torch.__version__},
-Python {platform.python_version()}, {os.cpu_count()} cores, {seconds:.0f} s:
-
-| {sum(counts.values())} programs | |
+| {number} programs | |
 |---|---:|
 {rows}
 
 A program that fails must raise the same error in both. 100 of these programs are among the tests
-(`tests/replay/test_random_program.py`).
-""" + (f"\nThose that differ; `--only NUMBER` shows one, `--reduce` makes it simpler:\n\n{told}\n" if told else ""))
+(`tests/replay/test_random_program.py`); `python -m benchmarks.replay_equality --only NUMBER` shows one, and with
+`--reduce` makes it simpler.
+""", {"programs": number}, [f"`{number}`: {kind}: `{draw_program(number)}`" for number, kind in different.items()])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,28 +223,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, action="append", help="the program of this number")
     parser.add_argument("--reduce", action="store_true", help="look for the simplest program that differs")
     options = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    first = options.seed * PER_SEED
-    counts, different, start = Counter[str](), dict[int, str](), time.perf_counter()
-    for number in options.only or range(first, first + options.programs):
-        verdict = compare_number(number)
-        counts[verdict.kind] += 1
-        if verdict.kind not in (EQUAL, ALIKE):
-            program = draw_program(number)
-            different[number] = verdict.kind
-            report(number, program, verdict)
-            if options.reduce:
-                simplest = reduce_program(program, number % 2 == 1)
-                print("  reduced:", end=" ")
-                report(number, simplest, compare(simplest, number % 2 == 1))
-        if sum(counts.values()) % 50 == 0:
-            gc.collect()
-    seconds = time.perf_counter() - start
+    first, start = options.seed * PER_SEED, time.perf_counter()
+    counts, _ = run_programs(options.only or range(first, first + options.programs), options.reduce)
     told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
-    print(f"{sum(counts.values())} programs of {len(list_features())} features: {told}; {seconds:.0f} s")
-    if not options.only and options.programs >= FEWEST_FOR_PAGE:
-        write_page(counts, seconds, different, f"--programs {options.programs} --seed {options.seed}")
+    print(f"{sum(counts.values())} programs of {len(list_features())} features: {told}; "
+          f"{time.perf_counter() - start:.0f} s")
     return int(any(counts[kind] for kind in (ROWS, FIGURES, ONE_FAILS)))
 
 
