@@ -15,7 +15,7 @@ from torch import nn
 from analyzer.meta.plain_type import VALUES
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 
-from .state_value import reaches_outside, tensor_attributes
+from .state_value import reaches_inside, reaches_outside, tensor_attributes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FIXED = (types.FunctionType, staticmethod, classmethod, *VALUES)  # what a class gives to all its modules
@@ -93,26 +93,29 @@ class ReadValues:
         self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i))
                         for i in dict.fromkeys(i for i, _ in self.fixed)]
         self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
-        self.outside = self._find_outside(list(modules.values()))  #: an attribute through which more can be reached
+        inside = self._find_inside(list(modules.values()))
+        held = [(name, value) for _, name, value in (*self.values, *self.computed) if type(value) not in VALUES]
+        #: an attribute through which more can be reached
+        self.outside = next((name for name, value in held if reaches_outside(value, inside)), None)
+        #: whether a value leads back into the block: in another block the same object is something else
+        self.leads_inside = any(reaches_inside(value, inside) for _, value in held)
         self._own = [
             _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
         ]
 
-    def _find_outside(self, modules: Sequence[nn.Module]) -> str | None:
+    def _find_inside(self, modules: Sequence[nn.Module]) -> dict[int, Any]:
+        """The modules of the block and what they register, by id."""
         inside: dict[int, Any] = dict.fromkeys(map(id, modules))
         for module in modules:
             contents = module.__dict__
             inside.update(dict.fromkeys(map(id, (contents, *(contents[name] for name in REGISTRIES)))))
             inside.update((id(t), t) for held in (module._parameters, module._buffers) for t in held.values())
-        for _, name, value in (*self.values, *self.computed):
-            if type(value) not in VALUES and reaches_outside(value, inside):
-                return name
-        return None
+        return inside
 
     def hold_for_isomorph(self, isomorph: Any) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""
-        return isomorph.prototype is self.prototype and not self.computed and self.read.isdisjoint(
-            isomorph.differing) and isomorph.holds_the_same()
+        return (isomorph.prototype is self.prototype and not self.computed and not self.leads_inside
+                and self.read.isdisjoint(isomorph.differing) and isomorph.holds_the_same())
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it,
@@ -134,16 +137,17 @@ class ReadValues:
                 return False
             if any(empty) or tuple(map(type, empty)) != own.empty_types:
                 return False
-            if all(map(operator.is_, theirs, own.values)):
+            if not self.leads_inside and all(map(operator.is_, theirs, own.values)):
                 continue
             for mine, its_own in zip(own.values, theirs):
-                if mine is its_own or type(mine) is type(its_own) and isinstance(mine, VALUES) and mine == its_own:
+                if mine is its_own and not self.leads_inside or type(mine) is type(its_own) and isinstance(
+                        mine, VALUES) and mine == its_own:
                     continue
                 if not _same(mine, its_own, self.positions, where):
                     return False
         for i, name, mine in self.computed:
             theirs = getattr(its[i], name, _MISSING)
-            if mine is theirs:
+            if mine is theirs and not self.leads_inside:
                 continue
             if not _same(mine, theirs, self.positions, where):
                 return False
@@ -198,10 +202,14 @@ class Positions:
         """The place of a module, a tensor or a registry; None of anything else."""
         return self._found.get(id(thing)) if isinstance(thing, (nn.Module, torch.Tensor, dict)) else None
 
+    def are_reached_from(self, value: Any) -> bool:
+        """Whether a value leads to one of them."""
+        return type(value) not in VALUES and reaches_inside(value, self._found)
+
 
 def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
-    if a is b:
-        return True
+    if a is b:  # what leads into one block is something else in the other
+        return not where_a.are_reached_from(a)
     place = where_a.of(a)
     if place is not None:
         return place == where_b.of(b)

@@ -9,7 +9,7 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
@@ -65,16 +65,35 @@ def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | Non
 
 def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
     """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
-    seen: set[int] = set()
+    return not all(_list_reached(value, inside))
+
+
+def reaches_inside(value: Any, inside: Mapping[int, Any]) -> bool:
+    """Whether something that is ``inside`` (by id) can be reached from ``value``."""
+    return any(_list_reached(value, inside))
+
+
+def _list_reached(value: Any, inside: Mapping[int, Any]) -> Iterator[bool]:
+    """Of each thing ``inside``, and each module or tensor, that is reached from ``value``: whether it is inside. What
+    cannot be looked through is not.
+    """
+    seen: dict[int, Any] = {}  # and held: no other object gets the id of one that was made for this search
     waiting = [value]
     while waiting:
         found = waiting.pop()
         kind = type(found)
-        if kind in PLAIN or isinstance(found, IMMUTABLE) or id(found) in seen or id(found) in inside:
+        if kind in PLAIN or isinstance(found, IMMUTABLE) or id(found) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *UNREADABLE)) or len(seen) > MOST_OBJECTS:
-            return True
+        seen[id(found)] = found
+        if id(found) in inside:
+            yield True
+            continue
+        if isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *UNREADABLE)):
+            yield False
+            continue
+        if len(seen) > MOST_OBJECTS:
+            yield False
+            return
         if isinstance(found, dict):
             waiting += found.values()
         elif isinstance(found, (MutableMapping, MutableSet, MutableSequence, tuple, deque)):
@@ -88,7 +107,6 @@ def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
             waiting += found.func, found.args, found.keywords
         elif not is_stateless(kind) or is_standard(kind):
             waiting += getattr(found, "__dict__", {}).values()
-    return False
 
 
 def are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
