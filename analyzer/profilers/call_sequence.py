@@ -2,22 +2,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import count, repeat
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import NamedTuple
 
 from analyzer.meta.signature import Signature
 from analyzer.record.call_table import CallTable
-from analyzer.record.log import Log, PlacedPart
+from analyzer.record.log import Log, PhaseRecord, PlacedPart
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
-from .call_timer import CallTimer, TimedCall
+from .call_timer import CallTimer
 
 _FUNCTIONAL = "_c10d_functional"
 WAIT_TENSOR, WRAP_TENSOR = f"{_FUNCTIONAL}::wait_tensor", f"{_FUNCTIONAL}::_wrap_tensor_autograd"
-
-TimedPlace = tuple[int, TimedCall, bool]
-"""The index of a call, what it takes, and whether it may be given the result of a functional collective."""
 
 
 def is_functional(signature: Signature) -> bool:
@@ -25,30 +24,57 @@ def is_functional(signature: Signature) -> bool:
     return communicates(signature) and bool(signature.op.namespace.startswith(_FUNCTIONAL))
 
 
-class CallSequence:
-    """The calls of ``log`` from that at ``begin`` on, where a step begins. It is written out where it matters which
-    storages the calls of a replay have, and that is not known before.
+class CallRun(NamedTuple):
+    """Calls in a row: where they are in the log, which of `CallTimer.timed` each is (one list for all replays that are
+    alike), whether each may be given the result of a functional collective, and whether they are replayed.
     """
 
-    def __init__(self, log: Log, timer: CallTimer, begin: int) -> None:
-        self.log, self.timer, self._begin = log, timer, begin
-        self.waits = any(is_functional(tally.call.signature) for tally in log.tallies())
-        if self.waits and not all(part.find_call for part in log.placed_parts()):
-            log.write_out()
-        self._parts = [part for part in log.placed_parts() if part.first_call >= begin]
-        self._starts = [part.first_call for part in self._parts]
-        self._alike: dict[tuple[int, int, int], tuple[list[TimedCall], list[bool]]] = {}
-        self._results: dict[int, set[int]] = {}  # of functional collectives, by id of the table that they are in
+    places: Sequence[int]
+    calls: list[int]
+    may_wait: Iterable[bool]
+    replayed: bool
 
-    def __iter__(self) -> Iterator[TimedPlace]:
-        table, place = self.log.call_slots, self._begin
-        for part in self._parts:
-            places = table.written_places(place, part.first_call)
-            yield from zip(places, self.timer.calls(table, places), repeat(True))
-            yield from zip(count(part.first_call), *self._describe(part))
-            place = part.first_call
-        places = table.written_places(place, len(table))
-        yield from zip(places, self.timer.calls(table, places), repeat(True))
+
+class CallSequence:
+    """The calls of a log, by part of a phase, listed once to be run at several paces. The log is written out where it
+    matters which storages the calls of a replay have, and that is not known before. Raises UnknownTimeError.
+    """
+
+    def __init__(self, log: Log, timer: CallTimer) -> None:
+        self.log, self.timer = log, timer
+        self._waits = any(is_functional(tally.call.signature) for tally in log.tallies())
+        if self._waits and not all(part.find_call for part in log.placed_parts()):
+            log.write_out()
+        self._parts = log.placed_parts()
+        self._starts = [part.first_call for part in self._parts]
+        self._alike: dict[tuple[int, int, int], tuple[list[int], Iterable[bool]]] = {}
+        self._results: dict[int, set[int]] = {}  # of functional collectives, by id of the table that they are in
+        self.phases = list(self._list_phases())  #: each part of a phase, with its calls
+
+    def _list_phases(self) -> Iterator[tuple[PhaseRecord, list[CallRun]]]:
+        log, parts = self.log, deque(self._parts)
+        for record, end in zip(log.phases, [*(later.first_call for later in log.phases[1:]), len(log.call_slots)]):
+            place, runs = record.first_call, []
+            while parts and parts[0].first_call < end:
+                part = parts.popleft()
+                assert part.first_call + part.calls <= end  # a replay ends with its phase at the latest
+                runs += [self._written(place, part.first_call), self._replayed(part)]
+                place = part.first_call
+            yield record, [run for run in (*runs, self._written(place, end)) if run.calls]
+
+    def _written(self, start: int, stop: int) -> CallRun:
+        table = self.log.call_slots
+        places = table.written_places(start, stop)
+        return CallRun(places, self.timer.numbers(table, places), repeat(self._waits), False)
+
+    def _replayed(self, part: PlacedPart) -> CallRun:
+        key = id(part.segment), part.start, part.stop
+        if key not in self._alike:
+            table, places = part.segment.places(part.start, part.stop, self.log)
+            results = self._results_in(table) if self._waits else set()
+            self._alike[key] = self.timer.numbers(table, places), [
+                not results.isdisjoint(table[place].inputs) for place in places] if results else repeat(False)
+        return CallRun(range(part.first_call, part.first_call + part.calls), *self._alike[key], True)
 
     def __getitem__(self, index: int) -> OpCall:
         """A call with its storages."""
@@ -59,21 +85,11 @@ class CallSequence:
         assert find is not None  # else all is written out
         return find(index - self._starts[place])
 
-    def _describe(self, part: PlacedPart) -> tuple[list[TimedCall], list[bool]]:
-        """What the calls of a part take, and which may be given a result; parts of one segment are described once."""
-        found = self._alike.get(key := (id(part.segment), part.start, part.stop))
-        if found is None:
-            table, places = part.segment.places(part.start, part.stop, self.log)
-            results = self._results_in(table)
-            found = self._alike[key] = list(self.timer.calls(table, places)), [
-                bool(results) and not results.isdisjoint(table[place].inputs) for place in places]
-        return found
-
     def _results_in(self, table: CallTable) -> set[int]:
         found = self._results.get(id(table))
         if found is None:
             found = self._results[id(table)] = set()
-            for call in table.written() if self.waits else ():
+            for call in table.written():
                 if is_functional(call.signature) or (
                         call.signature.op._schema.name == WRAP_TENSOR and not found.isdisjoint(call.inputs)):
                     found.update(call.outputs)

@@ -1,8 +1,7 @@
 """What the host and the device do for each call of a log."""
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec
@@ -17,8 +16,6 @@ from .host_time import HostTime
 from .kernel_time.call import kernel_time
 from .kernel_time.turn import COMMUNICATION, find_kind, find_turn
 from .schedule import PICOSECONDS, Work
-
-_WORK = itemgetter(0)
 
 
 class UnknownTimeError(Exception):
@@ -51,70 +48,60 @@ class CallTimer:
         self.host = HostTime(host_of(device), log)
         self.gap = self.host.host.gap_seconds
         self.is_host = device.kind == "cpu"
-        self._alike: dict[tuple[object, str, bool, bool], TimedCall] = {}
-        self._calls: dict[CallKind, TimedCall] = {}
+        self.timed: list[TimedCall] = []  #: one of each kind, in the order in which they were met
+        self._alike: dict[tuple[object, str, bool, bool], int] = {}
+        self._calls: dict[CallKind, int] = {}
 
     def time(self, call: OpCall) -> TimedCall:
         """What the host and the device do for a call. Raises UnknownTimeError."""
-        key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
-        found = self._alike.get(key)
-        if found is None:
-            kernel = kernel_time(call, self.device, self.log)
-            if kernel is None:
-                raise UnknownTimeError
-            host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
-            notice = self.host.notice(call)
-            device = round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
-            work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
-            # what rows and phases add up is whole picoseconds, too
-            seconds = round(kernel.seconds * PICOSECONDS) / PICOSECONDS
-            kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
-            kind = find_kind(call.signature)
-            turn = find_turn(call.signature, kind, kernel, self.device, self.log)
-            found = self._alike[key] = TimedCall(work, kernel, kind, turn, call.signature)
-        return found
+        return self.timed[self._number(call)]
 
-    def calls(self, table: CallTable, places: Sequence[int]) -> Iterator[TimedCall]:
-        """What the calls at ``places`` take; one of each kind is made. Raises UnknownTimeError."""
-        calls = self._calls
+    def numbers(self, table: CallTable, places: Sequence[int]) -> list[int]:
+        """Which of `timed` each of the calls at ``places`` is; one of each kind is made. Raises UnknownTimeError."""
+        calls, numbers = self._calls, []
         for kind, place in zip(table.kinds_at(places), places):
-            found = calls.get(kind)
-            if found is None:
-                found = calls[kind] = self.time(table[place])
-            yield found
+            number = calls.get(kind)
+            if number is None:
+                number = calls[kind] = self._number(table[place])
+            numbers.append(number)
+        return numbers
 
-    def works(self, table: CallTable, places: Sequence[int]) -> Iterator[Work]:
-        """The work of each call at ``places``. Raises UnknownTimeError."""
-        return map(_WORK, self.calls(table, places))
+    def at_pace(self, pace: Pace) -> list[TimedCall]:
+        """`timed` at another pace; the gap between two kernels stays as it is."""
+        return [timed._replace(work=self._work_at(timed, pace)) for timed in self.timed]
 
+    def _number(self, call: OpCall) -> int:
+        key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
+        number = self._alike.get(key)
+        if number is None:
+            self.timed.append(self._time(call))
+            number = self._alike[key] = len(self.timed) - 1
+        return number
 
-class PacedTimer(CallTimer):
-    """The calls of a timer at another pace; the gap between two kernels stays as it is."""
+    def _time(self, call: OpCall) -> TimedCall:
+        kernel = kernel_time(call, self.device, self.log)
+        if kernel is None:
+            raise UnknownTimeError
+        host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
+        notice = self.host.notice(call)
+        device = self._on_device(kernel)
+        work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
+        # what rows and phases add up is whole picoseconds, too
+        seconds = round(kernel.seconds * PICOSECONDS) / PICOSECONDS
+        kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
+        kind = find_kind(call.signature)
+        turn = find_turn(call.signature, kind, kernel, self.device, self.log)
+        return TimedCall(work, kernel, kind, turn, call.signature)
 
-    def __init__(self, timer: CallTimer, pace: Pace) -> None:
-        self.log, self.device, self.host, self.gap, self.is_host = (
-            timer.log, timer.device, timer.host, timer.gap, timer.is_host)
-        self._timer, self._pace = timer, pace
-        self._paced: dict[int, TimedCall] = {}  # by identity: the timer keeps the calls that it timed
+    def _on_device(self, kernel: KernelTime) -> int:
+        """Picoseconds of kernels and of the gaps behind them."""
+        return round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
 
-    def time(self, call: OpCall) -> TimedCall:
-        """What the host and the device do for a call. Raises UnknownTimeError."""
-        return self._at_pace(self._timer.time(call))
-
-    def calls(self, table: CallTable, places: Sequence[int]) -> Iterator[TimedCall]:
-        """What the calls at ``places`` take. Raises UnknownTimeError."""
-        return map(self._at_pace, self._timer.calls(table, places))
-
-    def _at_pace(self, timed: TimedCall) -> TimedCall:
-        found = self._paced.get(id(timed))
-        if found is None:
-            work, pace = timed.work, self._pace
-            kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
-            more = round(timed.kernel.seconds * PICOSECONDS * (kernels - 1))
-            if self.is_host:  # the host runs the kernels itself
-                device = round((timed.kernel.seconds + timed.kernel.kernels * self.gap) * PICOSECONDS)
-                work = work._replace(host=round((work.host - device) * pace.host) + device + more)
-            else:
-                work = work._replace(host=round(work.host * pace.host), device=work.device + more)
-            found = self._paced[id(timed)] = timed._replace(work=work)
-        return found
+    def _work_at(self, timed: TimedCall, pace: Pace) -> Work:
+        work, kernel = timed.work, timed.kernel
+        kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
+        more = round(kernel.seconds * PICOSECONDS * (kernels - 1))
+        if self.is_host:  # the host runs the kernels itself
+            device = self._on_device(kernel)
+            return Work(round((work.host - device) * pace.host) + device + more, 0)
+        return Work(round(work.host * pace.host), work.device + more, work.waits, work.notice)

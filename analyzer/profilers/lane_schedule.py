@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from analyzer.record.log import Log
 
+from .call_sequence import CallSequence
 from .call_timer import CallTimer
 from .kernel_time.turn import COMPUTE
 from .lane import HOST, LAUNCH, SYNCHRONIZE, WAIT, Lanes, LaneSpan
@@ -14,7 +15,7 @@ from .stream_schedule import HostRun, KernelRun, ScheduledStep, schedule_steps
 
 def find_lanes(log: Log, timer: CallTimer) -> Lanes:
     """The lanes of a log on the timer's device. Raises UnknownTimeError where the time of a call is not known."""
-    steps = list(schedule_steps(log, timer, notes_host=True))
+    steps = list(schedule_steps(CallSequence(log, timer), notes_host=True))
     starts: dict[int, int] = {}
     begin = 0
     for step in reversed(steps):  # each begins when the one before it is done

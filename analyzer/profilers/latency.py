@@ -3,21 +3,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import BOUNDS
-from analyzer.record.log import Log
+from analyzer.record.log import Log, Tally
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
-from .call_timer import CallTimer, UnknownTimeError
+from .call_sequence import CallSequence
+from .call_timer import CallTimer, Pace, TimedCall, UnknownTimeError
 from .kernel_time.call import kernel_time
 from .lane_schedule import find_lanes
 from .schedule import PICOSECONDS, Clock, PhaseTime
 from .step_range import find_step_range
-from .stream_schedule import KernelRun, runs_in_turn, schedule_steps
+from .stream_schedule import KernelRun, find_end, runs_in_turn, schedule_steps
 from .turn_schedule import time_phases
 
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
@@ -63,36 +64,45 @@ class _Latency:
     def run(self) -> Annotation:
         log, last = self.log, self.log.steps - 1
         out = Annotation(self._fill_rows, lambda: find_lanes(self.log, self.timer))
+        tallies = [(tally, self.timer.time(tally.call)) for tally in log.tallies()]
+        sequence = CallSequence(log, self.timer)
         in_turn = self.timer.is_host or runs_in_turn(log)
-        times = time_phases(log, self.timer) if in_turn else self._schedule()
-        spent = self._sum_kernels()
+        times = time_phases(sequence, self.timer.timed) if in_turn else self._schedule(sequence)
+        spent = self._sum_kernels(tallies)
         for key, time in times.items():
             out.phases[key].update(_divide(time, spent[key]))
         steady = {phase: row for (step, phase), row in out.phases.items() if step == last}
         if self._runs is not None and len({run.stream for run in self._runs.values()}) > 1:
             out.assumptions.append(OVERLAP)
         seconds = math.fsum(time.total for (step, _), time in times.items() if step == last) / PICOSECONDS
+
+        def run(pace: Pace) -> float:
+            timed = self.timer.at_pace(pace)
+            if in_turn:
+                return sum(time.total for time in time_phases(sequence, timed, last).values()) / PICOSECONDS
+            return find_end(sequence, timed) / PICOSECONDS
+
+        steps = [(timed, tally.number) for tally, timed in tallies if tally.step == last]
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
                       "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values()),
-                      "step_seconds_range": find_step_range(log, self.timer, seconds, in_turn)}
+                      "step_seconds_range": find_step_range(steps, self.timer.host.host.spread, seconds, run)}
         return out
 
-    def _schedule(self) -> dict[tuple[int, str], PhaseTime]:
+    def _schedule(self, sequence: CallSequence) -> dict[tuple[int, str], PhaseTime]:
         """The time of each phase of each step on several streams."""
         times: dict[tuple[int, str], PhaseTime] = {}
-        for step in schedule_steps(self.log, self.timer):
+        for step in schedule_steps(sequence):
             times.update({(step.step, phase): time for phase, time in step.phases.items()})
             if step.step == self.log.steps - 1:
                 self._runs = {run.call: run for run in step.runs}
         return times
 
-    def _sum_kernels(self) -> dict[tuple[int, str], Counter[str]]:
+    def _sum_kernels(self, tallies: Iterable[tuple[Tally, TimedCall]]) -> dict[tuple[int, str], Counter[str]]:
         """Of each phase of each step, the picoseconds of kernels by what bounds them."""
         sums: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in self.log.phases}
-        for step, call, _, number in self.log.tallies():
-            kernel = self.timer.time(call).kernel
+        for tally, (_, kernel, *_) in tallies:
             if kernel.kernels:
-                sums[step, call.phase][kernel.bound] += number * round(kernel.seconds * PICOSECONDS)
+                sums[tally.step, tally.call.phase][kernel.bound] += tally.number * round(kernel.seconds * PICOSECONDS)
         return sums
 
     def _fill_rows(self, out: Annotation) -> None:

@@ -1,41 +1,31 @@
 """Low and high seconds of a step: what becomes of it if what it waits for is slower or faster than predicted."""
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from analyzer.hardware.kernel_time.error import ErrorSum
 from analyzer.hardware.kernel_time.estimate import find_range
 from analyzer.meta.signature import Signature
-from analyzer.record.log import Log
 
-from .call_timer import CallTimer, Pace, PacedTimer
+from .call_timer import Pace, TimedCall
 from .kernel_time.turn import COMMUNICATION
-from .schedule import PICOSECONDS
-from .stream_schedule import find_end
-from .turn_schedule import time_phases
 
 
-def find_step_range(log: Log, timer: CallTimer, seconds: float, in_turn: bool) -> tuple[float, float]:
-    """Low and high of the last step of a log, which takes ``seconds``: nine in ten measured steps lie between.
+def find_step_range(tallies: Iterable[tuple[TimedCall, int]], host_spread: float, seconds: float,
+                    run: Callable[[Pace], float]) -> tuple[float, float]:
+    """Low and high of a step that takes ``seconds``: nine in ten measured steps lie between. ``tallies``: what its
+    calls take, and how many of each there are; ``run`` gives the seconds of the step at a pace.
 
     Three things are off each on its own: the pace of the host, the kernels that compute, and those that communicate.
     The step is run again with each at both ends of its range, so what hides behind something else does no harm, and
     what comes to the fore does.
     """
     compute, communication = ErrorSum(), ErrorSum()
-    for step, call, _, number in log.tallies():
-        timed = timer.time(call)
-        if step == log.steps - 1 and timed.kernel.kernels:
+    for timed, number in tallies:
+        if timed.kernel.kernels:
             errors = communication if timed.kind == COMMUNICATION else compute
-            errors.add(_kernel_of(call.signature), number, timed.kernel.seconds, timed.kernel.spread)
-
-    def run(pace: Pace) -> float:
-        paced, last = PacedTimer(timer, pace), log.steps - 1
-        if in_turn:
-            return sum(time.total for time in time_phases(log, paced, last).values()) / PICOSECONDS
-        return find_end(log, paced) / PICOSECONDS
-
-    return range_at_paces(seconds, timer.host.host.spread, compute, communication, run)
+            errors.add(_kernel_of(timed.signature), number, timed.kernel.seconds, timed.kernel.spread)
+    return range_at_paces(seconds, host_spread, compute, communication, run)
 
 
 def _kernel_of(signature: Signature) -> Hashable:

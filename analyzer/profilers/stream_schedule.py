@@ -12,13 +12,11 @@ from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, is_functional
-from .call_timer import CallTimer, TimedCall
+from .call_timer import TimedCall
 from .kernel_time.turn import COMMUNICATION, COMPUTE
 from .overlap import Cover, find_exposed
 from .schedule import PICOSECONDS, PhaseTime
 from .stream_clock import Moment, StreamClock
-
-_END = -1, None, False
 
 
 class KernelRun(NamedTuple):
@@ -61,42 +59,36 @@ def runs_in_turn(log: Log) -> bool:
     return not log.streams and not any(communicates(tally.call.signature) for tally in log.tallies())
 
 
-def schedule_steps(log: Log, timer: CallTimer, *, notes_host: bool = False) -> Iterator[ScheduledStep]:
-    """Each step of a log, which begins on an idle device; what the host did is left out unless it ``notes_host``.
-    Raises UnknownTimeError.
-    """
-    for step, schedule in _run_steps(log, timer, notes_host=notes_host):
+def schedule_steps(sequence: CallSequence, *, notes_host: bool = False) -> Iterator[ScheduledStep]:
+    """Each step of a log, which begins on an idle device; what the host did is left out unless it ``notes_host``."""
+    for step, schedule in _run_steps(sequence, sequence.timer.timed, notes_host=notes_host):
         yield schedule.finish(step)
 
 
-def find_end(log: Log, timer: CallTimer) -> int:
-    """Picoseconds of the last step alone. Raises UnknownTimeError."""
-    *_, (_, schedule) = _run_steps(log, timer, log.steps - 1)
+def find_end(sequence: CallSequence, timed: Sequence[TimedCall]) -> int:
+    """Picoseconds of the last step alone, of calls that take what ``timed`` says."""
+    *_, (_, schedule) = _run_steps(sequence, timed, sequence.log.steps - 1)
     return schedule.end()
 
 
-def _run_steps(log: Log, timer: CallTimer, first: int = 0, *,
+def _run_steps(sequence: CallSequence, timed: Sequence[TimedCall], first: int = 0, *,
                notes_host: bool = False) -> Iterator[tuple[int, _StepSchedule]]:
     """Steps from the ``first`` on, each when all of it is launched."""
-    phases = [record for record in log.phases if record.step >= first]
+    phases = [phase for phase in sequence.phases if phase[0].step >= first]
     if not phases:  # a script that computes nothing
         return
-    marks, current, begin = deque(log.streams.marks), 0, phases[0].first_call
+    marks, current, begin = deque(sequence.log.streams.marks), 0, phases[0][0].first_call
     while marks and marks[0].call < begin:
         mark = marks.popleft()
         current = mark.stream if mark.action is StreamAction.SWITCH else current
-    ends = [*(record.first_call for record in phases[1:]), len(log.call_slots)]
-    sequence = CallSequence(log, timer, begin)
-    calls = iter(sequence)
-    index, timed, may_wait = next(calls, _END)
-    for step, records in groupby(zip(phases, ends), key=lambda pair: pair[0].step):
-        schedule = _StepSchedule(timer, sequence, current, notes_host)
-        for record, end in records:
-            while timed is not None and index < end:
-                while marks and marks[0].call <= index:
-                    schedule.ask(index, marks.popleft())
-                schedule.run(index, timed, may_wait)
-                index, timed, may_wait = next(calls, _END)
+    for step, parts in groupby(phases, key=lambda phase: phase[0].step):
+        schedule = _StepSchedule(sequence, current, notes_host)
+        for record, runs in parts:
+            for run in runs:
+                for index, number, may_wait in zip(run.places, run.calls, run.may_wait):
+                    while marks and marks[0].call <= index:
+                        schedule.ask(index, marks.popleft())
+                    schedule.run(index, timed[number], may_wait)
             schedule.end_phase(record.phase)
         yield step, schedule
         current = schedule.current
@@ -105,8 +97,8 @@ def _run_steps(log: Log, timer: CallTimer, first: int = 0, *,
 class _StepSchedule:
     """One step, call by call."""
 
-    def __init__(self, timer: CallTimer, calls: CallSequence, current: int, notes_host: bool) -> None:
-        self.timer, self._calls, self.current, self._notes_host = timer, calls, current, notes_host
+    def __init__(self, calls: CallSequence, current: int, notes_host: bool) -> None:
+        self._calls, self.current, self._notes_host = calls, current, notes_host
         self.clock = StreamClock()
         self._launches: list[tuple[int, Hashable, TimedCall]] = []
         self._hosts: list[HostRun] = []
@@ -131,7 +123,7 @@ class _StepSchedule:
                 mark.stream)
             if moment is not None or not mark.event:
                 start = clock.host
-                clock.synchronize(moment, self.timer.host.notice_picoseconds)
+                clock.synchronize(moment, self._calls.timer.host.notice_picoseconds)
                 self._hosts.append(HostRun(index, start, start, clock.host, True))
 
     def run(self, index: int, timed: TimedCall, may_wait: bool) -> None:
@@ -174,7 +166,7 @@ class _StepSchedule:
         """A functional collective runs on its group's stream, after what was launched on the current one
         (torch/csrc/distributed/c10d/Functional.cpp; ProcessGroupNCCL.cpp, `collective`).
         """
-        clock, group = self.clock, self.timer.log.group_of(call.signature)
+        clock, group = self.clock, self._calls.log.group_of(call.signature)
         stream = "functional collectives" if group is None else group.name
         clock.wait(stream, clock.record(self.current))
         self._launch(index, timed, stream)
