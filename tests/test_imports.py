@@ -14,9 +14,9 @@ import networkx
 ROOT = Path(__file__).parents[1] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
 # other.
-ORDER = [{"units", "errors", "late_name", "registry", "output", "hardware", "memory"}, {"meta"}, {"cuda"},
-         {"distributed"}, {"record"}, {"replay"}, {"fx"},
-         {"profilers"}, {"recipe"}, {"results"}, {"report", "zoo"}, {"api"},
+ORDER = [{"units", "errors", "late_name", "registry", "output", "saved_format", "hardware", "memory"},
+         {"meta"}, {"cuda"}, {"distributed"}, {"record"}, {"replay"}, {"fx"}, {"profilers"},
+         {"recipe"}, {"results"}, {"report", "zoo"}, {"api"},
          {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"},
          {"dropins", "advice", "view"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}

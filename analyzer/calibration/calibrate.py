@@ -14,7 +14,7 @@ import torch
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
 from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, count_threads, identify_host
-from analyzer.hardware.device_file import UNFINISHED
+from analyzer.hardware.device_file import UNFINISHED, decode_device, encode_device
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.constants import find_constants
 from analyzer.output import check_output, write_output
@@ -50,7 +50,7 @@ def calibrate(path: str | os.PathLike[str], device: str | torch.device = "cpu", 
     points = list_points(like.kind, quick=quick)
     results = _measure(points, bench or TorchBench(place), kept, path, about)
     spec = make_spec(like, results, identity)
-    write_output(path, json.dumps(spec.to_dict(), indent=1) + "\n")
+    write_output(path, encode_device(spec))
     return spec
 
 
@@ -126,7 +126,7 @@ def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] 
                          "name") from error
     if not isinstance(data, dict) or UNFINISHED not in data:
         try:
-            spec = DeviceSpec.from_dict(data if isinstance(data, dict) else {})
+            spec = decode_device(data if isinstance(data, dict) else {})
         except InputError as error:
             raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement; give another name"
                              ) from error

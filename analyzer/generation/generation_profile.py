@@ -10,15 +10,15 @@ from pathlib import Path
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
 from analyzer.report.column import Column, check_layout, escape_controls, format_quantity, print_rows
+from analyzer.report.export.json_format import FORMAT as PROFILE
 from analyzer.report.export.json_format import decoder_of, encode, load_text
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
+from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import UNKNOWN
 
-FORMAT = "analyzer.generation"
-FORMAT_VERSION = 2
 COLUMNS = (
     Column("tokens", "Tokens", "text"),
     Column("context_tokens", "Context", "text"),
@@ -162,8 +162,8 @@ class GenerationProfile:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
-        text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **encode(self)}, separators=(",", ":"),
-                          allow_nan=False)
+        profiles = {part: {**PROFILE.head, **encode(found)} for part in _PROFILES if (found := getattr(self, part))}
+        text = json.dumps({**FORMAT.head, **encode(self), **profiles}, separators=(",", ":"), allow_nan=False)
         if path is not None:
             write_output(path, text + "\n")
         return text
@@ -176,11 +176,14 @@ class GenerationProfile:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ProfileFormatError(f"{origin}: damaged: {error}; write it again") from error
-        head = (data.pop("format", None), data.pop("version", None)) if isinstance(data, dict) else (None, None)
-        if head != (FORMAT, FORMAT_VERSION):
-            raise ProfileFormatError(
-                f"{origin}: not a saved generation of version {FORMAT_VERSION}, but {head[0]!r} of version {head[1]!r}")
-        found: GenerationProfile = decoder_of(GenerationProfile)(data, "")
+        try:
+            fields = FORMAT.read(data)
+            for part in _PROFILES:
+                if fields.get(part) is not None:
+                    fields[part] = PROFILE.read(fields[part])
+        except ProfileFormatError as error:
+            raise ProfileFormatError(f"{origin}: {error}") from error
+        found: GenerationProfile = decoder_of(GenerationProfile)(fields, "")
         return found
 
     def _table_of_parts(self) -> str:
@@ -228,6 +231,18 @@ class GenerationProfile:
             lines.append("~ between two passes that were run, on a straight line")
         return escape_controls("\n".join([*lines, *(f"- {line}" for line in self.assumptions)]))
 
+
+_PROFILES = ("prefill", "decode")
+
+
+def _name_profiles(generation: Fields) -> Fields:
+    """A saved generation of version 2, whose profiles did not say of which version they are."""
+    named = {part: {**PROFILE.head, "version": 8 if "made_by" in found else 7, **found}
+             for part in _PROFILES if isinstance(found := generation.get(part), dict)}
+    return {**generation, **named}
+
+
+FORMAT = SavedFormat("analyzer.generation", 3, "generation", "generate again", {2: _name_profiles})
 
 _SUMS = ("flops", "read_bytes", "written_bytes", "seconds")
 

@@ -12,11 +12,14 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.saved_format import SavedFormat
 
 from .device_spec import DeviceSpec
 
+FORMAT = SavedFormat("analyzer.device", 1, "device", "run `analyzer calibrate` again")
 UNFINISHED = "unfinished"  #: the field in which a measurement is kept that is not finished
 
 
@@ -43,7 +46,7 @@ def is_device_file(name: str) -> bool:
 
 
 def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
-    """The device that a file describes: JSON of `DeviceSpec.to_dict`, as ``analyzer calibrate`` writes it.
+    """The device that a file describes: as ``analyzer calibrate`` writes it, or JSON of `DeviceSpec.to_dict`.
 
     Raises InputError for a file that cannot be read, is no JSON or describes no device.
     """
@@ -62,6 +65,19 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
         raise InputError(f"device file {os.fspath(path)!r}: a measurement that was interrupted; `analyzer calibrate "
                          f"{os.fspath(path)}` finishes it")
     try:
-        return DeviceSpec.from_dict(data)
+        return decode_device(data)
     except InputError as error:
         raise InputError(f"device file {os.fspath(path)!r}: {error}") from error
+
+
+def encode_device(spec: DeviceSpec) -> str:
+    """The text of a device's file."""
+    return json.dumps({**FORMAT.head, **spec.to_dict()}, indent=1) + "\n"
+
+
+def decode_device(data: dict[str, Any]) -> DeviceSpec:
+    """The device of a decoded file; one that was written by hand need not say its format. Raises InputError."""
+    try:
+        return DeviceSpec.from_dict(FORMAT.read(data) if "format" in data or "version" in data else data)
+    except ProfileFormatError as error:
+        raise InputError(str(error)) from error

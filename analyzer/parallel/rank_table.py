@@ -18,6 +18,7 @@ from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
+from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_count, format_seconds
 
 from .pipeline_page import pipeline_part
@@ -25,7 +26,8 @@ from .pipeline_timeline import PipelineTimeline
 from .rank_page import describe_rank_memory, describe_ranks, list_rank_parts, rank_headline
 from .rank_row import RankRow
 
-_FORMAT = "analyzer.ranks"
+FORMAT = SavedFormat(  #: version 1 did not say its number
+    "analyzer.ranks", 2, "table of ranks", "profile the ranks again", {1: dict}, unnumbered=1)
 _COLUMNS = ("ranks", "kind", "params", "allocated", "reserved", "host", "peak in", "step", "sent and received")
 
 
@@ -151,7 +153,7 @@ class RankTable:
     def to_json(self, path: str | Path | None = None) -> str:
         """The table and the profiles as JSON text, also written to ``path``; `from_json` reads it."""
         profiles = {str(rank): json.loads(profile.to_json()) for rank, profile in self.profiles.items()}
-        text = json.dumps({"format": _FORMAT, "table": self.to_dict(), "profiles": profiles})
+        text = json.dumps({**FORMAT.head, "table": self.to_dict(), "profiles": profiles})
         if path is not None:
             write_output(Path(path), text)
         return text
@@ -163,9 +165,11 @@ class RankTable:
         """
         origin, text = load_text(source)
         try:
-            data = json.loads(text)
+            data = FORMAT.read(json.loads(text))
             found = cls.from_dict(data["table"])
             profiles = {int(rank): read_data(p) for rank, p in data["profiles"].items()}
+        except ProfileFormatError as error:
+            raise ProfileFormatError(f"{origin}: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProfileFormatError(
                 f"{origin}: no table of ranks: {error!r}; give what RankTable.to_json wrote") from error

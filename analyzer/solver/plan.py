@@ -21,13 +21,13 @@ from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.headline import headline_part
 from analyzer.report.page.picture import draw_curves, open_figure
+from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
 from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
 from .plan_page import describe_frontier, describe_kept, describe_plan_memory, describe_regions
 from .step_info import FrontierPoint, StepInfo
 
-_FORMAT = "analyzer.plan"
 _SHOWN = 20  # checkpoints in a notebook
 
 
@@ -44,7 +44,7 @@ class Plan:
     True
     """
 
-    format_version: ClassVar[int] = 3
+    format_version: ClassVar[int] = 3  #: of the JSON text; a change of any field below raises it
 
     model: str
     budget_bytes: int
@@ -134,7 +134,7 @@ class Plan:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
-        text = json.dumps({"format": _FORMAT, "version": self.format_version, **encode(self)}, allow_nan=False)
+        text = json.dumps({**_FORMAT.head, **encode(self)}, allow_nan=False)
         if path is not None:
             write_output(path, text + "\n")
         return text
@@ -154,15 +154,12 @@ class Plan:
             data = json.loads(str(text))
         except ValueError as error:
             raise ProfileFormatError(f"Plan.from_json: not JSON: {error}") from error
-        if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
-            raise ProfileFormatError(f'Plan.from_json: not a saved plan: expected an object with "format": "{_FORMAT}"')
-        version = data.pop("version", None)
-        if version != cls.format_version:
-            raise ProfileFormatError(
-                f"Plan.from_json: format version {version!r}, and this analyzer reads version {cls.format_version}: "
-                "solve again")
+        try:
+            fields = _FORMAT.read(data)
+        except ProfileFormatError as error:
+            raise ProfileFormatError(f"Plan.from_json: {error}") from error
         kind: Any = cls
-        plan: Plan = decoder_of(kind)(data, "plan")
+        plan: Plan = decoder_of(kind)(fields, "plan")
         return plan
 
     def table(self, fmt: str = "simple") -> str:
@@ -284,6 +281,15 @@ class Plan:
         if self.objective == "seconds":
             return format_seconds(cost)
         return format_flops(None if cost is None else round(cost))
+
+
+def _without_memory(plan: Fields) -> Fields:
+    """A saved plan of version 2, whose steps knew only their peaks."""
+    steps = {name: plan[name] for name in ("unplanned", "planned") if isinstance(plan.get(name), dict)}
+    return {**plan, **{name: {**step, "memory": None} for name, step in steps.items()}}
+
+
+_FORMAT = SavedFormat("analyzer.plan", Plan.format_version, "plan", "solve again", {2: _without_memory})
 
 
 def _percent(part: float, whole: float | None) -> str:

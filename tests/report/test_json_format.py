@@ -202,7 +202,7 @@ def test_other_version(mlp, version):
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
     assert f"format version {version!r}, written by analyzer 0.1.0" in message
-    assert f"reads version {Profile.format_version}" in message
+    assert f"reads version 7 and {Profile.format_version} of" in message
     assert "profile the model again" in message
 
 

@@ -14,13 +14,14 @@ from typing import Any, Union
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.output import write_output
 from analyzer.report.speed import RATES, read_rate
-from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
+from analyzer.saved_format import SavedFormat, name_json
 
 from .json_column import IN_COLUMNS, Decoder, columns_decoder, write_columns
 
-FORMAT = "analyzer.profile"
+FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
+                     {7: lambda fields: {**fields, "made_by": None}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 
@@ -30,7 +31,7 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     """The JSON text, also written to ``path`` if one is given. Raises InputError where the profile holds what could not
     be read back: a value of the wrong type, NaN, infinity.
     """
-    data = {"format": FORMAT, "version": Profile.format_version, **encode(profile),
+    data = {**FORMAT.head, **encode(profile),
             DERIVED: {name: _finite(read_rate(profile, name)) for name in RATES}}
     try:
         read_data(data)
@@ -68,18 +69,7 @@ def read_json(source: str | Path) -> Profile:
 
 def read_data(data: Any) -> Profile:
     """The profile in decoded JSON. Raises ProfileFormatError."""
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = f'"format": {data["format"]!r}' if isinstance(data,
-                                                              dict) and "format" in data else f"a {_name_json(data)}"
-        raise ProfileFormatError(f'not a saved profile: expected an object with "format": "{FORMAT}", got {found}')
-    version, own = data.get("version"), package_version()
-    if type(version) is not int or version != Profile.format_version:
-        writer = f", written by analyzer {data['analyzer_version']}" if data.get("analyzer_version") else ""
-        raise ProfileFormatError(
-            f"format version {version!r}{writer}, and analyzer "
-            f"{'of this source tree' if own == 'source' else own} reads version "
-            f"{Profile.format_version}: read it with the analyzer that wrote it, or profile the model again")
-    fields = {key: value for key, value in data.items() if key not in ("format", "version", DERIVED)}
+    fields = {name: value for name, value in FORMAT.read(data).items() if name != DERIVED}
     profile: Profile = decoder_of(Profile)(fields, "")
     return profile
 
@@ -233,12 +223,7 @@ def _record_decoder(kind: Any) -> Decoder:
 
 def _mismatch(where: str, expected: str, value: Any) -> ProfileFormatError:
     shown = "" if value is None or isinstance(value, dict | list) else f" {value!r}"
-    return ProfileFormatError(f"{where or 'profile'}: expected {expected}, got {_name_json(value)}{shown}")
-
-
-def _name_json(value: Any) -> str:
-    names: dict[type, str] = {dict: "object", list: "list", type(None): "null"}
-    return names.get(type(value), type(value).__name__)
+    return ProfileFormatError(f"{where or 'profile'}: expected {expected}, got {name_json(value)}{shown}")
 
 
 def _name_type(kind: Any) -> str:

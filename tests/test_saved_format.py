@@ -1,0 +1,131 @@
+"""Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
+
+`saved/` holds what the last formats wrote: a profile of version 7, a plan of version 2.
+"""
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer import Profile
+from analyzer.cli import main
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.generation import GenerationProfile, generation_profile
+from analyzer.hardware import DeviceSpec, device_file
+from analyzer.hardware.device_file import encode_device, read_device
+from analyzer.parallel import rank_table
+from analyzer.parallel.rank_table import RankTable
+from analyzer.report.export import json_format
+from analyzer.saved_format import SavedFormat
+from analyzer.solver import Plan, plan
+
+SAVED = Path(__file__).parent / "saved"
+FORMATS = [json_format.FORMAT, plan._FORMAT, generation_profile.FORMAT, rank_table.FORMAT, device_file.FORMAT]
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((SAVED / name).read_text())
+    return found
+
+
+@pytest.mark.parametrize("saved", FORMATS, ids=lambda saved: saved.name)
+def test_each_format_reads_the_last_one(saved: SavedFormat) -> None:
+    last = range(min(saved.upgrades, default=saved.version), saved.version)
+    assert sorted(saved.upgrades) == list(last), "a step of the chain is missing"
+    assert saved.version == 1 or last
+
+
+def test_a_profile_of_version_7() -> None:
+    profile = Profile.from_json(SAVED / "profile_7.json")
+    assert profile.made_by is None and profile.params == 10 and profile.spans and profile.timeline[0].event is not None
+    data = fields_of("profile_7.json")
+    again = json.loads(profile.to_json())
+    assert again == {**data, "version": Profile.format_version, "made_by": None}
+
+
+def test_commands_read_a_profile_of_version_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = str(SAVED / "profile_7.json")
+    assert main(["check", old, "--max", "params 10"]) == 0
+    assert main(["check", old, "--max", "params 9"]) == 4
+    capsys.readouterr()
+    newer = tmp_path / "newer.json"
+    newer.write_text(json.dumps({**fields_of("profile_7.json"), "version": 99}))
+    assert main(["check", str(newer), "--max", "params 10"]) == 2
+    assert "and this analyzer reads version 7 and 8 of a saved profile" in capsys.readouterr().err
+
+
+def test_a_plan_of_version_2() -> None:
+    found = Plan.from_json(SAVED / "plan_2.json")
+    assert found.planned is not None and found.unplanned.memory is None and found.planned.memory is None
+    assert found.planned.recompute_flops == 33792 and found.regions[0].nodes == ("_0_0", "_0_1", "_1_0")
+    assert "1 checkpoints of operators" in found.summary() and "Plan of Sequential" in found._repr_html_()
+    assert Plan.from_json(found.to_json()) == found
+    unmeasured = {**fields_of("plan_2.json"), "planned": None}
+    assert Plan.from_json(json.dumps(unmeasured)).planned is None
+
+
+@pytest.mark.parametrize("made_by", [{}, {"made_by": {"target": "gpt2", "options": {}}}], ids=["7", "8"])
+def test_a_generation_of_version_2(made_by: dict[str, Any]) -> None:
+    """Its profiles are of version 7 or 8, which it does not say."""
+    part = {k: v for k, v in fields_of("profile_7.json").items() if k not in ("format", "version", "derived")} | made_by
+    data = {"format": "analyzer.generation", "version": 2, "name": "net", "device": "h100", "cache": "dynamic",
+            "cache_dtype": None, "block_size": None, "batch_size": 1, "prompt_tokens": 3, "new_tokens": 1, "steps": [],
+            "prefill": part, "decode": None, "out_of_memory": None, "assumptions": []}
+    found = GenerationProfile.from_json(json.dumps(data))
+    assert found.prefill.params == 10 and (found.prefill.made_by is None) == (not made_by)
+    saved = json.loads(found.to_json())
+    assert (saved["version"], saved["prefill"]["version"], saved["decode"]) == (3, Profile.format_version, None)
+    assert GenerationProfile.from_json(found.to_json()) == found
+    with pytest.raises(ProfileFormatError, match="format version 6, .* of a saved profile"):
+        GenerationProfile.from_json(json.dumps({**saved, "prefill": {**saved["prefill"], "version": 6}}))
+
+
+def test_a_table_of_ranks_without_a_number() -> None:
+    table = {"size": 8, "rows": [], "timeline": None, "assumptions": ["none"]}
+    data = {"format": "analyzer.ranks", "table": table, "profiles": {"0": fields_of("profile_7.json")}}
+    found = RankTable.from_json(json.dumps(data))
+    assert found.size == 8 and found.profiles[0].params == 10 and found.profiles[0].made_by is None
+    assert json.loads(found.to_json())["version"] == 2
+
+
+def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path) -> None:
+    path, spec = tmp_path / "card.json", DeviceSpec("card", memory_bytes=2**30)
+    path.write_text(encode_device(spec))
+    assert json.loads(path.read_text())["format"] == "analyzer.device" and read_device(path) == spec
+    path.write_text(json.dumps(spec.to_dict()))
+    assert read_device(path) == spec
+    path.write_text(json.dumps({"format": "analyzer.device", "version": 2, **spec.to_dict()}))
+    with pytest.raises(InputError, match=re.escape(
+            "card.json': format version 2, and this analyzer reads version 1 of a saved device: read it with the "
+            "analyzer that wrote it, or a newer one than this, or run `analyzer calibrate` again")):
+        read_device(path)
+    path.write_text(json.dumps({"version": 1, **spec.to_dict()}))
+    with pytest.raises(InputError, match='not a saved device: expected an object with "format": "analyzer.device"'):
+        read_device(path)
+
+
+@pytest.mark.parametrize(("read", "text", "message"), [
+    (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
+     "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 of a saved "
+     "profile: read it with the analyzer that wrote it, or profile the model again"),
+    (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
+    (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
+     "Plan.from_json: format version 1, and this analyzer reads version 2 and 3 of a saved plan: read it with the "
+     "analyzer that wrote it, or solve again"),
+    (Plan.from_json, '{"format": "analyzer.plan", "version": 4}', "or a newer one than this, or solve again"),
+    (Plan.from_json, '{"format": "analyzer.plan", "version": true}', "format version True, and"),
+    (GenerationProfile.from_json, '{"format": "analyzer.generation", "version": 1}',
+     "from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved generation"),
+    (GenerationProfile.from_json, "{}", 'not a saved generation: expected an object with "format"'),
+    (RankTable.from_json, '{"format": "analyzer.ranks", "version": 3}', "version 1 and 2 of a saved table of ranks"),
+    (RankTable.from_json, '{"format": "analyzer.plan"}', 'not a saved table of ranks: expected an object with '
+     '"format": "analyzer.ranks", got "format": \'analyzer.plan\''),
+    (Profile.from_json, json.dumps({"format": "analyzer.profile", "version": "9" * 500}), "9... (502 characters), and"),
+])
+def test_others_are_refused(read: Any, text: str, message: str) -> None:
+    with pytest.raises(ProfileFormatError, match=re.escape(message)):
+        read(text)
