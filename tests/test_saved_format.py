@@ -39,6 +39,13 @@ def test_each_format_reads_the_last_one(saved: SavedFormat) -> None:
     assert saved.version == 1 or last
 
 
+def test_the_page_of_releases_names_each_format() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "releases.md").read_text()
+    rows = re.findall(r"^\|.*\| `(analyzer\.\w+)` \| (\d+) \| ([\d and]+) \|$", page, re.MULTILINE)
+    assert rows == [(saved.name, str(saved.version), " and ".join(map(str, sorted({*saved.upgrades, saved.version}))))
+                    for saved in FORMATS]
+
+
 def test_a_profile_of_version_7() -> None:
     profile = Profile.from_json(SAVED / "profile_7.json")
     assert profile.made_by is None and profile.params == 10 and profile.spans and profile.timeline[0].event is not None
