@@ -1,4 +1,5 @@
 # `make profile` prints what ViT-B/16 costs; `make test` runs every check. Both build .venv first, once.
+# `make coverage` says which branches the tests take; `make release-check` builds and tries what is published.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
 COMPILE := $(BIN)/python -m compileall -q analyzer
 
-.PHONY: profile test docs screenshots clean
+.PHONY: profile test coverage release-check docs screenshots clean
 
 profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
@@ -15,6 +16,17 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/pytest -n 2
+
+# Of all processes that the tests start, too; `benchmarks.trust_coverage` reads what is left in build/coverage.
+coverage: $(VENV)/installed-dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
+
+release-check: $(VENV)/installed-dev
+	$(PIP) -e '.[release]'
+	$(BIN)/python tests/release_check.py
 
 # The documentation site, built into site/ and served here; `make test` builds it too and takes no warning.
 docs: $(VENV)/installed-dev

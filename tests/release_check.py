@@ -86,7 +86,7 @@ def look_into(sdist: Path, wheel: Path, direct: Path, tracked: list[str]) -> str
     with tarfile.open(sdist) as tar:
         source = {member.name.partition("/")[2] for member in tar if member.isfile()}
     expect("the source distribution", {name for name in tracked if not name.startswith(".")},
-           {name for name in source if not MADE.fullmatch(name)})
+           {name for name in source if name in tracked or not MADE.fullmatch(name)})
     held, made = read_wheel(wheel), read_wheel(direct)
     expect("the wheel", {name for name in tracked if name.startswith("analyzer/")},
            {name for name in held if ".dist-info/" not in name})
@@ -144,9 +144,9 @@ def try_out(python: Path, away: Path, version: str) -> None:
 
 def run(command: list[str | Path], folder: Path | None = None, code: int = 0) -> str:
     """What a command prints. Raises AssertionError where it ends with another exit code."""
-    shown = [word if len(word := str(word)) < 100 else "..." for word in command]
-    print("$", *shown, flush=True)
-    done = subprocess.run(list(map(str, command)), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words = list(map(str, command))
+    print("$", *(word if len(word) < 100 else "..." for word in words), flush=True)
+    done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == code, f"ended with {done.returncode}, not {code}:\n{done.stdout}"
     return done.stdout
 

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import analyzer
+
 ROOT = Path(__file__).parents[1]
 BUILD = "from setuptools import build_meta; print('built', build_meta.build_sdist('dist'))"
 
@@ -67,6 +69,7 @@ def test_the_metadata_names_where_to_look(metadata: Message) -> None:
     for url in urls.values():
         assert urlsplit(url).scheme == "https" and urlsplit(url).netloc and " " not in url
     assert urls["Changelog"].startswith(urls["Source"]) and urls["Issues"].startswith(urls["Source"])
+    assert metadata["Version"] == analyzer.__version__
     assert metadata["Name"] == "torch-analyzer" and metadata["License-Expression"] == "Apache-2.0"
 
 
