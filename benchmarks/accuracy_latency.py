@@ -31,8 +31,8 @@ from analyzer.profilers.traffic import call_traffic
 from analyzer.record.log import Log
 from benchmarks.accuracy_memory import DOCUMENT, THROUGHPUT, TIME
 from benchmarks.calibration import attention, collective, convolution, host, matmul, memory_bound
-from benchmarks.cases import read_truth
 from benchmarks.measured_step import MeasuredStep, h200_steps, neusight_steps
+from benchmarks.truth_table import read_truth
 
 BARS = {("matrix product", "fold"): 0.09, ("attention", "fold"): 0.12, ("collective", "fold"): 0.12,
         ("fp32 operator", "fold"): 0.12}

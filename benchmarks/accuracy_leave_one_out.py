@@ -9,7 +9,6 @@ predicted with it. With names given, only those are left out and nothing is writ
 """
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import os
@@ -31,6 +30,7 @@ from analyzer.hardware import find_device
 from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, LEFT_OUT
 from benchmarks.cases import Case, build, measured_cases
 from benchmarks.speed_table import markdown
+from benchmarks.truth_table import is_named, make_parser
 
 NEVER, ALWAYS = 1e-6, 1e9  #: what stands for a bracket's end that no case gives
 
@@ -301,14 +301,10 @@ split evenly (stream-K).
 
 def main() -> int:
     """Bracket, leave out, print, and write the section."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="leave out the models whose name contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = make_parser(__doc__, "leave out the models whose name").parse_args()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         evidences = [e for e in pool.imap(examine, measured_cases()) if e.brackets]
-        models = [m for m in dict.fromkeys(e.case.model for e in evidences)
-                  if not options.parts or any(p in m for p in options.parts)]
+        models = [m for m in dict.fromkeys(e.case.model for e in evidences) if is_named(m, options.parts)]
         found = list(pool.imap(leave_out, [(model, evidences) for model in models]))
     text = section(evidences, found)
     print(text)

@@ -8,7 +8,6 @@ nothing is written.
 """
 from __future__ import annotations
 
-import argparse
 import datetime
 import multiprocessing
 import os
@@ -28,7 +27,8 @@ from analyzer import profile
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
 from benchmarks.accuracy_cause import find_cause
-from benchmarks.cases import Case, build, measured_cases, read_truth
+from benchmarks.cases import Case, build, measured_cases
+from benchmarks.truth_table import is_named, make_parser, read_truth
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 LEFT_OUT = "## One model left out"  # the section that `benchmarks.accuracy_leave_one_out` writes
@@ -211,7 +211,7 @@ def cause_table(results: list[Result]) -> tuple[str, int]:
 
 
 def document(results: list[Result], command: str, seconds: float) -> str:
-    truth = read_truth()
+    truth = read_truth("memory")
     causes, _ = cause_table(results)
     return f"""# Accuracy of predicted memory
 
@@ -250,12 +250,10 @@ def read_section(title: str, following: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="run the cases whose id contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser = make_parser(__doc__, "run the cases whose id")
     parser.add_argument("--phases", action="store_true", help="print every phase too")
     options = parser.parse_args()
-    cases = [c for c in measured_cases() if not options.parts or any(p in c.id for p in options.parts)]
+    cases = [case for case in measured_cases() if is_named(case.id, options.parts)]
     began = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         results = pool.map(judge, cases, chunksize=4)

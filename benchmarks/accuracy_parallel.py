@@ -8,7 +8,6 @@ and those that are in it already are not made again. With ids or rows given noth
 """
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import multiprocessing
@@ -32,8 +31,9 @@ from benchmarks.parallel.family import Prediction, family_of, predict
 from benchmarks.parallel.note import APART, NOTES, Note, note_of
 from benchmarks.parallel.trend import Judged, find_trends
 from benchmarks.speed_table import markdown
+from benchmarks.truth_table import TRUTH, is_named, make_parser
 
-TRUTH = Path(__file__).resolve().parent / "truth" / "parallel.json"
+TABLE = TRUTH / "parallel.json"
 GIB = 2**30
 NAMED_ABOVE = 0.08
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
@@ -41,7 +41,7 @@ LICENCES = {"NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0", "pytorch/torcht
             "pytorch/ao": "BSD-3-Clause", "foundation-model-stack/fms-acceleration": "Apache-2.0"}
 
 
-def read_rows(path: Path = TRUTH) -> list[dict[str, Any]]:
+def read_rows(path: Path = TABLE) -> list[dict[str, Any]]:
     """Rows of a file, which is a list of them or has one: those told as exact that have a figure of memory."""
     told = json.loads(path.read_text())
     rows: list[dict[str, Any]] = told["rows"] if isinstance(told, dict) else told
@@ -193,16 +193,13 @@ def write_section(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="predict the rows whose id contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=Path, help="judge the rows of this file")
     parser.add_argument("--found", type=Path, help="keep predictions in this file, and go on from it")
     options = parser.parse_args()
     require_packages()
     began = time.perf_counter()
-    rows = [row for row in read_rows(options.rows or TRUTH)
-            if not options.parts or any(part in row["id"] for part in options.parts)]
+    rows = [row for row in read_rows(options.rows or TABLE) if is_named(row["id"], options.parts)]
     apart = [row for row in rows if family_of(row) is None or note_of(row, APART) is not None]
     rows = [row for row in rows if row not in apart]
     found = predict_all(rows, options.found, options.processes)

@@ -9,10 +9,8 @@ are run, and are what is written.
 """
 from __future__ import annotations
 
-import argparse
 import datetime
 import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -26,6 +24,7 @@ from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, print_t
 from benchmarks.accuracy_memory import DOCUMENT
 from benchmarks.accuracy_parallel import judge, read_rows, require_packages
 from benchmarks.parallel.family import Prediction, device_of, family_of
+from benchmarks.truth_table import is_named, make_parser
 
 TITLE = "### Step time of the same runs"
 SECTION = "## One model left out"  #: what follows
@@ -34,7 +33,7 @@ SECTION = "## One model left out"  #: what follows
 def find_rows(parts: Sequence[str]) -> list[dict[str, Any]]:
     """Those that are rebuilt and tell the time of a step that one rank decides, by parts of their ids."""
     return [row for row in read_rows() if row["measured"].get("step_s") and family_of(row) is not None
-            and row["parallel"].get("pp", 1) == 1 and (not parts or any(part in row["id"] for part in parts))]
+            and row["parallel"].get("pp", 1) == 1 and is_named(row["id"], parts)]
 
 
 def compare(row: dict[str, Any], found: Prediction) -> Judged | None:
@@ -86,10 +85,7 @@ def write_section(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="predict the rows whose id contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
     warnings.filterwarnings("ignore")
     rows, began, found = find_rows(options.parts), time.perf_counter(), []
     if any(row["source"]["repo"] != "foundation-model-stack/fms-acceleration" for row in rows):

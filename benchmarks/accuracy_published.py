@@ -6,9 +6,7 @@ The rows, with their sources, are in ``benchmarks/truth/published.json``. With i
 """
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import multiprocessing
 import os
 import statistics
@@ -17,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,8 +27,9 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import published_litgpt as litgpt
 from benchmarks.accuracy_memory import DOCUMENT, PARALLEL, PUBLISHED
 from benchmarks.speed_table import markdown
+from benchmarks.truth_table import is_named, make_parser, read_truth
 
-TRUTH = Path(__file__).resolve().parent / "truth" / "published.json"
+TABLE = "published"
 UNITS = {"GB": 1e9, "GiB": float(2**30)}
 NAMED_ABOVE = 0.02  #: errors from here on have a note
 
@@ -68,18 +66,13 @@ class Result:
         return self.predicted / self.row.measured - 1
 
 
-def read_truth() -> dict[str, Any]:
-    truth: dict[str, Any] = json.loads(TRUTH.read_text())
-    return truth
-
-
 def read_rows() -> list[Row]:
-    return [Row(**row) for row in read_truth()["rows"]]
+    return [Row(**row) for row in read_truth(TABLE)["rows"]]
 
 
 def predict_litgpt(row: Row) -> int:
     """A step of litgpt's recipes."""
-    settings, truth = row.settings, read_truth()
+    settings, truth = row.settings, read_truth(TABLE)
     shape = litgpt.Shape(**truth["shapes"][settings["model"]])
     code = litgpt.Code(**truth["codes"][settings["code"]])
     own = settings["lora"]
@@ -187,7 +180,7 @@ def summary(results: list[Result]) -> str:
 
 def section(results: list[Result], seconds: float) -> str:
     """The section of docs/accuracy.md."""
-    told = read_truth()["notes"]
+    told = read_truth(TABLE)["notes"]
     used = [name for name in told if any(r.row.note == name for r in results)]
     sources = sorted({f"- {s['repo']}, {s['path']} at {s['commit']} ({s['date']})" for s in (
         r.row.source for r in results)})
@@ -231,11 +224,8 @@ def write_section(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="predict the rows whose id contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
-    rows = [r for r in read_rows() if not options.parts or any(p in r.id for p in options.parts)]
+    options = make_parser(__doc__).parse_args()
+    rows = [row for row in read_rows() if is_named(row.id, options.parts)]
     began = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         results = pool.map(judge, rows, chunksize=1)

@@ -9,20 +9,16 @@ written.
 """
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
-import json
 import multiprocessing
-import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -32,8 +28,9 @@ from analyzer.parallel import world
 from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED
 from benchmarks.mpt import Mpt, run_step, shard
+from benchmarks.truth_table import is_named, make_parser, read_runs, read_truth
 
-TRUTH = Path(__file__).resolve().parent / "truth" / "llm_foundry.json"
+TABLE = "llm_foundry"
 DEVICES = {"A100 40GB": "a100_40gb", "A100 80GB SXM": "a100_80gb", "H100 80GB SXM": "h100_sxm"}
 FEW, MORE = 2, 4  #: layers that are run
 FLASH_WIDTHS = (2048, 2560, 4096, 8192)  #: of 1b, 3b, 7b and 70b, which sweep.py runs with ``attn_impl`` flash
@@ -73,18 +70,6 @@ class Run(NamedTuple):
     @property
     def step_seconds(self) -> float:
         return self.micro_batch * self.grad_accum * self.seq_len / self.tokens_per_s_per_gpu
-
-
-@cache
-def read_truth() -> Mapping[str, Any]:
-    truth: Mapping[str, Any] = json.loads(TRUTH.read_text())
-    return truth
-
-
-def read_runs() -> list[Run]:
-    truth = read_truth()
-    assert tuple(truth["columns"]) == Run._fields
-    return [Run(*row) for row in truth["rows"]]
 
 
 def cluster_of_run(run: Run) -> ClusterSpec:
@@ -163,7 +148,7 @@ def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
 def section(judged: Sequence[tuple[Run, Judged]], seconds: float) -> str:
     """The section of docs/accuracy.md."""
     cases = [case for _, case in judged]
-    common = read_truth()["common"]
+    common = read_truth(TABLE)["common"]
     source = common["source"]
     return f"""{SHARDED}
 {len(cases)} steps of MPT under FSDP on 8 to 512 GPUs, which MosaicML published ({source["repo"]} at
@@ -208,11 +193,8 @@ def write_section(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="predict the rows whose id contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    runs = [run for run in read_runs() if not options.parts or any(part in run.id for part in options.parts)]
+    options = make_parser(__doc__).parse_args()
+    runs = [run for run in read_runs(TABLE, Run) if is_named(run.id, options.parts)]
     began = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         judged = list(zip(runs, pool.map(judge, runs, chunksize=1)))

@@ -10,20 +10,16 @@ pipeline parallel ranks. Each kind of stage is profiled as one rank runs it, and
 """
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
-import json
 import multiprocessing
-import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,8 +33,9 @@ from analyzer.parallel.profiled_stage import find_compute_spreads
 from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED, THROUGHPUT
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
+from benchmarks.truth_table import is_named, make_parser, read_runs, read_truth
 
-TRUTH = Path(__file__).resolve().parent / "truth" / "vtrain.json"
+TABLE = "vtrain"
 MEDIAN_BAR, RANK_BAR, HELD_BAR = 0.12, 0.95, 0.88
 DEVICE = "a100_80gb"
 FLOAT16 = 2
@@ -67,7 +64,7 @@ class Run(NamedTuple):
     def stages(self) -> list[StageShape]:
         """The shapes of its stages, first to last."""
         return [StageShape(self.hidden, self.heads, self.layers // self.pp, self.seq_len, self.micro_batch, self.tp,
-                           read_truth()["common"]["model"]["vocab"], stage == 0, stage == self.pp - 1)
+                           read_truth(TABLE)["common"]["model"]["vocab"], stage == 0, stage == self.pp - 1)
                 for stage in range(self.pp)]
 
 
@@ -83,23 +80,11 @@ class StageTime(NamedTuple):
 
 
 @cache
-def read_truth() -> Mapping[str, Any]:
-    truth: Mapping[str, Any] = json.loads(TRUTH.read_text())
-    return truth
-
-
-def read_runs() -> list[Run]:
-    truth = read_truth()
-    assert tuple(truth["columns"]) == Run._fields
-    return [Run(*row) for row in truth["rows"]]
-
-
-@cache
 def cluster() -> ClusterSpec:
     """The usual hosts of the A100 with the network that the table tells: 800 Gb/s a host of eight."""
     dgx = find_cluster("dgx_a100")
     assert dgx.fabric is not None
-    source = read_truth()["common"]["hardware"]["interconnect"]
+    source = read_truth(TABLE)["common"]["hardware"]["interconnect"]
     fabric = dataclasses.replace(dgx.fabric, bandwidth=800e9 / 8 / 8, sources={"bandwidth": source})
     return dataclasses.replace(dgx, name="vtrain", aliases=(), fabric=fabric)
 
@@ -232,7 +217,7 @@ def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
 def section(judged: Sequence[tuple[Run, Judged]], seconds: float) -> str:
     """The section of docs/accuracy.md."""
     cases = [case for _, case in judged]
-    source = read_truth()["common"]["source"]
+    source = read_truth(TABLE)["common"]["source"]
     median = statistics.median(case.error for case in cases)
     held = sum(case.is_held for case in cases) / len(cases)
     return f"""{THROUGHPUT}
@@ -247,7 +232,7 @@ Each kind of stage is profiled as one tensor-parallel rank runs it, from Megatro
 (`benchmarks/megatron_gpt.py`); `analyzer.parallel` joins the stages ([pipeline.md](pipeline.md)). No constant was
 fitted to these rows or changed for them; the host's pace is that of one machine with an H200, and those of collectives
 were fitted to tables of all-reduces, of which the same authors measured some. What the source does not tell is guessed:
-{"; ".join(read_truth()["common"]["guessed"])}.
+{"; ".join(read_truth(TABLE)["common"]["guessed"])}.
 
 **Median error {percent(median)} (bar: {percent(MEDIAN_BAR)}), rank correlation {rank_correlation(cases):.3f} (bar: \
 {RANK_BAR}), the range holds {percent(held)} (bar: {percent(HELD_BAR)}).**
@@ -272,11 +257,8 @@ def write_section(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="predict the rows whose id contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    runs = [run for run in read_runs() if not options.parts or any(part in run.id for part in options.parts)]
+    options = make_parser(__doc__).parse_args()
+    runs = [run for run in read_runs(TABLE, Run) if is_named(run.id, options.parts)]
     began = time.perf_counter()
     judged = judge(runs, time_stages(runs, options.processes))
     text = section(judged, time.perf_counter() - began)

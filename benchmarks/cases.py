@@ -3,10 +3,7 @@
 """
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,8 +11,8 @@ from torch import nn
 
 from analyzer import MetaTensorMode
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
+from benchmarks.truth_table import read_truth
 
-TRUTH = Path(__file__).resolve().parent / "truth"
 IMAGE_SIZE = 224
 SEGMENTATION_CLASSES = 21  # of torchvision's segmentation models
 MEL_BINS, MEL_FRAMES = 80, 3000  # what Whisper takes for 30 seconds
@@ -48,13 +45,6 @@ class Case:
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
-
-@cache
-def read_truth(name: str = "memory") -> dict[str, Any]:
-    """The measured file: versions, device, columns and rows."""
-    found: dict[str, Any] = json.loads((TRUTH / f"{name}.json").read_text())
-    return found
 
 
 def measured_cases(name: str = "memory") -> list[Case]:

@@ -14,7 +14,8 @@ from torch import nn
 from analyzer import MetaTensorMode, Profile, profile
 from analyzer.hardware import DeviceSpec
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
-from benchmarks.cases import TRUTH, build, measured_cases, read_truth
+from benchmarks.cases import build, measured_cases
+from benchmarks.truth_table import TRUTH, read_truth
 
 H200 = "h200"
 

@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED
-from benchmarks.accuracy_sharded import cluster_of_run, judge, read_runs, read_truth
+from benchmarks.accuracy_sharded import TABLE, Run, cluster_of_run, judge
+from benchmarks.truth_table import read_runs, read_truth
 
-RUNS = {run.id: run for run in read_runs()}
+RUNS = {run.id: run for run in read_runs(TABLE, Run)}
 
 
 def test_a_published_step_is_met() -> None:
@@ -21,7 +22,7 @@ def test_every_row_is_of_the_model_that_is_rebuilt() -> None:
 
 
 def test_sources_and_networks_are_told() -> None:
-    assert read_truth()["common"]["source"]["licence"] == "Apache-2.0"
+    assert read_truth(TABLE)["common"]["source"]["licence"] == "Apache-2.0"
     told = cluster_of_run(RUNS["mpt-7b-seq2048-64xa100_40gb-mb18-ga1-full_shard-act-bf16"])
     assert told.fabric is not None and told.fabric.bandwidth == 25e9
 

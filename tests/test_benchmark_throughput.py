@@ -4,9 +4,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.accuracy_memory import DOCUMENT, THROUGHPUT
-from benchmarks.accuracy_throughput import Run, judge, read_runs, read_truth, time_stages
+from benchmarks.accuracy_throughput import TABLE, Run, judge, time_stages
+from benchmarks.truth_table import read_runs, read_truth
 
-RUNS = {run.id: run for run in read_runs()}
+RUNS = {run.id: run for run in read_runs(TABLE, Run)}
 
 
 @pytest.mark.parametrize("run_id", [
@@ -32,7 +33,7 @@ def test_a_stage_of_several_ranks_holds_its_part_and_its_layers_alone_are_split(
 
 
 def test_every_row_can_be_divided_as_it_says() -> None:
-    assert read_truth()["common"]["source"]["licence"] == "MIT"
+    assert read_truth(TABLE)["common"]["source"]["licence"] == "MIT"
     for run in RUNS.values():
         assert run.gpus == run.tp * run.dp * run.pp
         assert run.global_batch == run.micro_batches * run.dp * run.micro_batch

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,6 +47,15 @@ def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO) ->
     return profile(Model(), (torch.empty(8), ), device="h100", mode="infer", options=ProfileOptions(steps=1))
 
 
+def sines(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(count):
+            y = x.sin()
+        return y
+
+    return forward
+
+
 def ends(p: Profile) -> tuple[float, float]:
     assert p.step_seconds_range is not None
     low, high = p.step_seconds_range
@@ -57,8 +66,7 @@ def ends(p: Profile) -> tuple[float, float]:
 def test_a_kernel_goes_with_itself_and_partly_with_others(monkeypatch: pytest.MonkeyPatch, repeats: int, other: bool
                                                           ) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(repeats):
-            y = x.sin()
+        y = sines(repeats)(x)
         return y + x.cos() if other else y
 
     own, others = repeats * 40 * 0.25, 100 * 0.5 * other
@@ -72,28 +80,18 @@ def test_kernels_hide_behind_a_host_that_takes_longer(monkeypatch: pytest.Monkey
     """Ten operators of 100 us each on the host, whose kernels take 40: all but the last one are waited for."""
     host = dataclasses.replace(ZERO, forward_seconds=100 * US, spread=0.5)
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(10):
-            y = x.sin()
-        return y
-
     slower, faster = 10 * 150 + 40, 10 * 100 / 1.5 + 40
     kernel = 1000 + 50  # a quarter more of the last
     low = 1040 / (1 + math.hypot(1040 / faster - 1, 1040 / 1032 - 1))
     high = 1040 * (1 + math.hypot(slower / 1040 - 1, kernel / 1040 - 1))
-    assert ends(run(monkeypatch, forward, host)) == pytest.approx((low, high), abs=0.01)
+    assert ends(run(monkeypatch, sines(10), host)) == pytest.approx((low, high), abs=0.01)
 
 
 def test_a_host_that_just_keeps_up_would_not_if_it_were_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for nothing as predicted, so that a rule of waits would say that it cannot be off."""
     host = dataclasses.replace(ZERO, forward_seconds=38 * US, spread=0.5)
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(100):
-            y = x.sin()
-        return y
-
-    p = run(monkeypatch, forward, host)
+    p = run(monkeypatch, sines(100), host)
     assert p.step_seconds == pytest.approx((100 * 40 + 38) * US)
     low, high = ends(p)
     assert high > 100 * 57 and low > 0.75 * 4038  # kernels are a quarter off, and leave no more to win
