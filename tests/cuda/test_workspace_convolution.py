@@ -91,6 +91,58 @@ def test_weight_gradient_of_a_plain_product_is_one_per_image() -> None:
     assert backward(x, w, gy, [True, True, False]) == [((32 * w.nbytes,), None)]
 
 
+WAVE = 132 * 128 * 128 * 4  # bytes of a partial tile of float32 on each multiprocessor of an H200
+
+
+@pytest.mark.parametrize(("call", "expected"), [
+    # 32 images x 1 tile of 128 x 128 are 32 blocks for 132 multiprocessors, 32 x 5 are enough
+    pytest.param(((32, 16, 112, 112), (64, 16, 1, 1), (32, 64, 112, 112), F32), lambda copies, w: copies + WAVE + 4,
+                 id="1x1 with fewer products than multiprocessors: copied and split"),
+    pytest.param(((32, 16, 112, 112), (640, 16, 1, 1), (32, 640, 112, 112), F32), lambda copies, w: 32 * w,
+                 id="1x1 with products enough: one per image"),
+    pytest.param(((32, 16, 1, 1), (64, 16, 1, 1), (32, 64, 1, 1), F32), lambda copies, w: 32 * w,
+                 id="1x1 of images of one place, which are in both orders"),
+    # one tile for 576 = 9 x 64 columns in 5 tiles: 26 partial tiles each
+    pytest.param(((32, 64, 56, 56), (64, 64, 3, 3), (32, 64, 56, 56), BF16),
+                 lambda copies, w: copies + 5 * 26 * 128 * 128 * 4 + 4 * 5, id="16 bits: partial sums are float32"),
+    pytest.param(((128, 512, 13, 13), (1000, 512, 1, 1), (128, 1000, 13, 13), BF16), lambda copies, w: copies,
+                 id="16 bits, 1x1 of ragged channels: not split (SqueezeNet's classifier)"),
+    pytest.param(((128, 512, 13, 13), (1024, 512, 1, 1), (128, 1024, 13, 13), BF16),
+                 lambda copies, w: copies + 32 * 4 * 128 * 128 * 4 + 4 * 32,
+                 id="16 bits, 1x1 of whole channels: split"),
+])
+def test_weight_gradient(call: tuple[Any, ...], expected: Any) -> None:
+    *shapes, dtype = call
+    x, w, gy = (spec(shape, dtype) for shape in shapes)
+    args = (gy, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+    (stage,) = stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (w,)))
+    copies = total(x, gy) + (w.nbytes if w[2] > 1 else 0)
+    assert stage.blocks == (expected(copies, w.nbytes),)
+
+
+def test_16_bit_images_of_3_channels_are_copied_for_the_weight_gradient_alone() -> None:
+    """SqueezeNet's first layer, 3x3 with a stride of 2, whose output is not worth copies."""
+    x, w, y = (spec(shape, BF16) for shape in ((128, 3, 224, 224), (64, 3, 3, 3), (128, 64, 111, 111)))
+    assert forward(x, w, y, 2) == []
+    args = (y, x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+    (stage,) = stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (y, x, w), (w,)))
+    assert stage.blocks == (x.nbytes // 3 * 8 + w.nbytes // 3 * 8 + y.nbytes + WAVE + 4,)
+
+
+@pytest.mark.parametrize(("dtype", "channels_last", "expected"), [
+    pytest.param(BF16, False, (0, None), id="may be copied, and is not"),
+    pytest.param(BF16, True, (0, 0), id="nothing to copy"),
+    pytest.param(F64, False, (0, 0), id="no tensor cores"),
+])
+def test_inferred_workspaces_have_a_most(dtype: torch.dtype, channels_last: bool, expected: tuple[int, Any]) -> None:
+    x, y = (spec(shape, dtype, channels_last) for shape in ((128, 3, 224, 224), (128, 64, 111, 111)))
+    w = spec((64, 3, 3, 3), dtype)
+    args = (x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
+    (found,) = convolution.list_inferred(Signature(torch.ops.aten.convolution.default, args, {}, (x, w), (y,)))
+    most = x.nbytes // 3 * 8 + w.nbytes // 3 * 8 + y.nbytes if expected[1] is None else expected[1]
+    assert found == (expected[0], most)
+
+
 def test_bias_gradient_is_a_reduction() -> None:
     x, w, gy = spec((128, 96, 56, 56), BF16), spec((192, 96, 1, 1), BF16), spec((128, 192, 56, 56), BF16)
     # 512 threads an output, 784 values each: ceil(784/256) = 4 blocks an output, float32 partial sums, a semaphore for

@@ -1,10 +1,12 @@
 """What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace. PyTorch's part is read
-from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``. cuDNN is closed: its part is derived from
-what its kernels need. Tensor cores want channels last, so for tensors that are channels first it writes copies of
-input, output and weight in that order into its workspace, where the product is worth them: copying costs time by the
-byte, a kernel that does without costs time by the FLOP. The forms of these rules and the constants in `BRACKETED` come
-from the peaks that an H200 measured with cuDNN 9.19 (``benchmarks/truth``); other versions and devices may choose
-otherwise.
+from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``; without ``cudnn.benchmark`` it takes the
+first plan that cuDNN's heuristic names and that runs, whatever workspace it asks for (``cudnn/Conv_v8.cpp``,
+``try_configs``). cuDNN is closed: its part is derived from what its kernels need. Tensor cores want channels last, so
+for tensors that are channels first it writes copies of input, output and weight in that order into its workspace,
+where the product is worth them: copying costs time by the byte, a kernel that does without costs time by the FLOP. The
+forms of these rules and the constants in `BRACKETED` come from what an H200 measured with cuDNN 9.19
+(``benchmarks/truth``): most from peaks, those of `_copies_for_weight_gradient` from reserved bytes. Other versions and
+devices may choose otherwise, so a profile tells what rests on them (`list_inferred`).
 """
 from __future__ import annotations
 
@@ -59,6 +61,10 @@ BRACKETED = (
 """All constants of `cuda/workspaces` that are read from no source, for a benchmark that leaves models out of them."""
 
 
+def _uses_tf32(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 and _has_tensor_cores(dtype)
+
+
 def _has_tensor_cores(dtype: torch.dtype) -> bool:
     capability = simulated_spec().compute_capability or (0, 0)
     if dtype == torch.float32:
@@ -95,6 +101,15 @@ def _copy_bytes(t: TensorSpec) -> int:
     return t.nbytes // channels * -(-channels // _VECTOR_CHANNELS) * _VECTOR_CHANNELS if channels else 0
 
 
+class Inferred(NamedTuple):
+    """A workspace of cuDNN's that is in no source, in bytes: as predicted, and the most that a kernel of those known
+    could ask for. The least is nothing.
+    """
+
+    nbytes: int
+    most_bytes: int
+
+
 class _Convolution:
     """One convolution of images ``x`` with weights ``w`` to ``y``, which holds the same in either direction."""
 
@@ -112,9 +127,13 @@ class _Convolution:
         """Bytes of the copies that PyTorch makes of tensors that are not in the order chosen."""
         return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
 
-    def _are_copies_worth(self) -> bool:
+    def _has_choice(self) -> bool:
+        """Whether cuDNN runs it with channels first, and could copy them to be last for its tensor cores."""
         uses_tensor_cores = torch.backends.cudnn.enabled and _has_tensor_cores(self.x.dtype)
-        if self.is_depthwise or self.channels_last or not uses_tensor_cores:
+        return uses_tensor_cores and self.x.numel > 0 and not self.is_depthwise and not self.channels_last
+
+    def _are_copies_worth(self) -> bool:
+        if not self._has_choice():
             return False
         if self.groups > 1:
             return True  # without tensor cores there is no other kernel for groups that is not far slower
@@ -122,30 +141,68 @@ class _Convolution:
         copied = 2 * (self.x.nbytes + self.y.nbytes)
         if not self.is_product or self.x.dtype != torch.float32:
             return flops >= _WORTH_COPYING * copied
-        return flops >= (_RAGGED_PRODUCT_WORTH_COPYING
-                         if self.w[0] % 32 or self.w[1] % 32 else _PRODUCT_WORTH_COPYING) * copied
+        return flops >= (_RAGGED_PRODUCT_WORTH_COPYING if self._is_ragged else _PRODUCT_WORTH_COPYING) * copied
 
     @property
-    def layout_bytes(self) -> int:
+    def _is_ragged(self) -> bool:
+        return bool(self.w[0] % 32 or self.w[1] % 32)
+
+    @property
+    def copy_bytes(self) -> int:
         """Copies in channels-last order, in which 1x1 weights are the same; those of groups are not (measured)."""
-        if not self.uses_copies:
-            return 0
         weight_bytes = _copy_bytes(self.w) if math.prod(self.w[2:]) > 1 and self.groups == 1 else 0
         return _copy_bytes(self.x) + _copy_bytes(self.y) + weight_bytes
 
     @property
+    def layout_bytes(self) -> int:
+        """The workspace of the output, and of the input's gradient."""
+        return self.copy_bytes if self.uses_copies else 0
+
+    def infer(self, of_weight: bool = False) -> Inferred:
+        """The workspace of one direction: the most is with copies, and a partial tile on each multiprocessor."""
+        nbytes = self.weight_gradient_bytes if of_weight else self.layout_bytes
+        if not self._has_choice():
+            return Inferred(nbytes, nbytes)
+        partial_bytes = _TILE_BYTES * (simulated_spec().multiprocessors or 0) if of_weight else 0
+        return Inferred(nbytes, max(nbytes, self.copy_bytes + partial_bytes))
+
+    @property
     def weight_gradient_bytes(self) -> int:
-        """Partial sums of the weight gradient, a sum over all images and places."""
-        if self.groups > 1 or self.x.dtype != torch.float32 or not _has_tensor_cores(self.x.dtype):
-            return 0
-        if self.is_product and not self.uses_copies:
-            return self.x[0] * self.w.nbytes  # a product per image, added up afterwards
-        if not self.uses_copies:
-            return 0
-        # Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
-        # share tiles, one partial tile each; few tiles are split evenly. A flag per tile.
+        """The workspace of the weight gradient, a sum over all images and places: copies, and partial sums."""
+        if not self._copies_for_weight_gradient():
+            # a product per image, added up afterwards
+            return self.x[0] * self.w.nbytes if self.is_product and _uses_tf32(self.x.dtype) else 0
+        return self.copy_bytes + (self.partial_bytes if self._splits_weight_gradient() else 0)
+
+    def _copies_for_weight_gradient(self) -> bool:
+        """Copied where an output is, and beyond: in 16 bits no kernel for channels first sums over places; in float32
+        products per image that are fewer than the multiprocessors leave these idle.
+        """
+        if self.uses_copies or self.groups > 1 or not self._has_choice():
+            return self.uses_copies
+        if self.x.dtype != torch.float32:
+            return not self.is_product
         multiprocessors = simulated_spec().multiprocessors
-        tiles = -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
+        return (self.is_product and math.prod(self.x[2:]) > 1 and multiprocessors is not None
+                and self.x[0] * self._tiles < multiprocessors)
+
+    def _splits_weight_gradient(self) -> bool:
+        """Whether partial sums are written: not by the 16-bit kernels of products of ragged channels (measured)."""
+        return self.groups == 1 and (self.x.dtype == torch.float32 or not self.is_product or not self._is_ragged)
+
+    @property
+    def _tiles(self) -> int:
+        """Output tiles of the weight gradient's product."""
+        return -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Partial sums of the weight gradient where its product is split.
+
+        Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
+        share tiles, one partial tile each; few tiles are split evenly. A flag per tile.
+        """
+        multiprocessors, tiles = simulated_spec().multiprocessors, self._tiles
         if multiprocessors is None or tiles >= _GOOD_WAVE * -(-tiles // multiprocessors) * multiprocessors:
             return 0
         partial = tiles * (multiprocessors // tiles) if tiles < multiprocessors else multiprocessors
@@ -161,13 +218,43 @@ def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Ten
     return out
 
 
+def list_inferred(signature: Signature) -> tuple[Inferred, ...]:
+    """The inferred workspaces of a call, in the order in which they are held; none of what is no convolution.
+
+    >>> from analyzer.meta.spec import TensorSpec
+    >>> x = TensorSpec.of((8, 64, 56, 56), (64 * 56 * 56, 56 * 56, 56, 1), torch.bfloat16, "cuda:0")
+    >>> w = TensorSpec.of((64, 64, 3, 3), (64 * 9, 9, 3, 1), torch.bfloat16, "cuda:0")
+    >>> args = x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    >>> list_inferred(Signature(_aten.convolution.default, args, {}, (x, w), (x,)))  # 2 bytes an element of all three
+    (Inferred(nbytes=6496256, most_bytes=6496256),)
+    """
+    packet = getattr(signature.op, "overloadpacket", None)
+    if packet is _aten.convolution:
+        return (_forward_convolution(signature).infer(),)
+    if packet is not _aten.convolution_backward:
+        return ()
+    c, (wants_input, wants_weight, _) = _backward_convolution(signature), signature.args[10]
+    return (c.infer(),) * bool(wants_input) + ((c.infer(of_weight=True),) if wants_weight else ())
+
+
+def _forward_convolution(signature: Signature) -> _Convolution:
+    x, w = signature.args[:2]
+    y, transposed = signature.outputs[0], signature.args[6]
+    images, result = (y, x) if transposed else (x, y)
+    return _Convolution(images, result, w, tuple(signature.args[3]), signature.args[8], transposed)
+
+
+def _backward_convolution(signature: Signature) -> _Convolution:
+    gy, x, w = signature.args[:3]
+    transposed = signature.args[7]
+    images, result = (gy, x) if transposed else (x, gy)
+    return _Convolution(images, result, w, tuple(signature.args[4]), signature.args[9], transposed)
+
+
 @kernel_stages(_aten.convolution)
 def _forward(signature: Signature) -> tuple[Stage, ...]:
     x, w = signature.args[:2]
-    y = signature.outputs[0]
-    transposed = signature.args[6]
-    images, result = (y, x) if transposed else (x, y)
-    c = _Convolution(images, result, w, tuple(signature.args[3]), signature.args[8], transposed)
+    c = _forward_convolution(signature)
     # Convolution.cpp makes the input contiguous before the output is allocated, ConvShared.cpp the weight afterwards
     workspace = (c.layout_bytes,) if c.layout_bytes else ()
     return _filled(Stage(c.contiguous_copies(x), 0, kept=True), Stage(c.contiguous_copies(w) + workspace))
@@ -180,10 +267,8 @@ def _filled(*stages: Stage) -> tuple[Stage, ...]:
 @kernel_stages(_aten.convolution_backward)
 def _backward(signature: Signature) -> tuple[Stage, ...]:
     gy, x, w = signature.args[:3]
-    stride, transposed, groups = tuple(signature.args[4]), signature.args[7], signature.args[9]
     wants_input, wants_weight, wants_bias = signature.args[10]
-    images, result = (gy, x) if transposed else (x, gy)
-    c = _Convolution(images, result, w, stride, groups, transposed)
+    c = _backward_convolution(signature)
     # Convolution.cpp makes the input contiguous, and cudnn_convolution_backward converts a gradient of the other memory
     # format, for both gradients; one of this format that has gaps is copied for each of them.
     is_converted = _is_channels_last(gy) != c.channels_last
@@ -195,7 +280,7 @@ def _backward(signature: Signature) -> tuple[Stage, ...]:
         blocks = c.contiguous_copies(w) + copied + ((c.layout_bytes,) if c.layout_bytes else ())
         stages.append(Stage(blocks, 1 if wants_weight else 2 if wants_bias else None))
     if wants_weight:
-        nbytes = c.layout_bytes + c.weight_gradient_bytes
+        nbytes = c.weight_gradient_bytes
         stages += [Stage(copied, 1, kept=True), Stage((nbytes,) if nbytes else (), 2 if wants_bias else None)]
     if wants_bias:  # at::sum over all but the channels
         stages.append(Stage(reduction_blocks(gy, (0, *range(2, len(gy))), accumulate_bytes(gy.dtype))))
