@@ -1,4 +1,5 @@
 """What every test runs under."""
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test may need a network
@@ -27,3 +28,15 @@ def group():
     yield
     assert dist.group.WORLD is before and dist.get_world_size() == 4
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Replay of blocks of a few modules, too, which would not pay."""
+    monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 0)
+
+
+def pytest_collection_finish():
+    """No collection of garbage needs to look at what was imported for the tests."""
+    gc.collect()
+    gc.freeze()

@@ -12,6 +12,7 @@ from torch import fx
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
+from analyzer.fx.graph.subgraph_replay import SubgraphReplay
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.restart import Restart
 from analyzer.meta.tensor import device_of
@@ -19,6 +20,7 @@ from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import tensors_in
 from analyzer.replay.support import why_unsupported
+from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
@@ -73,7 +75,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
-    replays = reuse and why_unsupported() is None and not any(map(has_gradient_hooks, gm.parameters()))
+    replay = _Replay(_why_nothing(gm, reuse))
 
     def read_rows() -> dict[str, Any]:
         _ = found.nodes  # which fills the records of all nodes
@@ -84,19 +86,22 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
             with run.recording() as recorder:
                 run_args, run_kwargs = run.take_inputs(args, kwargs, names)
                 step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
-                                 device_type=session.device.type, reuse=replays)
+                                 device_type=session.device.type, excluded=replay.excluded)
+                replay.subgraphs = step.subgraphs
                 rows = step.run()
             step.interpreter.record.log = recorder.log
             records.append(step.interpreter.record)
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
-            return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()})
+            return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()},
+                             replay=replay.report(gm))
 
-    try:
-        found = expect_values(run_once, session.options)
-    except Restart:
-        replays = False
-        found = expect_values(run_once, session.options)
+    while True:
+        try:
+            found = expect_values(run_once, session.options)
+            break
+        except Restart as restart:
+            replay.forbid(restart)
     for node, info in infos.items():
         node.meta["info"] = info
     gm.meta["profile"] = found
@@ -108,6 +113,38 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     if verbose:
         print(found.table())
     return gm
+
+
+def _why_nothing(gm: fx.GraphModule, reuse: bool) -> str | None:
+    """Why no subgraph is replayed, as far as that is known before; None where some may be."""
+    if not reuse:
+        return "reuse=False"
+    if any(map(has_gradient_hooks, gm.parameters())):
+        return "hooks run with a parameter's gradient"
+    return why_unsupported()
+
+
+class _Replay:
+    """What runs of a graph may replay: subgraphs but for those ``excluded`` by path, with the reason; None: nothing."""
+
+    def __init__(self, refusal: str | None) -> None:
+        self.refusal = refusal
+        self.excluded: dict[str, str] | None = {} if refusal is None else None
+        self.subgraphs: SubgraphReplay | None = None  #: of the last run
+
+    def forbid(self, restart: Restart) -> None:
+        """Replay less in the next run."""
+        if self.excluded is None or self.subgraphs is None or restart.module is None:
+            self.refusal, self.excluded = restart.reason, None
+        else:
+            self.excluded.update(dict.fromkeys(self.subgraphs.alike(restart.module), restart.reason))
+
+    def report(self, gm: fx.GraphModule) -> ReplayReport:
+        """What was replayed in the last run, and why the rest was run."""
+        if self.subgraphs is None:
+            return ReplayReport((ReplayInfo("", "graph", type(gm).__name__, False, self.refusal),))
+        return ReplayReport(tuple([ReplayInfo(path, "subgraph", kind, reason is None, reason)
+                                   for path, (kind, reason) in self.subgraphs.explain().items()]))
 
 
 def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:

@@ -175,12 +175,14 @@ class BlockReplay:
         return BlockSite(captured, self.path_of(module), numbers, producers, recorder.log, recorder.step,
                           recorder.running_call(), recorder.source_line())
 
+    def list_candidates(self) -> list[nn.Module]:
+        """What may be like something else, outer ones first."""
+        return [module for module in self.recorder.modules() if id(module) in self._all_keys]
+
     def explain(self) -> dict[str, tuple[str, str | None]]:
         """The class of each candidate, and why it was run (None: it was replayed), by path; none that is within one."""
         found: dict[str, tuple[str, str | None]] = {}
-        for module in self.recorder.modules():
-            if id(module) not in self._all_keys:
-                continue
+        for module in self.list_candidates():
             path, key = self.path_of(module), self._all_keys[id(module)]
             if path.rpartition(".")[0] in found and found[path.rpartition(".")[0]][1] is None:
                 continue

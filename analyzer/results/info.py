@@ -283,7 +283,8 @@ class ReplayInfo:
     """Whether a part of the step was replayed, and if not, why it was run."""
 
     path: str                    #: of the module, "" for the whole model
-    kind: str                    #: "block", "step" (all steps after the first) or "optimizer"
+    #: "block", "step" (all steps after the first) or "optimizer"; of a graph "subgraph", or "graph" for all of it
+    kind: str
     type: str                    #: class of the module or optimizer
     replayed: bool
     reason: str | None = None    #: why it was run

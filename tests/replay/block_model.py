@@ -1,4 +1,4 @@
-"""Small models of alike blocks, for what is played instead of run."""
+"""Small models of alike blocks, and which of them were replayed."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -6,7 +6,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from analyzer.results.info import ReplayInfo
+from analyzer.results.profile import Profile
+
 X = torch.empty(4, 16)
+
+
+def list_replayed(profile: Profile, kind: str = "block") -> list[ReplayInfo]:
+    """The blocks that were replayed; each of the others must say why it was run."""
+    assert profile.replay is not None and all(row.reason for row in profile.replay if not row.replayed)
+    return [row for row in profile.replay if row.replayed and row.kind == kind]
 
 
 class Block(nn.Module):

@@ -1,7 +1,7 @@
 """Drives the recorder with a graph: one step of what a traced, perhaps transformed, model would do."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,17 +16,21 @@ from .subgraph_replay import SubgraphReplay
 
 
 class GraphStep:
-    """One forward pass, and in training its loss and backward pass, of a graph module under a recorder."""
+    """One forward pass, and in training its loss and backward pass, of a graph module under a recorder. Subgraphs that
+    repeat are replayed, except those whose paths are ``excluded``; none where that is None.
+    """
 
     def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *,
                  mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None,
-                 device_type: str, reuse: bool) -> None:
+                 device_type: str, excluded: Mapping[str, str] | None) -> None:
         self.recorder, self.module, self.args, self.kwargs = recorder, module, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.device_type = mode, loss_fn or default_loss, autocast, device_type
         self.interpreter = RecordingInterpreter(module, recorder)
-        if reuse:
+        self.subgraphs: SubgraphReplay | None = None
+        if excluded is not None:
             with torch._C.DisableTorchFunction():
-                self.interpreter.replay = SubgraphReplay(recorder, module, self.interpreter).replay_from
+                self.subgraphs = SubgraphReplay(recorder, module, self.interpreter, excluded)
+            self.interpreter.replay = self.subgraphs.replay_from
 
     def run(self) -> dict[fx.Node, int]:
         """Run the step; the result is the row of each node in the log."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,14 @@ from .subgraph import Subgraph, find_subgraphs
 
 
 class SubgraphReplay(BlockReplay):
-    """Decides for each subgraph of a graph whether it is replayed or run."""
+    """Decides for each subgraph of a graph whether it is replayed or run; those of the paths in ``excluded`` are run,
+    for the reasons there.
+    """
 
-    def __init__(self, recorder: Recorder, gm: fx.GraphModule, interpreter: RecordingInterpreter) -> None:
-        self.interpreter = interpreter
-        self._subgraphs = {id(s.module): s for s in find_subgraphs(gm, FEWEST)}
+    def __init__(self, recorder: Recorder, gm: fx.GraphModule, interpreter: RecordingInterpreter,
+                 excluded: Mapping[str, str]) -> None:
+        self.interpreter, self._excluded = interpreter, excluded
+        self._subgraphs = {id(s.module): s for s in find_subgraphs(gm, FEWEST) if s.path not in excluded}
         super().__init__(recorder, gm, borrow_module, lambda module: False)
         self._beginning_at: defaultdict[fx.Node, list[Subgraph]] = defaultdict(list)
         for subgraph in sorted(self._subgraphs.values(), key=lambda s: -len(s.nodes)):
@@ -49,6 +52,24 @@ class SubgraphReplay(BlockReplay):
             key = structure_key(subgraph.held, memo, numbers)
             keys[i] = None if key is None else (key, subgraph.key)
         return keys
+
+    def list_candidates(self) -> list[nn.Module]:
+        """The modules whose runs the subgraphs are, outer ones first."""
+        return [s.module for s in sorted(self._subgraphs.values(), key=lambda s: s.path.count("."))]
+
+    def explain(self) -> dict[str, tuple[str, str | None]]:
+        """As `BlockReplay.explain`, by the classes of the modules that were traced."""
+        found = {path: reason for path, (_, reason) in super().explain().items()}
+        replayed = tuple([f"{path}." for path, reason in found.items() if reason is None])
+        found.update({path: reason for path, reason in self._excluded.items() if not path.startswith(replayed)})
+        classes = {path: name.rpartition(".")[2] for node in self.interpreter.rows
+                   for path, name in node.meta.get("module_stack", ())}
+        return {path: (classes.get(path, ""), reason) for path, reason in found.items()}
+
+    def alike(self, module: nn.Module) -> list[str]:
+        """The paths of the subgraphs that do what that of ``module`` does."""
+        return [self.path_of(other) for other in self.list_candidates()
+                if self._all_keys[id(other)] == self._all_keys[id(module)]]
 
     def replay_from(self, node: fx.Node, env: dict[fx.Node, Any]) -> int:
         """How many nodes from ``node`` on were replayed; the results are in ``env`` then."""
