@@ -98,6 +98,8 @@ def _measure(holding: Holding) -> tuple[int, ...]:
             return made.as_strided((2, 2), (2, 1)) if holding is ALONE_VIEW else made
 
     with torch.inference_mode(False), torch.enable_grad():
-        out: torch.Tensor = Gives.apply(Receives.apply(torch.empty(2, 2, requires_grad=True)))  # type: ignore[no-untyped-call]
+        received = Receives.apply(torch.empty(2, 2, requires_grad=True))  # type: ignore[no-untyped-call]
+        out: torch.Tensor = Gives.apply(received)  # type: ignore[no-untyped-call]
+        del received
         out.backward(torch.empty(2, 2))
     return found[0]

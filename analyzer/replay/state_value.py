@@ -60,7 +60,8 @@ def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | Non
     if not attributes:
         return ()
     found = [(k, v) for k, v in attributes.items() if k != "_is_param"]
-    return tuple((k, type(v), v) for k, v in found) if all([type(v) in PLAIN for _, v in found]) else None  # type: ignore[misc]
+    is_plain = all([type(v) in PLAIN for _, v in found])
+    return tuple((k, type(v), v) for k, v in found) if is_plain else None  # type: ignore[misc]
 
 
 def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:

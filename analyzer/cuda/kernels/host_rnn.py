@@ -185,7 +185,8 @@ def _call_onednn(spec: RnnSpec, x: Tensor, weights: CellParameters, state: list[
 
 def run_onednn(spec: RnnSpec, x: Tensor, hx: list[Tensor], params: list[Tensor]) -> tuple[Tensor, ...]:
     """mkldnn_rnn: one call for each layer and direction."""
-    time_first = x = (x.transpose(0, 1) if spec.batch_first else x).contiguous()  # noqa: F841  held to the end, as there
+    # the first is held to the end, as there
+    time_first = x = (x.transpose(0, 1) if spec.batch_first else x).contiguous()  # noqa: F841
     hx = [s.contiguous() for s in hx]
     finals: list[State] = []
     for layer, (indices, weights) in enumerate(_each_layer(spec, [*range(len(hx[0]))], params)):

@@ -21,13 +21,15 @@ def check_saved(gm: fx.GraphModule) -> None:
     changed: dict[fx.Node, fx.Node] = {}  # a node and the last that writes to its result
     for writer in gm.graph.nodes:
         for value in written_by(writer):
-            for maker in (m for m in makers(value) if m.meta.get("saved") in SAVED and checkpoint_of(m) is not None):
+            for maker in (m for m in makers(value) if m.meta.get("saved") in SAVED):
+                region = checkpoint_of(maker)
+                if region is None:
+                    continue
                 changed[maker] = writer
-                if checkpoint_of(writer) != checkpoint_of(maker):
+                if checkpoint_of(writer) != region:
                     raise InputError(
                         f"{maker.name} cannot be kept: {writer.name} writes to it in place, after checkpoint "
-                        f"{checkpoint_of(maker).id}; take {writer.name} into it, or recompute {maker.name}"  # type: ignore[union-attr]
-                    )
+                        f"{region.id}; take {writer.name} into it, or recompute {maker.name}")
     position = {n: i for i, n in enumerate(gm.graph.nodes)} if changed else {}
     for node in position:
         if checkpoint_of(node) is None or node.meta.get("saved") in SAVED:

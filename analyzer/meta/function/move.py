@@ -64,7 +64,8 @@ def _move_parts(x: Tensor, device: torch.device | None, dtype: torch.dtype | Non
 def _copy_to(state: MetaState, x: Tensor, device: torch.device, dtype: torch.dtype | None,
              memory_format: Any = None) -> Tensor:
     named = {"memory_format": torch.preserve_format if memory_format is None else memory_format}
-    return state.call_on(device, torch.ops.aten._to_copy.default, x, dtype=dtype, **named)  # type: ignore[no-any-return]
+    copied: Tensor = state.call_on(device, torch.ops.aten._to_copy.default, x, dtype=dtype, **named)
+    return copied
 
 
 class MoveDevice(torch.autograd.Function):
