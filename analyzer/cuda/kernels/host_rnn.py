@@ -155,7 +155,7 @@ def run_cells(spec: RnnSpec, x: Tensor, hx: list[Tensor], params: list[Tensor]) 
         finals += last
         x = _drop_out(spec, x, layer)
     stacked = [torch.stack(s) for s in reversed(list(zip(*finals)))]  # the cell's before the hidden state's
-    return x.transpose(0, 1) if spec.batch_first else x, *reversed(stacked)
+    return x.transpose_(0, 1) if spec.batch_first else x, *reversed(stacked)  # no view: it may be written to
 
 
 def uses_onednn(x: Tensor, hx: list[Tensor]) -> bool:

@@ -26,8 +26,7 @@ def elementwise_loss_shape(self: Tensor, target: Tensor, reduction: int = 1, *_:
     """The loss of each element; a mean or sum is written into the first of them, and the storage keeps its size.
     BinaryOps.cpp (TORCH_META_FUNC of mse_loss and smooth_l1_loss) and Loss.cpp (soft_margin_loss_out).
     """
-    shape = torch.broadcast_shapes(self.shape, target.shape)
-    out = self.new_empty(shape, dtype=torch.result_type(self, target))
+    out = self + target  # the layout that TensorIterator gives
     return out.resize_(()) if reduction else out
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape
+from analyzer.cuda.kernel_registry import device_shape, host_shape
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
@@ -213,9 +213,23 @@ class _Convolution:
 def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     """The output of a CUDA convolution: channels last where cuDNN runs so, which torch's meta kernel cannot know."""
     out: torch.Tensor = _aten.convolution.default(input, weight, *args)
-    if torch.backends.cudnn.enabled and _suggests_channels_last(spec_of(input), spec_of(weight)):
-        return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)
-    return out
+    return _put_channels_last(out, input, weight) if torch.backends.cudnn.enabled else out
+
+
+@host_shape("convolution")
+def convolve_on_host(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    """The same on a CPU, but for float64: mkldnn_conv_use_channels_last in ConvUtils.h."""
+    out: torch.Tensor = _aten.convolution.default(input, weight, *args)
+    return out if out.dtype is torch.float64 else _put_channels_last(out, input, weight)
+
+
+def _put_channels_last(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``out`` in the order that an argument suggests; one dimension is run as two (Convolution.cpp, view4d)."""
+    if out.dim() == 3:
+        return _put_channels_last(out.unsqueeze(2), input.contiguous().unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
+    if not _suggests_channels_last(spec_of(input), spec_of(weight)):
+        return out
+    return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)
 
 
 def list_inferred(signature: Signature) -> tuple[Inferred, ...]:

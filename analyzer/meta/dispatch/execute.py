@@ -18,6 +18,7 @@ from analyzer.meta.storage import MetaStorage, next_number
 from analyzer.meta.tensor import META, MetaTensor, attach, kernel, parts_of
 
 from .account import hold_before
+from .layout import lay_out_pointwise
 from .output_cache import NEW, SAME, VIEW, Entry, entries, make_recipes, remember
 from .resolve import OperatorCall, result_device
 
@@ -181,7 +182,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
         if shape_impl is not None:
             return shape_impl(*args, **kwargs)
         try:
-            return func(*args, **kwargs)
+            return lay_out_pointwise(func, args, kwargs, func(*args, **kwargs), device.type)
         except RuntimeError as error:  # of which NotImplementedError is one
             # torch/_library/custom_ops.py
             if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
@@ -193,9 +194,11 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
             return shape_impl(*args, **kwargs)
 
 
-# Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp.
+# Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp, and
+# of TensorIterator where it neither promotes nor casts (the gradients of losses).
 _SAME_DTYPE = {_aten.mm: (0, 1), _aten.addmm: (0, 1, 2), _aten.mv: (0, 1), _aten.addmv: (0, 1, 2),
-               _aten.convolution: (0, 1, 2)}
+               _aten.convolution: (0, 1, 2), _aten.huber_loss_backward: (0, 1, 2),
+               _aten.mse_loss_backward: (0, 1, 2), _aten.smooth_l1_loss_backward: (0, 1, 2)}
 
 
 def _check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:
