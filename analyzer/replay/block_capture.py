@@ -227,7 +227,7 @@ class BlockCapture:
         ends.clear()
         self._backward: list[Event] = []
         with torch._C._EnableTorchFunction():
-            end.backward(torch.empty(0))
+            end.backward(torch.empty(0, device=self.claim))
         self.recorder.events = None
         change = before.change()
         if change:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.state import active_state
 from analyzer.record.reference_count import ALONE, ALONE_VIEW
 
 from .captured_block import number_of
@@ -35,9 +36,11 @@ class Sink(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, capture: Any, *outputs: torch.Tensor) -> torch.Tensor:
-        """Give a tensor whose backward pass starts the block's."""
+        """Give a tensor whose backward pass starts the block's; it is where a loss would be, for autograd's nodes make
+        tensors there.
+        """
         ctx.capture = capture
-        return torch.empty(0)
+        return active_state().call_on(capture.claim, torch.empty, 0)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
