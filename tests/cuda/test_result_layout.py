@@ -51,6 +51,8 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "roll": lambda x, w: (x.roll(1, 1), x.roll(-1, -1), x.roll((1, 1), (0, 1)), x.roll(3)),
     "an expanded tensor first": lambda x, w: (torch.ones((), dtype=x.dtype).expand(x.shape) * x,
                                               torch.ones(x.shape[-1], dtype=x.dtype).expand(x.shape) + x.float()),
+    "an expanded gradient of silu": lambda x, w: aten.silu_backward(torch.ones((), dtype=x.dtype).expand(x.shape), x),
+    "an expanded gradient of mish": lambda x, w: aten.mish_backward(torch.ones((), dtype=x.dtype).expand(x.shape), x),
     "an expanded gradient": lambda x, w: aten.threshold_backward(torch.ones((), dtype=x.dtype).expand(x.shape), x, 0),
 }
 

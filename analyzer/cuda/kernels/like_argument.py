@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from analyzer.cuda.kernel_registry import device_shape
+from analyzer.meta.dispatch.layout import like_sum
 
 Tensor = torch.Tensor
 
@@ -22,7 +23,6 @@ device_shape("_masked_softmax")(_like(0))
 # aten/src/ATen/native/cuda/LossCTC.cu, MultiMarginLoss.cu, MultiLabelMarginCriterion.cu and FractionalMaxPool3d.cu
 device_shape("_ctc_loss_backward.Tensor", "multi_margin_loss_backward", "multilabel_margin_loss_backward",
              "fractional_max_pool3d_backward")(_like(1))
-# TensorIterator takes the layout of the first operand.
-device_shape("silu_backward", "mish_backward", on_any_device=True)(_like(0, torch.preserve_format))
+device_shape("silu_backward", "mish_backward", on_any_device=True)(like_sum)
 device_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")(
     _like(0, torch.preserve_format))

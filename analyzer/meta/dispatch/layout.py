@@ -33,6 +33,12 @@ def lay_out_pointwise(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, An
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
 
 
+def like_sum(one: Tensor, other: Tensor) -> Tensor:
+    """An empty tensor on meta like the sum of two of one dtype, as TensorIterator lays it out."""
+    total = _as_float32(one) + _as_float32(other)
+    return torch.empty_strided(total.shape, total.stride(), dtype=one.dtype, device=one.device)
+
+
 def _is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride()))
 
