@@ -1,0 +1,122 @@
+"""A traced graph against the module that it was traced from, on real tensors: results, gradients, buffers, and node by
+node the layouts and aliases that are told of it.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from analyzer import symbolic_trace
+from analyzer.fx import GraphInterpreter, GraphModule, ShapeProp
+
+from .draw import TensorProgram
+from .observe import find_loss
+
+
+def trace(program: TensorProgram) -> GraphModule:
+    """The graph of a program."""
+    model, args = program.build()
+    return symbolic_trace(model, meta_args={f"x{index}": value for index, value in enumerate(args)})
+
+
+def run(model: nn.Module, args: tuple[Any, ...]) -> list[Tensor | None]:
+    """What a step leaves: results, gradients of parameters and inputs, buffers."""
+    torch.manual_seed(7)
+    output = model(*args)
+    results = [t for t in tree_leaves(vars(output) if hasattr(output, "left") else output) if isinstance(t, Tensor)]
+    loss = find_loss(output)
+    if loss is not None:
+        loss.backward()
+    named = sorted(model.named_parameters())
+    return [*results, *(p.grad for _, p in named), *(a.grad for a in args if isinstance(a, Tensor) and a.is_leaf),
+            *(b for _, b in sorted(model.named_buffers()))]
+
+
+def compare_values(program: TensorProgram, graph: GraphModule) -> Iterator[str]:
+    """What a graph computes otherwise than its module."""
+    model, args = program.build()
+    expected = run(model, args)
+    found = run(graph, program.build()[1])
+    if len(expected) != len(found):
+        yield f"{len(expected)} tensors, the graph gives {len(found)}"
+    for index, (one, other) in enumerate(zip(expected, found)):
+        if (one is None) != (other is None):
+            yield f"tensor {index}: {one}, the graph gives {other}"
+        elif one is not None and other is not None:
+            if (one.shape, one.stride(), one.dtype, one.requires_grad) != (
+                    other.shape, other.stride(), other.dtype, other.requires_grad):
+                yield f"tensor {index}: {_tell(one)}, the graph gives {_tell(other)}"
+            elif not torch.allclose(one.double(), other.double(), equal_nan=True):
+                yield f"tensor {index} of {tuple(one.shape)} has other values"
+
+
+def _tell(tensor: Tensor) -> str:
+    return (f"{str(tensor.dtype)[6:]}{list(tensor.shape)}/{list(tensor.stride())}"
+            f"{' with a gradient' if tensor.requires_grad else ''}")
+
+
+class _Run(GraphInterpreter):
+    """Runs a graph on real tensors and keeps a copy of what each node's result is like."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self.alive: list[Any] = []  # so that no address is given again
+        self.seen: dict[str, Any] = {}
+        self.storages: dict[str, int] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        result = super().run_node(n)
+        if isinstance(result, Tensor) and n.op != "output":
+            self.seen[n.name] = tuple(result.shape), result.stride(), result.dtype
+            self.storages[n.name] = result.untyped_storage()._cdata
+            self.alive.append(result.untyped_storage())
+        return result
+
+
+def compare_nodes(program: TensorProgram, graph: GraphModule) -> Iterator[str]:
+    """Nodes whose real results are not laid out as `ShapeProp` tells, or share other memory."""
+    _, args = program.build()
+    prop = _Prop(graph)
+    prop.propagate(*args)
+    told = {n.name: n.meta["tensor_meta"] for n in graph.graph.nodes
+            if isinstance(n.meta.get("tensor_meta"), tuple) and hasattr(n.meta["tensor_meta"], "stride")}
+    torch.manual_seed(7)
+    real = _Run(graph)
+    real.run(*args)
+    for name, (shape, stride, dtype) in real.seen.items():
+        meta = told.get(name)
+        if meta is not None and (tuple(meta.shape), _steps(meta.shape, meta.stride), meta.dtype) != (
+                shape, _steps(shape, stride), dtype):
+            yield f"node {name}: {dtype}{list(shape)}/{list(stride)}, told {meta.dtype}{list(meta.shape)}/{meta.stride}"
+    names = [name for name in real.storages if name in prop.storages]
+    for index, name in enumerate(names):
+        mine, theirs = ([other for other in names[:index] if at[other] == at[name]]
+                        for at in (real.storages, prop.storages))
+        if mine != theirs:
+            yield f"node {name} shares memory with {mine}, told {theirs}"
+
+
+def _steps(shape: Any, stride: Any) -> tuple[int, ...]:
+    return tuple(step if size > 1 else 0 for size, step in zip(shape, stride))
+
+
+class _Prop(ShapeProp):
+    """Keeps which storage each node's result is in."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self.storages: dict[str, int] = {}
+        self._alive: list[Any] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        result = super().run_node(n)
+        if isinstance(result, Tensor) and n.op != "output":
+            self.storages[n.name] = result.untyped_storage()._cdata
+            self._alive.append(result.untyped_storage())
+        return result

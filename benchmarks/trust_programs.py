@@ -1,0 +1,229 @@
+"""Random programs on tensors, run without data by the package and with data by torch: both must tell the same.
+
+    python -m benchmarks.trust --only programs            # docs/reliability.md: 5,000 programs
+    python -m benchmarks.trust_programs --only 1234       # the source of one program, and what differs
+    python -m benchmarks.trust_programs --only 1234 --reduce    # ... and the shortest program that differs so
+"""
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from analyzer import Profile, ProfileOptions, profile
+from analyzer.errors import AnalyzerError, DataDependentError
+
+from .replay_equality import FIELDS, read_field, show_difference
+from .tensor_programs.compare import Matching, compare_flops
+from .tensor_programs.draw import TensorProgram, draw_program, reductions
+from .tensor_programs.observe import Seen, observe
+from .tensor_programs.predict import predict
+from .tensor_programs.traced import compare_nodes, compare_values, trace
+from .trust_section import Section
+
+EQUAL, ALIKE, REFUSED = "equal", "torch refuses, the package too", "refused in words"
+DIFFERENT, STORAGES, FLOPS, ONE_FAILS = "calls differ", "storages differ", "FLOPs differ", "one fails"
+TRACE, TRACE_NODES, REPLAY = "graph differs", "nodes differ", "replay differs"
+KINDS = (EQUAL, ALIKE, REFUSED, DIFFERENT, STORAGES, FLOPS, TRACE, TRACE_NODES, REPLAY, ONE_FAILS)
+HOLDS = (EQUAL, ALIKE, REFUSED)
+TRACED_EVERY, REPLAYED_EVERY = 4, 8
+"""Which programs are traced, and which are profiled with replay and without."""
+
+
+class Finding(NamedTuple):
+    """What came of a program: one of `KINDS`, and what differs first."""
+
+    kind: str
+    differences: tuple[str, ...] = ()
+    calls: int = 0
+    storages: int = 0
+    flops: int = 0
+
+
+def draw_number(number: int) -> TensorProgram:
+    """The program of a number."""
+    return draw_program(random.Random(number))
+
+
+def _attempt(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:  # of torch or of the package: they are compared
+        return error
+
+
+def watch(program: TensorProgram) -> Seen:
+    """What a step of a program does on real tensors: one of inference where nothing has a gradient."""
+    seen = observe(*program.build(), program.autocast, trains=True)
+    return seen if seen.trains else observe(*program.build(), program.autocast, trains=False)
+
+
+def compare_step(program: TensorProgram) -> Finding:
+    """Hold what the package tells of a step to what torch does."""
+    real = _attempt(lambda: watch(program))
+    trains = not isinstance(real, Seen) or real.trains
+    told = _attempt(lambda: predict(*program.build(), program.autocast, trains))
+    if isinstance(told, DataDependentError):
+        return Finding(REFUSED)
+    if isinstance(real, Exception) or isinstance(told, Exception):
+        both = isinstance(real, Exception) and isinstance(told, Exception)
+        return Finding(ALIKE) if both and _is_alike(real, told) else Finding(
+            ONE_FAILS, (f"really {real!r:.200}, told {told!r:.200}",))
+    found, log = told
+    counts = len(real.calls), len(real.storage_bytes), sum(real.flops.values())
+    if different := tuple(islice(Matching(real, log).differences(), 4)):
+        return Finding(DIFFERENT if " call" in different[0][:12] or different[0].startswith("call") else STORAGES,
+                       different, *counts)
+    if different := tuple(compare_flops(real, found)):
+        return Finding(FLOPS, different, *counts)
+    return Finding(EQUAL, (), *counts)
+
+
+def _is_alike(one: Exception, other: Exception) -> bool:
+    """Whether two errors are of one kind, or both of torch's own refusals."""
+    return type(one) is type(other) or isinstance(one, (RuntimeError, IndexError, TypeError)) and isinstance(
+        other, (RuntimeError, IndexError, TypeError))
+
+
+def compare_traced(program: TensorProgram) -> Finding:
+    """Hold the graph of a program to the program, both on real tensors."""
+    if isinstance(_attempt(lambda: watch(program)), Exception):
+        return Finding(ALIKE)
+    graph = _attempt(lambda: trace(program))
+    if isinstance(graph, AnalyzerError):
+        return Finding(REFUSED, (str(graph),))
+    for kind, compare in ((TRACE, compare_values), (TRACE_NODES, compare_nodes)):
+        different = _attempt(lambda: tuple(islice(compare(program, graph), 4)))  # noqa: B023
+        if isinstance(different, Exception):
+            different = (repr(different)[:300],)
+        if different:
+            return Finding(kind, different)
+    return Finding(EQUAL)
+
+
+def compare_replayed(program: TensorProgram) -> Finding:
+    """Hold three steps of a program with replay to the same without."""
+    def run(reuse: bool) -> Profile:
+        model, args = program.build()
+        return profile(model, args=args, autocast=program.autocast, optimizer="adamw", reuse=reuse,
+                       options=ProfileOptions(steps=3))
+
+    found, replayed = _attempt(lambda: run(False)), _attempt(lambda: run(True))
+    if isinstance(found, Exception) or isinstance(replayed, Exception):
+        alike = type(found) is type(replayed)
+        return Finding(ALIKE) if alike else Finding(REPLAY, (f"{found!r:.200}", f"{replayed!r:.200}"))
+    different = tuple(f"{name}: {show_difference(getattr(found, name), getattr(replayed, name))}" for name in FIELDS
+                      if read_field(found, name) != read_field(replayed, name))
+    return Finding(REPLAY, different) if different else Finding(EQUAL)
+
+
+def try_program(number: int, program: TensorProgram) -> Iterator[tuple[str, Finding]]:
+    """All that is tried with the program of a number."""
+    yield "step", compare_step(program)
+    if number % TRACED_EVERY == 0:
+        yield "graph", compare_traced(program)
+    if number % REPLAYED_EVERY == 1:
+        yield "replay", compare_replayed(program)
+
+
+def find_lost(numbers: Iterable[int], tells: Callable[[str], object] | None = None) -> tuple[
+        dict[str, Counter[str]], dict[str, str], Counter[str]]:
+    """Try programs: by trial how many came out how, what did not hold, and sums of what was compared."""
+    counts: dict[str, Counter[str]] = {"step": Counter(), "graph": Counter(), "replay": Counter()}
+    lost: dict[str, str] = {}
+    sums: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in numbers:
+            for what, finding in try_program(number, draw_number(number)):
+                counts[what][finding.kind] += 1
+                sums.update(calls=finding.calls, storages=finding.storages, flops=finding.flops)
+                if finding.kind not in HOLDS:
+                    lost[f"{number} ({what})"] = f"{finding.kind}: {finding.differences[0]}"
+                    if tells is not None:
+                        tells(f"{number} ({what}): {finding.kind}: {finding.differences[0][:300]}")
+            if number % 100 == 0:
+                gc.collect()
+    return counts, lost, sums
+
+
+def reduce_program(number: int, program: TensorProgram, what: str, kind: str) -> TensorProgram:
+    """The shortest program that comes out as this kind."""
+    compare = {"step": compare_step, "graph": compare_traced, "replay": compare_replayed}[what]
+    while True:
+        for simpler in reductions(program):
+            if compare(simpler).kind == kind:
+                program = simpler
+                break
+        else:
+            return program
+
+
+def measure(count: int | None = None) -> Section:
+    """Programs against CPU runs, for docs/reliability.md: ``count`` of them, or 5,000."""
+    number = 5000 if count is None else count
+    torch.set_num_threads(1)
+    return describe(number, *find_lost(range(number), lambda line: print(line, flush=True)))
+
+
+def describe(number: int, counts: dict[str, Counter[str]], lost: dict[str, str], sums: Counter[str]) -> Section:
+    """What came of the first ``number`` programs."""
+    kinds = [kind for kind in KINDS if any(found[kind] for found in counts.values())]
+    rows = "\n".join(f"| {kind} | " + " | ".join(f"{counts[what][kind]:,}" for what in counts) + " |" for kind in kinds)
+    return Section("programs", "Random programs against CPU runs", f"""
+Programs are drawn statement by statement (`benchmarks/tensor_programs/`): layers, shared and tied weights, views,
+writes in place and through views, branches on shapes, strides and known values, mutable arguments, state, hooks,
+checkpoints, autocast, mixed dtypes, adapters, parametrizations, custom autograd functions, gradients inside of the
+forward pass, `vmap`. Each is run by torch on real tensors under a dispatch mode that shares no code with the package,
+and by `profile(device="cpu")` without data. Compared are, in order: each operator call that computes, with sizes,
+strides and dtypes of all that goes in and out; which of these tensors share a storage; the bytes of each storage, and
+between which calls it is born and dies, forward and backward, so what is saved; and by operator the FLOPs that
+`FlopCounterMode` counts ({sums['calls']:,} calls, {sums['storages']:,} storages, {sums['flops']:,} FLOPs). A view by
+itself is no call here: what reads it shows its layout. Every fourth program is traced, and results, gradients and
+buffers of the graph are held to those of the program; so are layout and memory of each node. Every eighth is profiled
+with replay and without, in all fields.
+
+What is taken for the same: a gradient that autograd adds in place, which under a dispatch mode it adds out of place; a
+number written into a part (`fill_`, on devices `copy_`); a product of a vector from the other side; the gradient of a
+weight that oneDNN computes unasked; strides of dimensions of one element. FLOPs of a convolution's gradients are
+counted by hand, which `FlopCounterMode` gets wrong for groups.
+
+| programs | a step | its graph | replayed |
+|---|---:|---:|---:|
+{rows}
+
+200 of these programs are among the tests (`tests/test_trust_programs.py`), where `hypothesis` finds the shortest that
+fails; `python -m benchmarks.trust_programs --only NUMBER --reduce` does so for one.
+""", {"programs": number, "operator calls": sums["calls"], "graphs": sum(counts["graph"].values())},
+                   [f"`{name}`: {told}" for name, told in lost.items()])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show programs, and what differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust_programs", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
+    parser.add_argument("--reduce", action="store_true", help="look for the shortest program that differs")
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    fails = False
+    for number in options.only:
+        program = draw_number(number)
+        print(program)
+        for what, finding in try_program(number, program):
+            fails |= finding.kind not in HOLDS
+            print(f"{what}: {finding.kind}", *finding.differences, sep="\n    ")
+            if options.reduce and finding.kind not in HOLDS:
+                print(reduce_program(number, program, what, finding.kind))
+    return int(fails)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Random programs on tensors: without data the package tells what torch does with data."""
+from __future__ import annotations
+
+import random
+import warnings
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.tensor_programs.compare import Matching
+from benchmarks.tensor_programs.draw import TensorProgram, draw_program
+from benchmarks.tensor_programs.observe import observe
+from benchmarks.trust_programs import (
+    ALIKE,
+    EQUAL,
+    HOLDS,
+    compare_replayed,
+    compare_step,
+    compare_traced,
+    draw_number,
+    watch,
+)
+
+SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+RANDOM = st.randoms(use_true_random=False)
+
+
+def hold(program: TensorProgram, compare) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        finding = compare(program)
+    assert finding.kind in HOLDS, f"{finding.kind}: {finding.differences}\n{program}"
+    return finding.kind
+
+
+@settings(SETTINGS, max_examples=150)
+@given(RANDOM)
+def test_a_step_is_that_of_a_run_with_data(draw: random.Random) -> None:
+    hold(draw_program(draw), compare_step)
+
+
+@settings(SETTINGS, max_examples=30)
+@given(RANDOM)
+def test_a_graph_computes_what_its_module_computes(draw: random.Random) -> None:
+    hold(draw_program(draw), compare_traced)
+
+
+@settings(SETTINGS, max_examples=20)
+@given(RANDOM)
+def test_replayed_steps_are_those_that_were_run(draw: random.Random) -> None:
+    hold(draw_program(draw), compare_replayed)
+
+
+def test_most_programs_run() -> None:
+    kinds = Counter(hold(draw_number(number), compare_step) for number in range(20))
+    assert kinds[EQUAL] >= 14 and kinds[EQUAL] + kinds[ALIKE] == 20
+
+
+PLAIN = TensorProgram(("torch.rand(2, 4, 8).requires_grad_()",), ("self.l0 = nn.Linear(8, 8)",),
+                      ("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2)", "v2 = v1.exp()"), "v2")
+
+
+def test_a_program_is_alike_every_time() -> None:
+    assert draw_number(7) == draw_number(7) != draw_number(8)
+    (model, (x,)), (other, (y,)) = PLAIN.build(), PLAIN.build()
+    assert torch.equal(x, y) and torch.equal(model.l0.weight, other.l0.weight)
+
+
+@pytest.mark.parametrize(("forward", "told"), [
+    (("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2)", "v2 = v1.sin()"), "operators"),
+    (("v0 = self.l0(x0)", "v2 = v0.exp()"), "layouts of inputs"),
+    (("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2)", "v0.detach().zero_()", "v2 = v1.exp()"), "operators"),
+    (("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2)", "v2 = v1.exp()", "self.kept = v0"), "dies before"),
+    (("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2) * 1", "v2 = v1.exp()"), "operators"),
+    (("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2)", "v2 = v0.transpose(1, 2).exp()", "v2 = v2 + 0"), "operators"),
+])
+def test_programs_that_differ_are_found_to(forward: tuple[str, ...], told: str) -> None:
+    other = replace(PLAIN, forward=forward)
+    seen = [observe(*program.build(), None, trains=True) for program in (PLAIN, other)]
+    assert list(Matching(watch(PLAIN), seen[0]).differences()) == []
+    assert told in next(Matching(*seen).differences())
