@@ -22,6 +22,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 MODULES = {
     "replay": "replay_equality",
     "programs": "trust_programs",
+    "coverage": "trust_coverage",
 }
 
 
