@@ -37,7 +37,8 @@ _NET = """
 import torch
 class Net(torch.nn.Sequential):
     def __init__(self):
-        super().__init__(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(10))
+        blocks = [torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.ReLU()) for _ in range(4)]
+        super().__init__(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), *blocks, torch.nn.Flatten())
 """
 
 #: Words after ``analyzer``, the exit code, and what is printed.
@@ -46,12 +47,11 @@ COMMANDS = [
     (["check", "net.json", "--max", "params 0"], 4, "params"),
     (["profile", "vit_b_16", "--input", "1x3x224x224", "--show", "table"], 0, "conv_proj"),
     (["profile", "net.py:Net", "--input", "2x3x16x16", "--html", "net.html"], 2, "torch-analyzer[report]"),
-    (["profile", "resnet18", "--input", "2x3x64x64"], 2, "torch-analyzer[zoo]"),
+    (["profile", "torchvision:alexnet", "--input", "2x3x64x64"], 2, "torch-analyzer[zoo]"),
     (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, "torch-analyzer[zoo]"),
     (["profile", "hf:GPT2Config"], 2, "torch-analyzer[zoo]"),
-    (["sweep", "vit_b_16", "--batch", "1", "--output", "rows.parquet"], 2, "torch-analyzer[sweep]"),
-    (["plan", "net.py:Net", "--input", "2x3x16x16", "--budget", "90%", "--method", "exact"], 2,
-     "torch-analyzer[solver]"),
+    (["sweep", "vit_b_16", "--batch", "1", "--out", "rows.parquet"], 2, "torch-analyzer[sweep]"),
+    (["profile", "net.py:Net", "--input", "2x3x16x16", "--export", "nodes=nodes.parquet"], 2, "torch-analyzer[report]"),
 ]
 
 
