@@ -21,6 +21,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 #: Sections in the order of the page, each with the module whose `measure` makes it.
 MODULES = {
     "replay": "replay_equality",
+    "storages": "trust_storages",
     "programs": "trust_programs",
     "coverage": "trust_coverage",
 }

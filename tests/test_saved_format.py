@@ -51,7 +51,7 @@ def test_a_profile_of_version_7() -> None:
     assert profile.made_by is None and profile.params == 10 and profile.spans and profile.timeline[0].event is not None
     data = fields_of("profile_7.json")
     again = json.loads(profile.to_json())
-    assert again == {**data, "version": Profile.format_version, "made_by": None}
+    assert again == {**data, "version": Profile.format_version, "made_by": None, "peak_allocated_bytes_range": None}
 
 
 def test_commands_read_a_profile_of_version_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_commands_read_a_profile_of_version_7(tmp_path: Path, capsys: pytest.Cap
     newer = tmp_path / "newer.json"
     newer.write_text(json.dumps({**fields_of("profile_7.json"), "version": 99}))
     assert main(["check", str(newer), "--max", "params 10"]) == 2
-    assert "and this analyzer reads version 7 and 8 of a saved profile" in capsys.readouterr().err
+    assert "and this analyzer reads version 7 and 8 and 9 of a saved profile" in capsys.readouterr().err
 
 
 def test_a_plan_of_version_2() -> None:
@@ -117,8 +117,8 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
-     "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 of a saved "
-     "profile: read it with the analyzer that wrote it, or profile the model again"),
+     "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 of a "
+     "saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json: format version 1, and this analyzer reads version 2 and 3 of a saved plan: read it with the "

@@ -34,8 +34,8 @@ Tensor = torch.Tensor
 #: Fields of a profile that only a whole run can tell.
 _OF_A_WHOLE_RUN = frozenset(
     """recompute_macs executed_flops uncounted operators peak_allocated_bytes peak_reserved_bytes
-    peak_reserved_bytes_range peak_by_category holders first_step phases timeline memory_events out_of_memory
-    step_seconds step_seconds_range kernel_seconds spans replay
+    peak_allocated_bytes_range peak_reserved_bytes_range peak_by_category holders first_step phases timeline
+    memory_events out_of_memory step_seconds step_seconds_range kernel_seconds spans replay
     modules module_calls""".split())
 _SUMS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs", "recompute_flops", "fwd_seconds", "bwd_seconds")
 _SAVED = ("incremental_bytes", "output_bytes", "temp_bytes")

@@ -236,7 +236,7 @@ _PROFILES = ("prefill", "decode")
 
 
 def _name_profiles(generation: Fields) -> Fields:
-    """A saved generation of version 2, whose profiles did not say of which version they are."""
+    """A saved generation of version 2, whose profiles did not say of which version they are: 7 or 8."""
     named = {part: {**PROFILE.head, "version": 8 if "made_by" in found else 7, **found}
              for part in _PROFILES if isinstance(found := generation.get(part), dict)}
     return {**generation, **named}

@@ -57,24 +57,38 @@ def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
     return add
 
 
+KernelMemory = tuple[tuple[Stage, ...], "tuple[int, ...] | None"]
+"""What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result)."""
+HostRule = Callable[[Signature], KernelMemory]
+_host_rules: dict[Any, HostRule] = {}
+
+
+def host_memory(*operators: Any) -> Callable[[HostRule], HostRule]:
+    """Decorator: the same of the CPU's kernels of ``operators``, with the order of outputs."""
+    def add(rule: HostRule) -> HostRule:
+        for operator in operators:
+            assert operator not in _host_rules, operator
+            _host_rules[operator] = rule
+        return rule
+    return add
+
+
 # As `MemoryNeed.output_order`, of CUDA's kernels: Dropout.cu, dropout_cuda.
 _ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0)}  # the mask first
 
 
 def has_rule(info: OperatorInfo) -> bool:
     """Whether anything is known of what an operator holds while it runs, or of the order of its outputs."""
-    rules = len(_rules) + register_memory_impl.version  # none of which ever shrinks
+    rules = len(_rules) + len(_host_rules) + register_memory_impl.version  # none of which ever shrinks
     if info.rules_seen != rules:
         info.rules_seen = rules
-        info.has_rule = (info.packet in _rules or info.packet in _ORDERS or info.op in register_memory_impl
-                         or info.packet in register_memory_impl)
+        info.has_rule = (info.packet in _rules or info.packet in _ORDERS or info.packet in _host_rules
+                         or info.op in register_memory_impl or info.packet in register_memory_impl)
     return info.has_rule
 
 
-def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, ...] | None]:
-    """What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result). By
-    the rule registered for the operator, else by PyTorch's own kernel's.
-    """
+def kernel_memory(signature: Signature) -> KernelMemory:
+    """The memory of a call, by the rule registered for the operator, else by PyTorch's own kernel's."""
     packet = getattr(signature.op, "overloadpacket", None)
     impl = register_memory_impl.find(signature.op) or register_memory_impl.find(packet)
     if impl is not None:
@@ -82,11 +96,13 @@ def kernel_memory(signature: Signature) -> tuple[tuple[Stage, ...], tuple[int, .
         need = impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
         return need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()), need.output_order
     key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
-    found: tuple[tuple[Stage, ...], tuple[int, ...] | None] | None = signature.memo.get(key)
+    found: KernelMemory | None = signature.memo.get(key)
     if found is None:
-        rule = _rules.get(packet)
-        on_cuda = any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs))
-        found = ((), None) if not on_cuda else (rule(signature) if rule else (), _ORDERS.get(packet))
+        if any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs)):
+            rule = _rules.get(packet)
+            found = rule(signature) if rule else (), _ORDERS.get(packet)
+        else:
+            found = _host_rules[packet](signature) if packet in _host_rules else ((), None)
         signature.memo[key] = found
     return found
 

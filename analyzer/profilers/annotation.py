@@ -8,6 +8,7 @@ from typing import Any
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 
+from .inferred_workspace import InferredPeaks
 from .lane import Lanes
 
 
@@ -32,6 +33,7 @@ class Annotation:
         self.module_calls: defaultdict[int, dict[str, Any]] = _rows()  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
         self.find_lanes = find_lanes
+        self.find_peaks: Callable[[], InferredPeaks] | None = None  #: tells what the peaks of memory rest on
         self._fill = fill
         self._nodes: defaultdict[int, dict[str, Any]] = _rows()
         self._modules: defaultdict[int, dict[str, Any]] = _rows()

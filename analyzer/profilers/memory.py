@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import functools
 
+from analyzer.hardware.current_spec import simulated_spec
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
 from .deferred_free import hold_back
+from .inferred_workspace import Peaks, find_inferred_peaks, has_inferred
 from .saved_tensor import list_saved
 
 #: categories of what wrappers hold: parameters that were gathered, what is left of them, what collectives use
@@ -34,10 +36,13 @@ def profile_memory(log: Log) -> Annotation:
         "peak_allocated_bytes": log.peak_bytes,
         "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None),
                                    default=None),
-        "peak_reserved_bytes_range": None,
+        "peak_reserved_bytes_range": None, "peak_allocated_bytes_range": None,
         "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
         "optimizer_bytes": _held(log, "optimizer state")}
     _find_bounds(log, out)
+    spec, predicted = simulated_spec(), Peaks(log.peak_bytes, out.totals["peak_reserved_bytes"])
+    if has_inferred(log, spec):
+        out.find_peaks = functools.partial(find_inferred_peaks, log, spec, predicted)
     return out
 
 

@@ -220,6 +220,9 @@ class Log:
     assumptions: list[str] = field(default_factory=list)
     allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
     keeps_allocator_events: bool = False
+    #: the allocator before the first of them that is not of what was there already, and how many are
+    memory_at_start: CachingAllocator | None = None
+    events_at_start: int = 0
     #: what memory was asked for since ``record_stream`` was called first, each request with its step and how many calls
     #: and requests of streams came before it; and the allocator as it was then
     journal: Journal | None = None

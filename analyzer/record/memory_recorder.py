@@ -129,11 +129,13 @@ class MemoryRecorder:
         allocator_events, calls = self.log.allocator_event_slots, self.log.call_slots
         self.log.keeps_allocator_events = True
         if isinstance(self.memory, CachingAllocator):
+            self.log.memory_at_start = self.memory.copy()[0]
             for spans in self.memory.mapped_ranges():
                 allocator_events.append("segment_alloc" if spans[0].segment.page_bytes is None else "segment_map",
                                         spans[0].address, sum([span.size_bytes for span in spans]), 0)
                 live = [span for span in spans if span.requested_bytes is not None]
                 allocator_events.extend("alloc", [span.address for span in live], [span.size_bytes for span in live], 0)
+        self.log.events_at_start = len(allocator_events)
 
         def observe(action: str, address: int, nbytes: int) -> None:
             allocator_events.append(action, address, nbytes, len(calls))

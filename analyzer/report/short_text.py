@@ -7,6 +7,7 @@ from analyzer.results.view import register_view
 from .column import escape_controls, format_quantity
 from .fused import describe_fused
 from .holder_group import group_holders, print_groups
+from .peak import list_peaks
 from .speed import describe_speed
 from .verdict import judge
 
@@ -32,7 +33,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
     p = profile
     lines = [f"Profile of {title_run(p)}"]
     figures = (("parameters", "count", ((p.params, ""),)),
-               ("peak memory", "bytes", ((p.peak_allocated_bytes, "allocated"), (p.peak_reserved_bytes, "reserved"))),
+               ("peak memory", "text", tuple((size, what) for what, size in list_peaks(p))),
                ("FLOPs", "count", ((p.fwd_flops, "forward"), (p.bwd_flops if p.mode == "train" else None, "backward"))))
     for what, unit, amounts in figures:
         known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]

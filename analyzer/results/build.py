@@ -39,6 +39,7 @@ _NODE_FIELDS = {f.name for f in fields(NodeInfo)}
 _PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
 _COMM_FIELDS = {f.name for f in fields(CommInfo)}
 _PROFILE_FIELDS = {f.name for f in fields(Profile)}
+_BOUNDS = ("peak_allocated_bytes_range", "peak_reserved_bytes_range")
 
 
 class ProfileBuilder:
@@ -55,6 +56,7 @@ class ProfileBuilder:
         self.is_unfinished = find_unfinished(log)
         self.phase_rows = self._merge(a.phases for a in annotations)
         self.totals = self._merge(({0: a.totals} for a in annotations), may_end=True)[0]
+        self.taken_for_granted: list[str] = []
 
     def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
         """The profile, with ``facts`` in place of what the log says. Sums are made at once. Where the log is final, so
@@ -62,9 +64,11 @@ class ProfileBuilder:
         first.
         """
         sums = {**self._find_sums(), **facts}
+        self.taken_for_granted = self.log.assumptions + [text for a in self.annotations for text in a.assumptions]
         groups: Groups = {self._find_nodes: ("nodes",), self._find_communication: ("comm",),
                   self._find_modules: ("modules", "module_calls", "operators"),
                   self._find_spans: ("spans",),
+                  self._find_bounds: (*_BOUNDS, "assumptions"),
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category")}
         if is_final:
             return Profile.deferred(sums, groups)
@@ -73,7 +77,7 @@ class ProfileBuilder:
     def _find_sums(self) -> dict[str, Any]:
         log, last = self.log, self.log.steps - 1
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
-        known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS}
+        known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS and name not in _BOUNDS}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
@@ -82,8 +86,21 @@ class ProfileBuilder:
                 "batch_size": count_samples(log, next((t.shape[0] for t in inputs.values() if t.shape), None)),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
-                "out_of_memory": describe_shortage(log, self.paths), "assumptions": tuple(
-                    [*log.assumptions, *(text for a in self.annotations for text in a.assumptions)])}
+                "out_of_memory": describe_shortage(log, self.paths)}
+
+    def _find_bounds(self) -> dict[str, Any]:
+        """What peaks of memory rest on, and all that was taken for granted."""
+        ranges = {name: self.totals.get(name) for name in _BOUNDS}
+        assumptions = self.taken_for_granted
+        for find in [a.find_peaks for a in self.annotations if a.find_peaks is not None][-1:]:
+            peaks = find()
+            for name in ranges:
+                found = peaks.range_of(name.removeprefix("peak_").removesuffix("_range"))
+                ends = [end for known in (ranges[name], found) for end in known or ()]
+                ranges[name] = (min(ends), max(ends)) if ends else None
+            text = peaks.describe()
+            assumptions = assumptions if text is None else [*assumptions, text]
+        return {**ranges, "assumptions": tuple(assumptions)}
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
         phases = list_finished_phases(self.log)

@@ -49,7 +49,7 @@ class Profile(DeferredFields):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 8  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 9  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -97,7 +97,11 @@ class Profile(DeferredFields):
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
-    #: where ``record_stream`` holds memory back: peak_reserved_bytes, and the same if it did so as long as it can
+    #: low and high of peak_allocated_bytes where workspaces of cuDNN are inferred: without them, and with the most that
+    #: they could be; None where none are
+    peak_allocated_bytes_range: tuple[int, int] | None = None
+    #: the same of peak_reserved_bytes, and where ``record_stream`` holds memory back what it would be if it did so as
+    #: long as it can
     peak_reserved_bytes_range: tuple[int, int] | None = None
     host_peak_bytes: int | None = None       #: of tensors on the host, of a rank and of a dry run; else None
     peak_by_category: dict[str, int] = field(default_factory=dict)  #: adds up to peak_allocated_bytes

@@ -45,6 +45,10 @@ def sum_inside_a_formula(device):
     (variance + mean).backward()
 
 
+def norm_of_what_is_used_again(device):
+    F.normalize(leaf(4, 8, device=device) * 1.0).sum().backward()
+
+
 def sum_written_by_the_user(device):
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -77,6 +81,7 @@ CASES = {
     "one weight used thrice": one_weight_used_thrice,
     "two backward passes": two_backward_passes,
     "a sum inside a backward formula": sum_inside_a_formula,
+    "a norm of what is used again": norm_of_what_is_used_again,
     "a sum that the user's backward writes": sum_written_by_the_user,
     "a gradient that a hook holds": gradient_held_by_a_hook,
     "gather": lambda device: leaf(4, 6, device=device).gather(1, index_of(device, (4, 3))).sum().backward(),
@@ -103,11 +108,12 @@ def outermost(events):
             yield event.name.removeprefix("aten::")
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_simulation_works_in_place_where_torch_does(name, make_recorder):
+def test_the_simulation_works_in_place_where_torch_does(name, device, make_recorder):
     with profile(activities=[ProfilerActivity.CPU]) as prof:
         CASES[name]("cpu")
     with MetaTensorMode() as mode:
         mode.state.recorder = recorder = make_recorder()
-        CASES[name]("cuda")
+        CASES[name](device)
     assert Counter(n for n in recorder.names() if n in NAMES) == Counter(outermost(prof.events())) != Counter()

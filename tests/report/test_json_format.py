@@ -139,7 +139,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 8) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 9) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -202,7 +202,7 @@ def test_other_version(mlp, version):
         Profile.from_json(json.dumps(data))
     message = str(caught.value)
     assert f"format version {version!r}, written by analyzer 0.1.0" in message
-    assert f"reads version 7 and {Profile.format_version} of" in message
+    assert f"reads version 7 and 8 and {Profile.format_version} of" in message
     assert "profile the model again" in message
 
 

@@ -96,7 +96,7 @@ def _align(mask: Tensor) -> Tensor:  # preprocess_mask, pad_bias
     return aten.slice.Tensor(padded, -1, 0, length)  # type: ignore[no-any-return]
 
 
-@device_kernel("_scaled_dot_product_attention_math")
+@device_kernel("_scaled_dot_product_attention_math", on_any_device=True)
 def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
                          dropout_p: float = 0.0, is_causal: bool = False, dropout_mask: Tensor | None = None, *,
                          scale: float | None = None, enable_gqa: bool = False) -> Any:

@@ -18,6 +18,7 @@ ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 # Nodes whose own formula adds tensors, into a new one (torch/csrc/autograd/FunctionsManual.cpp,
 # tools/autograd/derivatives.yaml).
 _ADDING_NODES = ("VarMean", "StdMean", "Atan2", "Linalg", "Cumprod", "Prod", "Polar", "Svd")
+_NORM = "LinalgVectorNormBackward"  # adds nothing: norm_backward
 
 Holders = tuple[int, int, int]
 
@@ -55,7 +56,7 @@ def is_engines_sum(func: Any, args: tuple[Any, ...]) -> bool:
     if func is not _ADD or torch.is_grad_enabled() or len(args) != 2:
         return False
     node = torch._C._current_autograd_node()
-    if node is None or node.name().startswith(_ADDING_NODES):
+    if node is None or node.name().startswith(_ADDING_NODES) and not node.name().startswith(_NORM):
         return False
     caller = sys._getframe(2)
     if caller.f_code.co_name != "_engine_run_backward":  # hooks and functions written in Python add as they say

@@ -21,7 +21,8 @@ from analyzer.saved_format import SavedFormat, name_json
 from .json_column import IN_COLUMNS, Decoder, columns_decoder, write_columns
 
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
-                     {7: lambda fields: {**fields, "made_by": None}})
+                     {7: lambda fields: {**fields, "made_by": None},
+                      8: lambda fields: {**fields, "peak_allocated_bytes_range": None}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 

@@ -7,6 +7,7 @@ from analyzer.report.bound import REMEDIES, find_longest
 from analyzer.report.communication import describe_world
 from analyzer.report.fused import describe_fused
 from analyzer.report.holder_group import group_holders
+from analyzer.report.peak import list_peaks
 from analyzer.report.short_text import title_run
 from analyzer.report.speed import describe_speed
 from analyzer.report.summary import describe_out_of_memory
@@ -111,8 +112,7 @@ def _title_peak(p: Profile, width: int) -> list[str]:
     """The peak and what runs there, or what memory ran out at."""
     if p.out_of_memory is not None:
         return wrap(f"Memory ran out: {describe_out_of_memory(p.out_of_memory)}", width)
-    peaks = (p.peak_allocated_bytes, "allocated"), (p.peak_reserved_bytes, "reserved")
-    sizes = [f"{format_bytes(size)} {what}" for size, what in peaks if size is not None]
+    sizes = [f"{size} {what}" for what, size in list_peaks(p)]
     if not sizes:
         return []
     place = find_peak(p)

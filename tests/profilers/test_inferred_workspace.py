@@ -1,0 +1,104 @@
+"""How much of the peaks rests on workspaces of cuDNN that are in no source: said, ranged, saved."""
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import Profile, profile
+
+BLOCK, MIB = 512, 2**20
+
+
+def run(model: nn.Module, *shape: int, device: str = "h200", **options: object) -> Profile:
+    return profile(model.to(torch.bfloat16), (torch.empty(shape, dtype=torch.bfloat16, device="meta"),), mode="infer",
+                   device=device, **options)
+
+
+def blocks(*sizes: int) -> int:
+    """Bytes of blocks for so many elements of 2 bytes each."""
+    return sum([-(-2 * n // BLOCK) * BLOCK for n in sizes])
+
+
+N = 64
+X, W = N * 64 * 56 * 56, 64 * 64 * 9  # elements of input (and output) and weights: 24.5 MiB and 72 KiB
+
+
+def test_a_peak_rests_on_the_copies() -> None:
+    p = run(nn.Conv2d(64, 64, 3, padding=1, bias=False), N, 64, 56, 56)
+    held = blocks(X, X, W)
+    copies = 50 * MIB  # 49.07 MiB, of a segment of which less than 1 MiB is left: it is given whole
+    assert p.peak_allocated_bytes == held + copies
+    assert p.peak_allocated_bytes_range == (held, held + copies)
+    assert p.peak_reserved_bytes_range is not None
+    low, high = p.peak_reserved_bytes_range
+    # a segment for small blocks, one of 26 MiB each for input and output, one for the copies
+    assert (low, high, p.peak_reserved_bytes) == (54 * MIB, 104 * MIB, 104 * MIB)
+    assert p.assumptions == (
+        "cuDNN: workspaces of convolutions are in no source and inferred from measured steps. "
+        f"{copies:,} bytes of peak_allocated_bytes rest on them, {50 * MIB:,} of peak_reserved_bytes",)
+
+
+def test_a_workspace_that_is_taken_to_be_none_may_be_some() -> None:
+    p = run(nn.Conv2d(64, 64, 1, bias=False), N, 64, 56, 56)
+    assert p.peak_allocated_bytes is not None and p.assumptions == ()
+    assert p.peak_allocated_bytes_range == (p.peak_allocated_bytes, p.peak_allocated_bytes + blocks(2 * X))
+
+
+def test_partial_sums_of_the_weight_gradient_count() -> None:
+    x = torch.empty(8, 64, 56, 56, dtype=torch.bfloat16, device="meta")
+    p = profile(nn.Conv2d(64, 64, 3, padding=1, bias=False).to(torch.bfloat16), (x,), mode="train", device="h200")
+    assert p.peak_allocated_bytes is not None and p.peak_allocated_bytes_range is not None
+    tile, (low, high) = 128 * 128 * 4, p.peak_allocated_bytes_range
+    assert p.peak_allocated_bytes - low > 5 * 26 * tile  # 5 tiles on 132 multiprocessors: 130 partial ones, and 5 flags
+    assert high - p.peak_allocated_bytes == 2 * tile - BLOCK
+
+
+@pytest.mark.parametrize(("model", "shape", "device"), [
+    pytest.param(nn.Linear(64, 64), (8, 64), "h200", id="no convolution"),
+    pytest.param(nn.Conv2d(64, 64, 3, groups=64), (8, 64, 56, 56), "h200", id="depthwise: PyTorch's own kernel"),
+    pytest.param(nn.Conv2d(64, 64, 3), (8, 64, 56, 56), "v100_sxm2_16gb", id="no tensor cores for bfloat16"),
+    pytest.param(nn.Conv2d(64, 64, 3), (8, 64, 56, 56), "cpu", id="no cuDNN"),
+])
+def test_nothing_is_said_where_nothing_is_inferred(model: nn.Module, shape: tuple[int, ...], device: str) -> None:
+    p = run(model, *shape, device=device)
+    assert (p.peak_allocated_bytes_range, p.peak_reserved_bytes_range, p.assumptions) == (None, None, ())
+
+
+def test_placement_that_cannot_be_repeated_has_no_range() -> None:
+    def step(model: nn.Module, optimizer: object, x: torch.Tensor) -> None:
+        y = model(x)
+        torch.cuda.empty_cache()  # the copies' segment goes, and another one comes with the gradient
+        y.sum().backward()
+
+    model = nn.Conv2d(64, 64, 3, padding=1, bias=False).to(torch.bfloat16)
+    p = profile(model, (torch.empty(N, 64, 56, 56, dtype=torch.bfloat16, device="meta"),), step=step, device="h200")
+    assert p.peak_allocated_bytes_range is not None and p.peak_reserved_bytes_range is None
+    assert p.assumptions[-1].endswith("of peak_reserved_bytes an unknown part")
+
+
+def test_replayed_blocks_have_the_range_of_run_ones() -> None:
+    """The events of a replay are those of a run, so that what is asked again is the same."""
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+                               for _ in range(6)))
+
+    x = torch.empty(8, 16, 64, 64, device="meta")
+    one, other = (profile(build, (x,), optimizer="sgd", device="h200", reuse=reuse) for reuse in (True, False))
+    assert one.peak_allocated_bytes_range == other.peak_allocated_bytes_range is not None
+    assert one.peak_reserved_bytes_range == other.peak_reserved_bytes_range is not None
+    assert one.assumptions == other.assumptions
+
+
+def test_ranges_are_shown_and_saved() -> None:
+    p = run(nn.Conv2d(64, 64, 3, padding=1, bias=False), N, 64, 56, 56)
+    said = "99.07 MiB (49.07 to 99.07) allocated, 104.00 MiB (54.00 to 104.00) reserved"
+    assert f"peak memory: {said}" in repr(p) and said in p.screen() and "104.00 MiB (54.00 to 104.00)" in p.summary()
+    text = p.to_json()
+    assert Profile.from_json(text).peak_allocated_bytes_range == p.peak_allocated_bytes_range
+    data = {**json.loads(text), "version": 8}  # of which it was unknown
+    del data["peak_allocated_bytes_range"]
+    older = Profile.from_json(json.dumps(data))
+    assert older.peak_allocated_bytes_range is None and older.peak_allocated_bytes == p.peak_allocated_bytes
