@@ -47,7 +47,7 @@ class Block:
         """Whether it is a Python number that was made a tensor, to be an operator's argument or to be written into a
         tensor: outside of any operator on the CPU (torch/csrc/utils/python_arg_parser.h, ATen/TensorIndexing.h).
         """
-        return self.nbytes <= 16 and (self.call == -1 != self.born or "scalar_tensor" in self.operator)
+        return self.nbytes <= 16 and self.born >= 0 and (self.call == -1 or "scalar_tensor" in self.operator)
 
 
 @dataclass

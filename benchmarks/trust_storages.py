@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import gc
+import json
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -26,11 +27,12 @@ from .coverage import list_cases
 from .coverage_case import Candidate, Case, Inputs
 from .storage_events import Block, Trail, predicted_trail, running_bytes, storages_of, watch_memory
 from .storage_models import MODELS
-from .trust_section import Section
+from .trust_section import RESULTS, Section
 
 MODES = ("infer", "train")
 STEPS = 2  # the first makes gradients and states of the optimizer
 SEED = 0
+KEPT = RESULTS / "storages.jsonl"  # rows of models that were measured
 EQUAL, DEATHS, DIFFERENT = "equal", "equal but for deaths in a row", "different"
 
 
@@ -183,11 +185,12 @@ def choose_candidate(case: Case) -> Candidate:
     raise RuntimeError(f"{case.name}: PyTorch cannot run it here")
 
 
-def compare_models(names: Sequence[str], told: Callable[[Comparison], None]) -> dict[str, str]:
-    """Compare both steps of each model; what each failed with, of those that did."""
+def compare_models(names: Sequence[str], told: Callable[[Comparison], None],
+                   failed: Callable[[str, str, Exception], None]) -> None:
+    """Compare both steps of each model, and tell each, or what it failed with."""
     warnings.simplefilter("ignore")
     cases = {case.name: case for case in list_cases(sorted({name.partition(":")[0] for name in names}))}
-    threads, failed = torch.get_num_threads(), {}
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for name in names:
@@ -196,11 +199,10 @@ def compare_models(names: Sequence[str], told: Callable[[Comparison], None]) -> 
                 try:
                     told(compare_step(name, candidate, mode))
                 except Exception as error:
-                    failed[f"{name} ({mode})"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                    failed(name, mode, error)
                 gc.collect()
     finally:
         torch.set_num_threads(threads)
-    return failed
 
 
 def list_differences(found: Comparison, limit: int = 12) -> list[str]:
@@ -221,52 +223,62 @@ def _describe(side: str, is_birth: bool, block: Block) -> str:
 
 
 @dataclass
-class _Totals:
-    """Sums over the steps of a family."""
+class Row:
+    """What the page tells of one step; rows are kept, so that a sweep that was ended goes on."""
 
-    models: set[str] = field(default_factory=set)
-    steps: int = 0
-    births: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    equal_ends: int = 0
-    equal_peaks: int = 0
-    over: list[float] = field(default_factory=list)  #: measured peak with temporaries over the predicted one, less 1
+    model: str
+    mode: str
+    verdict: str = "failed"
+    births: int = 0            #: measured
+    has_equal_ends: bool = False
+    has_equal_peaks: bool = False
+    peak_over: float = 0.0     #: measured peak with temporaries over the predicted one, less 1
+    temporaries: list[str] = field(default_factory=list)  #: operators that hold more than 1 % of that peak
+    remark: str = ""           #: what differs first, or why it failed
 
-    def add(self, found: Comparison) -> None:
-        self.models.add(found.model)
-        self.steps += 1
-        self.births += len(found.measured.births())
-        self.verdicts[found.verdict] += 1
-        self.equal_ends += found.has_equal_ends
-        self.equal_peaks += found.storage_peaks[0] == found.storage_peaks[1]
-        self.over.append(found.measured_peak_bytes / found.predicted_peak_bytes - 1)
+
+def make_row(found: Comparison) -> Row:
+    """The row of a comparison."""
+    peaks = found.storage_peaks
+    return Row(found.model, found.mode, found.verdict, len(found.measured.births()), found.has_equal_ends,
+               peaks[0] == peaks[1], found.measured_peak_bytes / found.predicted_peak_bytes - 1,
+               [op for op, nbytes in found.temporaries.items() if nbytes > 0.01 * found.measured_peak_bytes],
+               list_differences(found)[0] if found.verdict == DIFFERENT else "")
 
 
 def measure(count: int | None = None) -> Section:
-    """The oracle for docs/reliability.md: ``count`` models, evenly from the list, or all of it."""
-    names = MODELS if count is None else MODELS[::max(1, len(MODELS) // count)][:count]
-    totals: defaultdict[str, _Totals] = defaultdict(_Totals)
-    lost, holders = [], Counter[str]()
+    """The oracle for docs/reliability.md: the first ``count`` models, or all of the list; of those that have rows
+    already, the rows are taken (delete `KEPT` to measure all again).
+    """
+    names = MODELS[:count]
+    rows = [Row(**json.loads(line)) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    done = {row.model for row in rows}
+    KEPT.parent.mkdir(exist_ok=True)
 
-    def told(found: Comparison) -> None:
-        for family in (found.model.partition(":")[0], "all"):
-            totals[family].add(found)
-        for operator, nbytes in found.temporaries.items():
-            holders[operator] += nbytes / found.measured_peak_bytes > 0.01
-        if found.verdict == DIFFERENT:
-            lost.append(f"`{found.model}` ({found.mode}): {found.tell().partition(': ')[2]}; first: "
-                        f"{list_differences(found)[0]}")
-        print(f"{found.model} ({found.mode}): {found.tell()}", flush=True)
+    def told(row: Row) -> None:
+        rows.append(row)
+        print(f"{row.model} ({row.mode}): {row.verdict} {row.remark}", flush=True)
+        with KEPT.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
 
-    lost += [f"`{step}`: {error}" for step, error in compare_models(names, told).items()]
-    families = [*(family for family in totals if family != "all"), "all"]
-    rows = "\n".join(_row(family, totals[family]) for family in families)
-    over = sorted(totals["all"].over)
-    most = ", ".join(f"`{operator}` ({times})" for operator, times in holders.most_common(8) if times)
+    compare_models([name for name in names if name not in done], lambda found: told(make_row(found)),
+                   lambda name, mode, error: told(Row(name, mode, remark=f"{type(error).__name__}: {error}"[:200])))
+    return make_section([row for row in rows if row.model in names])
+
+
+def make_section(rows: Sequence[Row]) -> Section:
+    """The section of the page."""
+    over = sorted(row.peak_over for row in rows if row.verdict != "failed")
+    holders = Counter(op for row in rows for op in row.temporaries)
+    most = ", ".join(f"`{operator}` ({times})" for operator, times in holders.most_common(8))
+    families = dict.fromkeys(row.model.partition(":")[0] for row in rows)
+    table = "\n".join([*(_sum_up(f"of {family}", [row for row in rows if row.model.startswith(family + ":")])
+                         for family in families), _sum_up("in all", rows)])
+    tried = {"models": len({row.model for row in rows}), "steps": len(rows), "births": sum(row.births for row in rows)}
     return Section("storages", "An oracle on the CPU", f"""
-What is predicted of memory on a CPU is compared with what the CPU's own allocator does. {len(totals["all"].models)}
-models with random weights run two steps of inference and two of training (forward, loss, backward, AdamW, `zero_grad`)
-on small inputs, on one thread; `torch.profiler` lists every allocation and every release with its address, those inside
+What is predicted of memory on a CPU is compared with what the CPU's own allocator does. {tried["models"]} models with
+random weights run two steps of inference and two of training (forward, loss, backward, AdamW, `zero_grad`) on small
+inputs, on one thread; `torch.profiler` lists every allocation and every release with its address, those inside
 operators too. No mode, hook or subclass is in between, and no code of this package: what it does not see, or holds too
 long, shows. `profile(..., device="cpu")` predicts the same steps before. Compared are all births and deaths of storages
 in order, each death with its own birth (*deaths in a row*: between two births storages die in another order, which
@@ -274,21 +286,24 @@ nothing shows); bytes allocated at the end of each phase; and peaks.
 
 | models | steps | births | equal | but for deaths in a row | different | ends of phases equal | peaks equal |
 |---|---:|---:|---:|---:|---:|---:|---:|
-{rows}
+{table}
 
 What one operator allocates and releases itself is left out above, as are numbers that become tensors of up to 16 bytes
 (`x + 1`). The first are *temporaries* of the CPU's kernels. With them, the measured peak is above the predicted one by
 {over[len(over) // 2]:.2%} in the median, {over[len(over) * 9 // 10]:.1%} or less in nine of ten steps, and
 {over[-1]:.1%} at most. Operators whose temporaries are more than 1 % of a step's peak, and in how many steps: {most}.
 Those of convolutions and of recurrent layers are oneDNN's copies in blocked order, which it chooses by the processor;
-no rule here predicts them.
-""", {"models": len(totals["all"].models), "steps": totals["all"].steps, "births": totals["all"].births}, lost)
+no rule here predicts them. A sample is among the tests (`tests/test_storages.py`);
+`python -m benchmarks.trust_storages NAME` shows what differs.
+""", tried, [f"`{row.model}` ({row.mode}): {row.verdict}; {row.remark}" for row in rows
+             if row.verdict not in (EQUAL, DEATHS)])
 
 
-def _row(family: str, found: _Totals) -> str:
-    counts = " | ".join(str(found.verdicts[verdict]) for verdict in (EQUAL, DEATHS, DIFFERENT))
-    return (f"| {len(found.models)} {'in all' if family == 'all' else f'of {family}'} | {found.steps} | "
-            f"{found.births:,} | {counts} | {found.equal_ends} | {found.equal_peaks} |")
+def _sum_up(label: str, rows: Sequence[Row]) -> str:
+    verdicts = Counter(row.verdict for row in rows)
+    counts = " | ".join(str(verdicts[verdict]) for verdict in (EQUAL, DEATHS, DIFFERENT))
+    return (f"| {len({row.model for row in rows})} {label} | {len(rows)} | {sum(row.births for row in rows):,} | "
+            f"{counts} | {sum(row.has_equal_ends for row in rows)} | {sum(row.has_equal_peaks for row in rows)} |")
 
 
 def main(names: Sequence[str]) -> int:
@@ -302,9 +317,13 @@ def main(names: Sequence[str]) -> int:
         if found.verdict == DIFFERENT:
             print("".join(f"    {line}\n" for line in list_differences(found)), end="", flush=True)
 
-    failed = compare_models(names or MODELS, told)
-    print("".join(f"{step}: {error}\n" for step, error in failed.items()), end="")
-    return int(bool(different or failed))
+    def failed(name: str, mode: str, error: Exception) -> None:
+        nonlocal different
+        different += 1
+        print(f"{name} ({mode}): {type(error).__name__}: {error}", flush=True)
+
+    compare_models(names or MODELS, told, failed)
+    return int(different > 0)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ def normalize(layer, x):
     return F.normalize(y, dim=-1) @ F.normalize(x, dim=-1).transpose(1, 2)
 
 
+def divide_a_size(layer, x):
+    half = torch.div(x.shape[1], 2, rounding_mode="trunc")  # a tensor of two numbers, which dies here
+    return layer(x).view(4, half, -1)
+
+
 def largest(layer, x):
     return layer(x).max(1)[0] + x.sort(1)[0][:, 0]
 
@@ -82,12 +87,13 @@ TOKENS, PIXELS = (4, 6, 8), (2, 3, 9, 9)
     (lambda: Runs(attend_with_mask), TOKENS),
     (lambda: Runs(gather), TOKENS),
     (lambda: Runs(normalize), TOKENS),
+    (lambda: Runs(divide_a_size), TOKENS),
     (lambda: Runs(largest), TOKENS),
     (lambda: Images(torch.contiguous_format), PIXELS),
     (lambda: Images(torch.channels_last, bias=False), PIXELS),
     (lambda: nn.Sequential(nn.Conv3d(3, 4, 2), nn.BatchNorm3d(4)), (2, 3, 4, 4, 4)),
     (lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)).double(), PIXELS),
-], ids=["bias", "mask", "gather", "normalize", "largest", "images", "channels last", "volumes", "double"])
+], ids=["bias", "mask", "gather", "normalize", "size", "largest", "images", "channels last", "volumes", "double"])
 def test_operators_allocate_and_release_in_the_order_of_the_processor(build, shape, mode):
     def make_inputs(model, trains):
         return (torch.rand(shape, dtype=next(model.parameters()).dtype),), {}

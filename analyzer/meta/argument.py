@@ -55,8 +55,10 @@ def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, sto
     return tensor_on(storage, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read."""
+def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, is_new: bool = False) -> Tensor:
+    """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read. One that
+    ``is_new`` is met nowhere else: what an operator made of numbers lives as long as its fake tensor.
+    """
     real = tensor.untyped_storage()
     if real._cdata in state.lazy:
         raise touched(state.lazy[real._cdata])
@@ -64,7 +66,7 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None) 
         device = device_of(tensor)
         device = state.adopted_device if device.type in ("cpu", "meta") else device
     with without_modes():  # function handlers ask while the modes are active
-        return _on_fake_storage(state, tensor, device, state.fakes)
+        return _on_fake_storage(state, tensor, device, {} if is_new else state.fakes)
 
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:

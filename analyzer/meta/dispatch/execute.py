@@ -149,7 +149,7 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
             if any(out is t for t in call.tensors):
                 continue
         elif out.device.type != "meta":  # a kernel that made a constant on the host
-            outputs[i] = adopt(state, out)
+            outputs[i] = adopt(state, out, is_new=True)
             continue
         else:
             if stages:
