@@ -27,7 +27,7 @@ import torch
 from analyzer import profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
-from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, LEFT_OUT
+from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, FORMS, LEFT_OUT
 from benchmarks.cases import Case, build, measured_cases
 from benchmarks.speed_table import markdown
 from benchmarks.truth_table import is_named, make_parser
@@ -314,10 +314,11 @@ def main() -> int:
 
 
 def write_section(text: str) -> None:
-    """Put the section in its place in docs/accuracy.md, before the table of every case."""
+    """Put the section in its place in docs/accuracy.md, before that on the rules' forms."""
     page = DOCUMENT.read_text()
-    before, _, after = page.partition(EVERY_CASE)
-    DOCUMENT.write_text(f"{before.partition(LEFT_OUT)[0]}{text}\n{EVERY_CASE}{after}")
+    following = FORMS if FORMS in page else EVERY_CASE
+    before, _, after = page.partition(following)
+    DOCUMENT.write_text(f"{before.partition(LEFT_OUT)[0]}{text}\n{following}{after}")
 
 
 if __name__ == "__main__":
