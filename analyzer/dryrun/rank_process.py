@@ -69,7 +69,7 @@ class RankProcess:
         if found.exists():
             result: RankResult = pickle.loads(found.read_bytes())
             return result
-        said = (self._path / "output.txt").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        said = (self._path / "output.txt").read_text("locale", "replace").splitlines()[-_LOG_LINES:]
         return RankResult(None, 0, False, "\n".join([*said, f"the process of this rank ended with code {code}"]) + "\n")
 
     def __enter__(self) -> RankProcess:

@@ -162,7 +162,7 @@ def _measure_dispatch(budget_seconds: float, clock: Callable[[], float]) -> floa
 def _find_model() -> str:
     """The processor's name."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
@@ -196,7 +196,7 @@ def _keep(identity: str, spec: DeviceSpec) -> None:
         path = _cache_file(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps(spec.to_dict(), indent=1))
+        partial.write_text(json.dumps(spec.to_dict(), indent=1), "utf-8")
         partial.replace(path)
     except (OSError, RuntimeError):
         pass

@@ -25,7 +25,7 @@ from analyzer.hardware.device_spec import DeviceSpec
 @functools.cache
 def read_fitted(family: str) -> Mapping[str, Any]:
     """What is fitted of a family of kernels, with its provenance. Raises FileNotFoundError for an unknown family."""
-    text = resources.files(__package__).joinpath(f"fitted/{family}.json").read_text()
+    text = resources.files(__package__).joinpath(f"fitted/{family}.json").read_text("utf-8")
     data: Mapping[str, Any] = json.loads(text)
     return data
 
