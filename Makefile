@@ -1,21 +1,33 @@
 # `make profile` prints what ViT-B/16 costs; `make test` runs every check. Both build .venv first, once.
 # `make coverage` says which branches the tests take; `make release-check` builds and tries what is published.
 PYTHON ?= python3
+PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH ?= $(PINNED)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
 COMPILE := $(BIN)/python -m compileall -q analyzer
 
-.PHONY: profile test coverage release-check docs screenshots clean
+.PHONY: profile test matrix coverage release-check docs screenshots clean
 
 profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
 
+# `make test TORCH=2.10.0`: the core tests with that torch, in an environment of its own.
+ifeq ($(TORCH),$(PINNED))
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/pytest -n 2
+else
+test:
+	$(PYTHON) -m benchmarks.matrix --torch $(TORCH)
+endif
+
+# The core tests with every torch from 2.9, and under every Python that is found; see benchmarks/matrix.py.
+matrix:
+	$(PYTHON) -m benchmarks.matrix --all --delete --keep-result
 
 # Of all processes that the tests start, too; `benchmarks.trust_coverage` reads what is left in build/coverage.
 coverage: $(VENV)/installed-dev
@@ -44,7 +56,7 @@ $(VENV)/torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "analyzer needs Python 3.10 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1); say which: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(PIP) torch==$(PINNED)
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml setup.cfg
@@ -58,4 +70,4 @@ $(VENV)/installed-dev: $(VENV)/torch pyproject.toml setup.cfg
 	@touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

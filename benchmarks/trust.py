@@ -20,6 +20,7 @@ from .trust_section import Section, load_sections, run_section, save_section
 PAGE = ROOT / "docs" / "reliability.md"
 #: Sections in the order of the page, each with the module whose `measure` makes it.
 MODULES = {
+    "versions": "trust_versions",
     "replay": "replay_equality",
     "storages": "trust_storages",
     "programs": "trust_programs",
