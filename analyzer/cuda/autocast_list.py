@@ -1,6 +1,6 @@
 """Which operators ``torch.autocast`` casts, and how. CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h``
-and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13;
-what an older version lacks is left out, as the dispatcher tells.
+and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13,
+with the overloads for named dimensions of earlier ones; what a version lacks is left out, as the dispatcher tells.
 """
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _CUDA = {
         _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
         _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa""",
     FLOAT_IF_UNSET: """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
-        linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList""",
-    FLOAT_APPENDED: "norm.Scalar norm.ScalarOpt_dim",
+        linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList softmax.Dimname log_softmax.Dimname
+        cumprod.dimname cumsum.dimname prod.dim_Dimname sum.dim_DimnameList""",
+    FLOAT_APPENDED: "norm.Scalar norm.ScalarOpt_dim norm.names_ScalarOpt_dim",
     WIDEST: "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add",
     BANNED: "binary_cross_entropy",
 }
@@ -38,7 +39,8 @@ _CPU = {
         _native_multi_head_attention""",
     WIDEST: "stack cat index_copy index_copy.dimname",
 }
-APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+            "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype"}
 """The overload with a dtype that stands in for one without."""
 
 Policies = dict[str, dict[str, int]]

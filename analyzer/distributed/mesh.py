@@ -39,7 +39,17 @@ def _concatenate(original: Any, meshes: list[DeviceMesh]) -> DeviceMesh:
     return found
 
 
+def _init_process_groups(original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+    """All groups of a mesh at once, as torch 2.9 makes them."""
+    with without_modes():
+        original(mesh, *args, **kwargs)
+    for group, name in zip(mesh._dim_group_names, mesh.mesh_dim_names or ()):
+        active_world_state().dimensions.setdefault(str(group), name)
+
+
 def replacements() -> Iterator[Undo]:
     """How meshes are made; each result undoes one replacement."""
-    for simulated in (_init_one_process_group, _concatenate):
-        yield answer(DeviceMesh, simulated.__name__, simulated, passes_original=True, where=current_world)
+    has_one = hasattr(DeviceMesh, "_init_one_process_group")
+    for simulated in (_init_one_process_group if has_one else _init_process_groups, _concatenate):
+        if hasattr(DeviceMesh, simulated.__name__):
+            yield answer(DeviceMesh, simulated.__name__, simulated, passes_original=True, where=current_world)

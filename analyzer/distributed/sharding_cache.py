@@ -21,6 +21,8 @@ def forget_shardings() -> None:
         propagator.propagate_op_sharding, getattr(propagator, "_propagate_tensor_meta_cached", None),
         getattr(_redistribute, "_gen_transform_infos", None), MeshTopoInfo.build_from_mesh)
     for cached in caches:
+        if not hasattr(cached, "cache_clear"):
+            cached = getattr(cached, "cache", None)  # of this thread, in torch 2.9
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
     for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"),

@@ -150,10 +150,16 @@ def list_mesh_dimensions(tensors: Iterable[Any]) -> Iterator[tuple[str, int, str
         mesh = getattr(tensor, "device_mesh", None)
         if mesh is not None and id(mesh) not in seen:
             seen[id(mesh)] = mesh
-            root = mesh._get_root_mesh()
+            root = _root_of(mesh)
             for one in (root, mesh) if id(root) not in seen else (mesh, ):
                 seen[id(one)] = one
                 yield from zip(one.mesh_dim_names or (), one.shape, getattr(one, "_dim_group_names", ()))
+
+
+def _root_of(mesh: Any) -> Any:
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    return dist.device_mesh._mesh_resources.get_root_mesh(mesh)  # torch 2.9
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

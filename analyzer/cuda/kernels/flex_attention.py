@@ -89,8 +89,9 @@ class FlexAttention(torch.autograd.Function):
         """The gradients of the inputs."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         score_mod, *settings = ctx.settings
-        *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], grads[1], score_mod,
-                                                       _gradient_of(score_mod), *settings)
+        for_logsumexp = torch.zeros_like(logsumexp) if grads[1] is None else grads[1]  # torch 2.9 takes no None
+        *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], for_logsumexp,
+                                                       score_mod, _gradient_of(score_mod), *settings)
         return *found, *[None] * 5, *for_buffers
 
 

@@ -35,6 +35,13 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
     return a.new_empty_strided(size, [row, 1] if len(size) == 2 else [size[1] * row, row, 1], dtype=dtype)
 
 
+@device_shape("addmm.dtype", on_any_device=True)
+def addmm_dtype(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, **_: Any) -> Tensor:
+    """The kernel of torch 2.9 on meta takes ``out_dtype`` for a factor."""
+    product: Tensor = torch.ops.aten.addmm.default(self.new_empty(self.shape, dtype=mat1.dtype), mat1, mat2)
+    return product.new_empty(product.shape, dtype=out_dtype)
+
+
 @device_shape("_sparse_addmm")
 @registered(("addmm",), sparse_shapes)
 def shape_sparse_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *_: Any, **__: Any) -> Tensor:

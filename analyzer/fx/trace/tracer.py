@@ -24,6 +24,7 @@ from analyzer.meta.options import MetaOptions
 from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
+from analyzer.record.collector import rare_collections
 
 from .binding import Bound, bind_arguments
 from .changed_content import ContentWatch
@@ -114,7 +115,8 @@ class _Attempt:
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
         patches = tracing_patches(self.outlined)
-        with InterruptsDeferred(), mode, borrow_module(module) as borrowed, patches, _eager_compiled_functions():
+        with (rare_collections(), InterruptsDeferred(), mode, borrow_module(module) as borrowed, patches,
+              _eager_compiled_functions()):
             _refuse_lazy(borrowed)
             if (replica := find_replica(borrowed.walked)) is not None:
                 mode.state.assume(f"{replica or 'the model'}: DistributedDataParallel is traced as the module that it "

@@ -1,7 +1,9 @@
-"""Whether float32 products and convolutions may run in TF32: what PyTorch is set to while a model is profiled.
+"""Private torch API: whether float32 products and convolutions may run in TF32, as PyTorch is set while a model is
+profiled.
 
 The precision of each kind of operation is asked, not the older ``allow_tf32``: that one warns, and raises where a
-program sets precisions by name. The older setters change the same precisions.
+program sets precisions by name. The older setters change the same precisions. Not by ``torch.backends.cudnn.rnn``
+either: in torch 2.9 a module of that name hides the setting.
 """
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def products_use_tf32() -> bool:
     >>> products_use_tf32()
     False
     """
-    return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+    return _use_tf32("matmul")
 
 
 def convolutions_use_tf32() -> bool:
@@ -25,7 +27,7 @@ def convolutions_use_tf32() -> bool:
     >>> convolutions_use_tf32()
     True
     """
-    return str(torch.backends.cudnn.conv.fp32_precision) == "tf32"  # type: ignore[attr-defined]
+    return _use_tf32("conv")
 
 
 def recurrent_layers_use_tf32() -> bool:
@@ -34,4 +36,8 @@ def recurrent_layers_use_tf32() -> bool:
     >>> recurrent_layers_use_tf32()
     True
     """
-    return str(torch.backends.cudnn.rnn.fp32_precision) == "tf32"  # type: ignore[attr-defined]
+    return _use_tf32("rnn")
+
+
+def _use_tf32(kind: str) -> bool:
+    return bool(torch._C._get_fp32_precision_getter("cuda", kind) == "tf32")
