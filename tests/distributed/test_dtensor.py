@@ -154,6 +154,7 @@ def checkpointed_by_a_backward_pass_of_its_own(mesh, device):
     return checkpointed(mesh, device, use_reentrant=True)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 reads it from a tensor's contents")
 @pytest.mark.parametrize("rank, row", [(0, 0), (1, 16), (5, 24), (7, 28)])
 def test_a_part_of_a_part_knows_where_it_is(rank, row):
     """Tensor parallelism cuts 32 rows in 2 of 16, and FSDP each of them in 4."""

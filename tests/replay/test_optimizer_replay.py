@@ -244,6 +244,8 @@ def test_parameters_with_hooks(cls, monkeypatch):
 
 @pytest.mark.parametrize("device", ["h200", "cpu"])
 def test_fused_adagrad(device, updates):
+    if device != "cpu" and torch.__version__.startswith("2.9."):
+        pytest.skip("torch 2.9 has no fused Adagrad on CUDA")
     model = chain()
     run = assert_same(model, updates, steps=0, args=(X, ), device=device,
                       optimizer=lambda parameters: torch.optim.Adagrad(parameters, fused=True))
@@ -293,6 +295,9 @@ class Views(nn.Module):
         return self.rest(x @ self.a @ self.b)
 
 
+SPARSE = pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 adds no sparse gradients on meta")
+
+
 class Sparse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -335,7 +340,8 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize(("model", "args", "steps"), [
-    (Tied, (X,), 2), (Views, (X,), 0), (Sparse, (torch.ones(4, dtype=torch.int64),), 0), (Complex, (X,), 0),
+    (Tied, (X,), 2), (Views, (X,), 0), (Complex, (X,), 0),
+    pytest.param(Sparse, (torch.ones(4, dtype=torch.int64),), 0, marks=SPARSE),
     (OnTheHost, (X,), 0), (Counting, (X,), 0),
 ])
 def test_parameters_and_models(model, args, steps, updates):

@@ -35,6 +35,13 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
     return a.new_empty_strided(size, [row, 1] if len(size) == 2 else [size[1] * row, row, 1], dtype=dtype)
 
 
+@device_shape("mm.dtype", "bmm.dtype", on_any_device=True)
+def mm_dtype(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Torch 2.9 has no kernel for it on meta."""
+    product: Tensor = (torch.ops.aten.mm if a.dim() == 2 else torch.ops.aten.bmm).default(a, b)
+    return product.new_empty(product.shape, dtype=out_dtype)
+
+
 @device_shape("addmm.dtype", on_any_device=True)
 def addmm_dtype(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, **_: Any) -> Tensor:
     """The kernel of torch 2.9 on meta takes ``out_dtype`` for a factor."""
