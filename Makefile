@@ -32,9 +32,8 @@ matrix:
 # Of all processes that the tests start, too; `benchmarks.trust_coverage` reads what is left in build/coverage.
 coverage: $(VENV)/installed-dev
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --skip-covered
+	$(BIN)/coverage run -m pytest -n 2; failed=$$?; \
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report --skip-covered; exit $$failed
 
 release-check: $(VENV)/installed-dev
 	$(PIP) -e '.[release]'
