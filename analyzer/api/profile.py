@@ -20,6 +20,7 @@ from analyzer.meta.restart import Restart
 from analyzer.recipe.optimizer import REPLAYED
 from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.model_failure import noting_failures
+from analyzer.record.module_walk import walk_modules
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import tensors_in
@@ -211,7 +212,8 @@ class Replay:
         if self.block_refusal is not None:
             rows.append(ReplayInfo("", "block", name, False, self.block_refusal))
         rows += [ReplayInfo(path, "block", type(module).__name__, False, reason)
-                 for path, module in root.named_modules() if (reason := self.excluded.get(type(module))) is not None]
+                 for path, module in (walk_modules(root) if self.excluded else ())
+                 if (reason := self.excluded.get(type(module))) is not None]
         if step.options.steps > 1:
             rows.append(ReplayInfo("", "step", name, step.replay is not None, step.step_reason))
         if optimizer is not None:

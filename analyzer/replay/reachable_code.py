@@ -29,9 +29,10 @@ _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
 
 
 class Reachable:
-    """The places that reachable functions read: a dictionary, class or cell, and the name in it ("" of a cell).
+    """The places that reachable functions read: a dictionary or cell, and the name in it ("" of a cell).
 
-    ``unreadable`` names what in the code keeps its state from being known, ``classes`` are those whose methods may run.
+    ``unreadable`` names what in the code keeps its state from being known, ``classes`` are those whose methods may run:
+    all of their attributes may be read, and a method may be replaced as well.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,12 @@ class Reachable:
 def is_stateless(value: Any) -> bool:
     """Whether a class, function or module comes from where nothing is kept that shows in what a module does."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return str(module).partition(".")[0] in _STATELESS or module == _WATCH
+    return isinstance(module, str) and _is_stateless_name(module)
+
+
+@functools.lru_cache(4096)
+def _is_stateless_name(module: str) -> bool:
+    return module.partition(".")[0] in _STATELESS or module == _WATCH
 
 
 def is_standard(cls: type) -> bool:
@@ -93,8 +99,6 @@ class _Search:
                         self.pending.append(value)
                     elif name != "__init__":
                         self.methods.setdefault(name, []).append(value)
-                if not name.startswith("__"):  # a method may be replaced as well
-                    self.found.places.append((base, name))
 
     def run(self) -> None:
         while self.pending:

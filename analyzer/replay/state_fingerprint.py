@@ -11,9 +11,9 @@ import random
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Callable, Collection, Iterable, MutableMapping, MutableSequence, MutableSet, Sequence
 from itertools import repeat
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ class StateFingerprint:
         self._sequences: list[tuple[Any, Any]] = []
         self._empty: list[Any] = []  # containers without items
         self._objects: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
-        self._places: list[tuple[Any, str, Any]] = []
+        self._rows: list[tuple[Any, Any, list[str], Iterable[Any]]] = []  # of classes and namespaces: what is in them
+        self._places: list[tuple[Any, str, Any]] = []  # of cells and slots
         self._tensors: list[tuple[weakref.ref[torch.Tensor], Any]] = []
         self._own_modules = set(map(id, modules))
         self._seen: set[int] = set()
@@ -81,43 +82,31 @@ class StateFingerprint:
         self.reachable = reachable = reachable or find_reachable(
             {type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)}, self._functions)
         self.unreadable = self.unreadable or reachable.unreadable
-        self._classes = [(cls, frozenset(vars(cls))) for cls in reachable.classes]
         if reachable.reads_identities and not own:  # those of other modules are others
             self._give_up("its code asks for id")
         if reachable.reads_environment:
             self._objects.append((os.environ.copy, refill_environment, os.environ.copy()))
-        for holder, name in reachable.places:
-            value = look_up(holder, name)
-            self._places.append((holder, name, self._let_die(value)))
-            if isinstance(holder, type) and isinstance(value, _METHODS):
-                continue
-            if not own and reaches_outside(value, dict.fromkeys(self._own_modules)):
-                self._give_up(f"its code names {name or 'a variable'}, which leads to modules or tensors outside of it")
-            if isinstance(value, nn.Module):
-                for module in value.modules():
-                    self._capture_module(module, id(module) not in self._own_modules)
-            self._capture(value)
+        self._class_contents = [vars(cls) for cls in reachable.classes]
+        self._class_names = [frozenset(contents) for contents in self._class_contents]
+        self._capture_classes(own)
+        self._capture_places(own)
         for value in self._functions:
             self._capture(value)
         self._capture(values)
         self._contents = _watch_contents([tensor for tensor, _ in self._tensors]) if own else []
         self._random = read_generators() if own else None
         self._seen.clear()
-        # places in one namespace are compared together
-        by_holder: dict[int, tuple[Any, list[str], list[Any]]] = {}
-        self._others = [place for place in self._places if not isinstance(place[0], (type, dict, ModuleType))]
-        for holder, name, value in self._places:
-            if isinstance(holder, (type, dict, ModuleType)):
-                _, names, values = by_holder.setdefault(id(holder), (holder, [], []))
-                names.append(name)
-                values.append(value)
-        self._rows = [(holder if type(holder) is dict else vars(holder), names, values)
-                      for holder, names, values in by_holder.values()]
 
     # ---- reading
 
-    def _let_die(self, value: Any) -> Any:
-        return WeakTensor(value) if isinstance(value, torch.Tensor) and not self._keeps else value
+    def _let_die(self, values: Collection[Any]) -> Collection[Any]:
+        """The same, tensors by weak references."""
+        if self._keeps or not any(map(isinstance, values, repeat(torch.Tensor))):
+            return values
+        return [WeakTensor(value) if isinstance(value, torch.Tensor) else value for value in values]
+
+    def _add_places(self, holder: Any, names: Sequence[str], values: Sequence[Any]) -> None:
+        self._places += zip(repeat(holder), names, self._let_die(values))
 
     def _give_up(self, reason: str) -> None:
         self.unreadable = self.unreadable or reason
@@ -143,8 +132,39 @@ class StateFingerprint:
                 elif type(value) is dict and name.endswith("_hooks"):
                     self._functions += value.values()
 
+    def _capture_classes(self, own: bool) -> None:
+        for cls, contents in zip(self.reachable.classes, self._class_contents):
+            names = [name for name in contents if not name.startswith("__")]
+            found = [contents[name] for name in names]
+            self._rows.append((cls, contents, names, self._let_die(found)))
+            for name, value in zip(names, found):
+                if not isinstance(value, _METHODS):
+                    self._capture_reached(name, value, own)
+
+    def _capture_places(self, own: bool) -> None:
+        rows: dict[int, tuple[Any, Any, list[str], list[Any]]] = {}  # what is in one namespace is compared together
+        for holder, name in self.reachable.places:
+            value = look_up(holder, name)
+            if type(holder) is dict:
+                _, _, names, found = rows.setdefault(id(holder), (holder, holder, [], []))
+                names.append(name)
+                found += self._let_die((value, ))
+            else:
+                self._add_places(holder, (name, ), (value, ))
+            self._capture_reached(name, value, own)
+        self._rows += rows.values()
+
+    def _capture_reached(self, name: str, value: Any, own: bool) -> None:
+        """What reachable code finds under a name."""
+        if not own and reaches_outside(value, dict.fromkeys(self._own_modules)):
+            self._give_up(f"its code names {name or 'a variable'}, which leads to modules or tensors outside of it")
+        if isinstance(value, nn.Module):
+            for module in value.modules():
+                self._capture_module(module, id(module) not in self._own_modules)
+        self._capture(value)
+
     def _add_mapping(self, mapping: Any) -> None:
-        self._mappings.append((mapping, tuple(mapping), tuple([self._let_die(v) for v in mapping.values()])))
+        self._mappings.append((mapping, tuple(mapping), tuple(self._let_die(tuple(mapping.values())))))
 
     def _capture(self, value: Any) -> None:
         waiting = [value]
@@ -172,7 +192,7 @@ class StateFingerprint:
             self._add_mapping(value)
             return (*value.values(), *getattr(value, "__dict__", {}).values())
         if isinstance(value, (list, deque)):
-            self._sequences.append((value, [self._let_die(v) for v in value]))
+            self._sequences.append((value, list(self._let_die(value))))
             return value
         if isinstance(value, set):
             self._sequences.append((value, set(value)))
@@ -191,7 +211,7 @@ class StateFingerprint:
         found = []
         for cell in function.__closure__ or ():
             inner = look_up(cell, "")
-            self._places.append((cell, "", self._let_die(inner)))
+            self._add_places(cell, ("", ), (inner, ))
             found.append(inner)
         return (*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(),
                 *function.__dict__.values())
@@ -225,8 +245,8 @@ class StateFingerprint:
         elif not is_stateless(kind) or is_standard(kind):
             slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
             names = [k for row in slots for k in ((row, ) if isinstance(row, str) else row)]
-            self._places += [(value, k, self._let_die(getattr(value, k, MISSING))) for k in names
-                             if k not in ("__dict__", "__weakref__")]
+            held = [name for name in names if name not in ("__dict__", "__weakref__")]
+            self._add_places(value, held, [getattr(value, name, MISSING) for name in held])
             contents = getattr(value, "__dict__", {})
             if type(contents) is dict and contents:
                 self._add_mapping(contents)
@@ -285,7 +305,8 @@ class StateFingerprint:
             if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else are_alike(
                     sequence, items)):
                 return "a list or set"
-        if any([find_added(cls, names) for cls, names in self._classes]):
+        if any([len(contents) != len(names) and find_added(contents, names)
+                for contents, names in zip(self._class_contents, self._class_names)]):
             return "an attribute of a class"
         if (name := self._find_changed_variable()) is not None:
             return f"the variable {name or 'of a closure'}"
@@ -300,13 +321,13 @@ class StateFingerprint:
         return "the host's generators of random numbers" if is_random else None
 
     def _find_changed_variable(self) -> str | None:
-        for contents, names, found in self._rows:
+        for _, contents, names, found in self._rows:
             if all(map(operator.is_, map(contents.get, names, repeat(MISSING)), found)):
                 continue
             for name, value in zip(names, found):
                 if not are_alike((contents.get(name, MISSING),), (value,)):
                     return name
-        for holder, name, value in self._others:
+        for holder, name, value in self._places:
             if not are_alike((look_up(holder, name),), (value,)):
                 return name
         return None
@@ -324,8 +345,8 @@ class StateFingerprint:
                 mapping.update(found)
         for container in self._empty:
             container.clear()
-        for cls, names in self._classes:
-            for name in find_added(cls, names):
+        for cls, contents, names in zip(self.reachable.classes, self._class_contents, self._class_names):
+            for name in find_added(contents, names):
                 delattr(cls, name)
         for sequence, items in self._sequences:
             if isinstance(items, set):
@@ -335,7 +356,8 @@ class StateFingerprint:
                 found = [revive(item, None) for item in items]
                 sequence.clear()
                 sequence.extend(found)
-        for holder, name, value in self._places:
+        in_rows = [(holder, *item) for holder, _, names, values in self._rows for item in zip(names, values)]
+        for holder, name, value in (*in_rows, *self._places):
             if not are_alike((now := look_up(holder, name),), (value,)):
                 set_value(holder, name, revive(value, now))
         for read, write, before in self._objects:

@@ -179,9 +179,9 @@ def empty_cache_of(cached: Any) -> Callable[[Any], None]:
     return put_back
 
 
-def find_added(cls: type, names: frozenset[str]) -> set[str]:
+def find_added(contents: Mapping[str, Any], names: frozenset[str]) -> set[str]:
     """Attributes that a class has besides ``names`` and the watch of its reads."""
-    return set() if len(vars(cls)) == len(names) else set(vars(cls)) - names - {"__getattribute__"}
+    return set(contents) - names - {"__getattribute__"}
 
 
 def refill_environment(old: dict[str, str]) -> None:
