@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -135,7 +136,7 @@ class ModelCall(NamedTuple):
 
     def has_gradient(self) -> bool:
         """Whether a parameter or an input requires a gradient."""
-        return any(t.requires_grad for t in (*self.module.parameters(), *tensors_in((self.args, self.kwargs))))
+        return any(t.requires_grad for t in chain(self.module.parameters(), tensors_in((self.args, self.kwargs))))
 
 
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
@@ -174,7 +175,7 @@ def why_nothing(module: torch.nn.Module, reuse: bool, step: Callable[..., Any] |
         return "memory may run out in the middle of a part"
     if not options.set_to_none:
         return "gradients are added to those of the step before"
-    if any(map(has_gradient_hooks, module.parameters())):
+    if any([t is not None and has_gradient_hooks(t) for _, m in walk_modules(module) for t in m._parameters.values()]):
         return "hooks run with a parameter's gradient"
     return why_unsupported()
 
