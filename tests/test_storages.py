@@ -46,6 +46,11 @@ def attend_with_mask(layer, x):
     return F.scaled_dot_product_attention(q, q, q, torch.ones(6, 6), dropout_p=0.5)  # by plain products on a CPU
 
 
+def attend_to_earlier(layer, x):
+    q = layer(x).unsqueeze(0)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5, is_causal=True)
+
+
 def gather(layer, x):
     return layer(x).gather(1, torch.zeros(4, 1, 8, dtype=torch.long)) + x.index_select(1, torch.tensor([1]))
 
@@ -85,6 +90,7 @@ TOKENS, PIXELS = (4, 6, 8), (2, 3, 9, 9)
 @pytest.mark.parametrize(("build", "shape"), [
     (lambda: Runs(add_bias_to_a_product), TOKENS),
     (lambda: Runs(attend_with_mask), TOKENS),
+    (lambda: Runs(attend_to_earlier), TOKENS),
     (lambda: Runs(gather), TOKENS),
     (lambda: Runs(normalize), TOKENS),
     (lambda: Runs(divide_a_size), TOKENS),
@@ -93,7 +99,7 @@ TOKENS, PIXELS = (4, 6, 8), (2, 3, 9, 9)
     (lambda: Images(torch.channels_last, bias=False), PIXELS),
     (lambda: nn.Sequential(nn.Conv3d(3, 4, 2), nn.BatchNorm3d(4)), (2, 3, 4, 4, 4)),
     (lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)).double(), PIXELS),
-], ids=["bias", "mask", "gather", "normalize", "size", "largest", "images", "channels last", "volumes", "double"])
+], ids="bias mask causal gather normalize size largest images channels-last volumes double".split())
 def test_operators_allocate_and_release_in_the_order_of_the_processor(build, shape, mode):
     def make_inputs(model, trains):
         return (torch.rand(shape, dtype=next(model.parameters()).dtype),), {}

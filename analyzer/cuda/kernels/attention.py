@@ -109,8 +109,8 @@ def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: T
     factor = math.sqrt(abs(_scale(query, scale)))
     scaled = aten.mul.Scalar(query, -factor if scale is not None and scale < 0 else factor)
     if is_causal:
-        ones = new_on_device_of(query, aten.ones.default, [query.shape[-2], key.shape[-2]], dtype=torch.bool)
-        attn_mask = _to_additive(aten.tril.default(ones), query.dtype)
+        attn_mask = _to_additive(aten.tril.default(new_on_device_of(
+            query, aten.ones.default, [query.shape[-2], key.shape[-2]], dtype=torch.bool)), query.dtype)
     # names of their own, so that what the C++ function holds to its end is held here
     keys, values = (_repeat_heads(t, query) if enable_gqa else t for t in (key, value))
     weights = aten.matmul.default(scaled, aten.mul.Scalar(aten.transpose.int(keys, -2, -1), factor))
