@@ -42,7 +42,7 @@ class SavedFormat:
         """
         if not isinstance(data, dict) or data.get("format") != self.name:
             is_named = isinstance(data, dict) and "format" in data
-            found = f'"format": {_shorten(data["format"])}' if is_named else f"a {name_json(data)}"
+            found = f'"format": {shorten(data["format"])}' if is_named else f"a {name_json(data)}"
             raise ProfileFormatError(
                 f'not a saved {self.what}: expected an object with "format": "{self.name}", got {found}')
         version = data.get("version", self.unnumbered)
@@ -50,7 +50,11 @@ class SavedFormat:
             raise ProfileFormatError(self._refuse(version, data.get("analyzer_version")))
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
         for number in range(version, self.version):
-            fields = self.upgrades[number](fields)
+            try:
+                fields = self.upgrades[number](fields)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ProfileFormatError(f"damaged: no {self.what} of format version {number} has such fields "
+                                         f"({error!r})") from error
         return fields
 
     def _refuse(self, version: Any, writer: Any) -> str:
@@ -60,7 +64,7 @@ class SavedFormat:
         is_newer = type(version) is int and version > self.version
         mend = "read it with the analyzer that wrote it, or a newer one than this" if is_newer else (
             "read it with the analyzer that wrote it")
-        return (f"format version {_shorten(version)}{by}, and this analyzer reads version {known} of a saved "
+        return (f"format version {shorten(version)}{by}, and this analyzer reads version {known} of a saved "
                 f"{self.what}: {mend}, or {self.again}")
 
 
@@ -74,6 +78,11 @@ def name_json(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _shorten(value: Any) -> str:
+def shorten(value: Any) -> str:
+    """A value as messages repeat it.
+
+    >>> shorten([1]), shorten("x" * 100)[-19:]
+    ('[1]', '.. (102 characters)')
+    """
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text):,} characters)"

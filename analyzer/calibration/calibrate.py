@@ -17,6 +17,7 @@ from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, count_th
 from analyzer.hardware.device_file import UNFINISHED, decode_device, encode_device
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.constants import find_constants
+from analyzer.json_text import load_json
 from analyzer.output import check_output, write_output
 from analyzer.record.progress import report_progress
 
@@ -120,7 +121,7 @@ def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] 
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = load_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement ({error}); give another "
                          "name") from error
@@ -135,6 +136,10 @@ def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] 
                              f"{about['device']!r}; give another name, or `again` (--again) to replace it")
         return spec
     before = data[UNFINISHED]
+    is_whole = len(data) == 1 and isinstance(before, dict) and before.keys() == {*about, "seconds"}
+    if not is_whole or not _is_measured(before["seconds"]):
+        raise InputError(f"calibrate({str(path)!r}): there is an unfinished measurement that is damaged; give another "
+                         "name, or `again` (--again) to begin anew")
     differs = [name for name, value in about.items() if before.get(name) != value]
     if differs:
         name = differs[0]
@@ -142,6 +147,12 @@ def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] 
                          f"{before.get(name)!r}, here it is {about[name]!r}; give another name, or `again` (--again) "
                          "to begin anew")
     return dict(before["seconds"])
+
+
+def _is_measured(seconds: object) -> bool:
+    """Whether these are seconds by the texts of points, None where one could not be measured."""
+    return isinstance(seconds, dict) and all(
+        time is None or type(time) in (int, float) and 0 <= time < float("inf") for time in seconds.values())
 
 
 def _find_place(device: str | torch.device, bench: Bench | None) -> torch.device:

@@ -3,7 +3,6 @@ and the ``"flops_profiler"`` section of its JSON configuration.
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError, is_count
+from analyzer.json_text import load_json
 from analyzer.output import drawing_plainly
 from analyzer.report.compat.exact_text import DEEPSPEED, aggregate, deepspeed_text
 from analyzer.report.compat.number import (
@@ -165,7 +165,7 @@ def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if not isinstance(config, (str, Path)):
         raise InputError(f"config={config!r}: must be a configuration of DeepSpeed's, or the path of one")
     try:
-        found = json.loads(Path(config).read_text(encoding="utf-8"))
+        found = load_json(config)
     except OSError as error:
         raise InputError(f"config={str(config)!r}: {error.strerror or error}") from None
     except ValueError as error:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from analyzer.cuda.stream import simulated_class
+from analyzer.json_text import decode_json
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.state import current
@@ -103,7 +103,7 @@ def _read_header(filename: Any) -> dict[str, Any]:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if 0 < length <= _LONGEST_HEADER else b""
     try:
-        header = json.loads(text)
+        header = decode_json(text)
     except ValueError as error:
         raise SafetensorError(f"Error while deserializing header: {filename} does not begin with one") from error
     if not isinstance(header, dict):

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.report.column import Column, check_layout, escape_controls, format_quantity, print_rows
 from analyzer.report.export.json_format import FORMAT as PROFILE
-from analyzer.report.export.json_format import decoder_of, encode, load_text
+from analyzer.report.export.json_format import encode, read_record
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
@@ -171,19 +171,7 @@ class GenerationProfile:
     @classmethod
     def from_json(cls, source: str | Path) -> GenerationProfile:
         """Read what `to_json` wrote, from text or from a file. Raises ProfileFormatError for anything else."""
-        origin, text = load_text(source)
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ProfileFormatError(f"{origin}: damaged: {error}; write it again") from error
-        try:
-            fields = FORMAT.read(data)
-            for part in _PROFILES:
-                if fields.get(part) is not None:
-                    fields[part] = PROFILE.read(fields[part])
-        except ProfileFormatError as error:
-            raise ProfileFormatError(f"{origin}: {error}") from error
-        found: GenerationProfile = decoder_of(GenerationProfile)(fields, "")
+        found: GenerationProfile = read_record(cls, source, "GenerationProfile.from_json", FORMAT, _read_parts)
         return found
 
     def _table_of_parts(self) -> str:
@@ -233,6 +221,11 @@ class GenerationProfile:
 
 
 _PROFILES = ("prefill", "decode")
+
+
+def _read_parts(fields: Fields) -> Fields:
+    """The fields of a generation, whose profiles are of today's version too."""
+    return fields | {part: PROFILE.read(fields[part]) for part in _PROFILES if fields.get(part) is not None}
 
 
 def _name_profiles(generation: Fields) -> Fields:

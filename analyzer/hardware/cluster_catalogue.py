@@ -4,9 +4,9 @@ from __future__ import annotations
 import functools
 import json
 from importlib import resources
-from pathlib import Path
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.json_text import load_json
 
 from .catalogue import find_device
 from .cluster_spec import ClusterSpec
@@ -80,7 +80,7 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
 
 def _read_cluster(path: str) -> ClusterSpec:
     try:
-        data = json.loads(Path(path).read_text("utf-8"))
+        data = load_json(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cluster file {path!r}: cannot be read as JSON: {error}; ClusterSpec.to_dict gives what "
                          "json.dump is to write") from error
@@ -89,7 +89,7 @@ def _read_cluster(path: str) -> ClusterSpec:
                          "name")
     try:
         return ClusterSpec.from_dict(data)
-    except InputError as error:
+    except (InputError, UnknownDeviceError) as error:
         raise InputError(f"cluster file {path!r}: {error}") from error
 
 

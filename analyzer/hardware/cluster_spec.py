@@ -9,7 +9,7 @@ from typing import Any
 from analyzer.errors import InputError
 
 from .catalogue import find_device
-from .device_spec import DeviceSpec, Figure, known_fields
+from .device_spec import DeviceSpec, Figure, is_text_by_name, known_fields
 from .link_spec import LinkSpec
 
 _LINKS = ("link", "host_link", "fabric")
@@ -57,6 +57,8 @@ class ClusterSpec:
                  "must be an int of 1 or more"),
                 ("aliases", isinstance(self.aliases, (tuple, list))
                  and all(isinstance(a, str) and a.strip() for a in self.aliases), "must be a tuple of names"),
+                ("note", isinstance(self.note, str | None), "must be a text or None"),
+                ("sources", is_text_by_name(self.sources), "must say by the name of the figure where it comes from"),
                 *((name, getattr(self, name) is None or isinstance(getattr(self, name), LinkSpec),
                    "must be a LinkSpec, or None if unknown or absent") for name in _LINKS)):
             if not is_right:

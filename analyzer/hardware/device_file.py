@@ -11,10 +11,10 @@ import functools
 import json
 import os
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.json_text import load_json
 from analyzer.saved_format import SavedFormat
 
 from .device_spec import DeviceSpec
@@ -51,12 +51,12 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
     Raises InputError for a file that cannot be read, is no JSON or describes no device.
     """
     try:
-        data = json.loads(Path(path).read_text("utf-8"))
+        data = load_json(path)
     except OSError as error:
         raise InputError(f"device file {os.fspath(path)!r}: cannot be read: {error.strerror}; `analyzer calibrate` "
                          "writes one, `analyzer devices` lists the names that need no file") from error
     except ValueError as error:
-        raise InputError(f"device file {os.fspath(path)!r}: not JSON: {error}; DeviceSpec.to_dict gives what json.dump "
+        raise InputError(f"device file {os.fspath(path)!r}: {error}; DeviceSpec.to_dict gives what json.dump "
                          "is to write") from error
     if not isinstance(data, dict):
         raise InputError(f"device file {os.fspath(path)!r}: holds a {type(data).__name__}, not the fields of a "

@@ -130,6 +130,11 @@ class DeviceSpec:
         for name, value in {**{name: getattr(self, name) for name in _RATES}, **rates}.items():
             if value is not None and (type(value) not in (int, float) or not math.isfinite(value) or value <= 0):
                 raise self._error(name, value, f"must be a positive number, in {_UNITS[name]}, or None if unknown")
+        for field_name in ("vendor", "architecture"):
+            if not isinstance(getattr(self, field_name), str | None):
+                raise self._error(field_name, getattr(self, field_name), "must be a text, or None if unknown")
+        if not is_text_by_name(self.sources):
+            raise self._error("sources", self.sources, "must say by the names of figures where each comes from")
         for name in self.sources:
             if name not in _UNITS and name != "flops_per_second":
                 raise self._error("sources", name,
@@ -223,6 +228,11 @@ def known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[st
             raise InputError(
                 f"{owner}.from_dict: unknown field {name!r}{suggest(name, known)}; the fields are {', '.join(known)}")
     return dict(data)
+
+
+def is_text_by_name(value: object) -> bool:
+    """Whether ``value`` maps texts to texts."""
+    return isinstance(value, Mapping) and all(isinstance(word, str) for item in value.items() for word in item)
 
 
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:

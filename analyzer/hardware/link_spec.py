@@ -8,7 +8,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 
-from .device_spec import Figure, known_fields, suggest
+from .device_spec import Figure, is_text_by_name, known_fields, suggest
 
 #: ``"nvswitch"``: NVLink through switches, all to all at the full rate. ``"nvlink_mesh"``: NVLink from device to
 #: device, so two of them share some of the links. ``"nvlink_bridge"``: cards joined two by two. ``"infinity_fabric"``:
@@ -58,7 +58,8 @@ class LinkSpec:
                 ("latency_seconds", self.latency_seconds is None or _is_positive(self.latency_seconds),
                  "must be a positive number, in s, or None if unknown"),
                 ("reduces_in_switch", isinstance(self.reduces_in_switch, bool), "must be a bool"),
-                ("has_peer_access", isinstance(self.has_peer_access, bool), "must be a bool")):
+                ("has_peer_access", isinstance(self.has_peer_access, bool), "must be a bool"),
+                ("sources", is_text_by_name(self.sources), "must say by the names of figures where each comes from")):
             if not is_right:
                 raise InputError(f"LinkSpec({name}={getattr(self, name)!r}): {problem}")
         for name in self.sources:

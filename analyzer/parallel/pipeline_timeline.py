@@ -10,6 +10,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.estimate import find_range
+from analyzer.report.export.json_format import read_plain
 from analyzer.report.page.document import summary_part, write_page
 from analyzer.units import format_percent, format_seconds
 
@@ -95,12 +96,11 @@ class PipelineTimeline:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PipelineTimeline:
-        """The timeline that ``to_dict`` gave, also after a round trip through JSON."""
-        ranks = tuple(RankTime(**{**row, "stages": tuple(row["stages"])}) for row in data["ranks"])
-        actions = tuple(StageAction(**row) for row in data["actions"])
-        known = data["step_seconds_range"]
-        return cls(data["step_seconds"], data["micro_batches"], ranks, actions, tuple(data["assumptions"]),
-                   None if known is None else (known[0], known[1]))
+        """The timeline that ``to_dict`` gave, also after a round trip through JSON. Raises ProfileFormatError for
+        anything else.
+        """
+        found: PipelineTimeline = read_plain(PipelineTimeline, data)
+        return found
 
 
 def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import ProfileFormatError
+from analyzer.json_text import decode_json
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
-from analyzer.report.export.json_format import load_text, read_data
+from analyzer.report.export.json_format import damage_in, load_text, read_data, read_plain
 from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
-from analyzer.results.world import RankRun
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_count, format_seconds
 
@@ -144,11 +144,11 @@ class RankTable:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankTable:
-        """The table that ``to_dict`` gave, also after a round trip through JSON."""
-        rows = tuple(_read_row(row) for row in data["rows"])
-        timeline = data["timeline"]
-        return cls(data["size"], rows, None if timeline is None else PipelineTimeline.from_dict(timeline),
-                   tuple(data["assumptions"]))
+        """The table that ``to_dict`` gave, also after a round trip through JSON. Raises ProfileFormatError for anything
+        else.
+        """
+        found: RankTable = read_plain(_SavedTable, data).whole
+        return found
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The table and the profiles as JSON text, also written to ``path``; `from_json` reads it."""
@@ -163,20 +163,41 @@ class RankTable:
         """Read what `to_json` wrote, from text or from a file. Raises InputError for no file, ProfileFormatError for
         anything else.
         """
-        origin, text = load_text(source)
-        try:
-            data = FORMAT.read(json.loads(text))
+        origin, text = load_text(source, "RankTable.from_json", FORMAT.what)
+        with damage_in(origin):
+            data = FORMAT.read(decode_json(text))
+            given = data.get("profiles")
+            if data.keys() != {"table", "profiles"} or not isinstance(given, dict):
+                raise ProfileFormatError(f'no table of ranks: expected "table" and the "profiles" by rank, got '
+                                         f"{', '.join(map(repr, data))}; give what RankTable.to_json wrote")
             found = cls.from_dict(data["table"])
-            profiles = {int(rank): read_data(p) for rank, p in data["profiles"].items()}
-        except ProfileFormatError as error:
-            raise ProfileFormatError(f"{origin}: {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ProfileFormatError(
-                f"{origin}: no table of ranks: {error!r}; give what RankTable.to_json wrote") from error
-        return dataclasses.replace(found, profiles=profiles)
+            return dataclasses.replace(found, profiles={
+                _read_rank(rank, found.size): read_data(profile) for rank, profile in given.items()})
 
 
-def _read_row(row: Mapping[str, Any]) -> RankRow:
-    known = row.get("step_seconds_range")
-    return RankRow(**{**row, "runs": tuple(RankRun(*run) for run in row["runs"]),
-                      "step_seconds_range": None if known is None else (known[0], known[1])})
+def _read_rank(text: str, size: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < size):
+        raise ProfileFormatError(f"profiles[{text!r}]: expected a rank below {size}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class _SavedTable:
+    """A table as it is saved, without the profiles."""
+
+    size: int
+    rows: tuple[RankRow, ...]
+    timeline: PipelineTimeline | None
+    assumptions: tuple[str, ...]
+
+    @property
+    def whole(self) -> RankTable:
+        """The table. Raises ProfileFormatError where rows and timeline are not of the same ranks."""
+        ranks = [rank for row in self.rows for rank in (row.rank, *[run.last for run in row.runs])]
+        if ranks and max(ranks) >= self.size:
+            raise ProfileFormatError(f"rows: {len(self.rows)} rows of ranks {ranks[:8]}, of {self.size} ranks")
+        if self.timeline is not None and (
+                not self.rows or [rank.rank for rank in self.timeline.ranks] != [*range(len(self.rows))]):
+            raise ProfileFormatError(f"timeline: has {len(self.timeline.ranks)} ranks, and there are {len(self.rows)} "
+                                     "rows")
+        return RankTable(self.size, self.rows, self.timeline, self.assumptions)

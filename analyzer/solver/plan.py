@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from torch import fx, nn
 
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.report.column import print_rows
-from analyzer.report.export.json_format import decoder_of, encode
+from analyzer.report.export.json_format import encode, read_record
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
@@ -142,24 +142,8 @@ class Plan:
     @classmethod
     def from_json(cls, source: str | Path) -> Plan:
         """The plan in JSON text or in a file. Raises ProfileFormatError for a damaged one, InputError for no file."""
-        text = source
-        if isinstance(source, Path) or not source.lstrip().startswith("{"):
-            try:
-                text = Path(source).read_text(encoding="utf-8")
-            except OSError as error:
-                raise InputError(
-                    f"Plan.from_json({str(source)!r}): {error.strerror}; give the path of a saved plan or its text"
-                ) from error
-        try:
-            data = json.loads(str(text))
-        except ValueError as error:
-            raise ProfileFormatError(f"Plan.from_json: not JSON: {error}") from error
-        try:
-            fields = _FORMAT.read(data)
-        except ProfileFormatError as error:
-            raise ProfileFormatError(f"Plan.from_json: {error}") from error
         kind: Any = cls
-        plan: Plan = decoder_of(kind)(fields, "plan")
+        plan: Plan = read_record(kind, source, "Plan.from_json", _FORMAT)
         return plan
 
     def table(self, fmt: str = "simple") -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from analyzer.api.argument import as_arguments, as_keywords
 from analyzer.api.symbolic_profile import LastRun, last_runs
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_module import forward_signature
@@ -69,7 +70,7 @@ class Planner:
                     f"bandwidth is known, and plans of operators")
             self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (args or (), kwargs or {})
+        self.arguments = as_arguments(() if args is None else args), as_keywords(kwargs)
         self.step, self.unplanned, self.profile = record_step(copy_graph_module(gm), *self.arguments, **self.run)
         self._replays: dict[tuple[tuple[PlanRegion, ...], tuple[str, ...]], StepInfo] = {((), ()): self.unplanned}
         self._problems: dict[bool, Problem] = {}

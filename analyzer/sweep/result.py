@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
+from analyzer.report.export.json_format import MOST
 from analyzer.report.page.document import write_page
 
 from .configuration import AXES
@@ -104,6 +105,19 @@ class SweepResult:
 def identify(row: Row) -> tuple[Any, ...]:
     """What tells a row from others; None stands for what it lacks."""
     return tuple(row.get(name) for name in IDENTITY)
+
+
+def check_row(row: object) -> None:
+    """Raise InputError for what is no row: one that lacks a column of `IDENTITY`, or has a value of another kind."""
+    if not isinstance(row, dict):
+        raise InputError(f"a {type(row).__name__}")
+    for name, kind in COLUMNS.items():
+        value, kinds = row.get(name), (int, float) if kind is float else (kind,)
+        if name not in row and name in IDENTITY:
+            raise InputError(f"it has no {name!r}")
+        is_number = type(value) in (int, float)
+        if not (value is None or type(value) in kinds and not (is_number and not abs(value) < MOST)):
+            raise InputError(f"{name!r} is {str(value)[:80]!r}, which is no {kind.__name__}")
 
 
 def check_table(path: str | Path) -> Path:

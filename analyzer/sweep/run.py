@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.json_text import decode_json
 from analyzer.zoo.target import Target, load_target
 
 from .configuration import expand_grid, resolve_inputs
 from .job import Job, TargetLike, run_job
-from .result import IDENTITY, Row, SweepResult, identify
+from .result import Row, SweepResult, check_row, identify
 from .workers import Done, run_in_executor, run_in_processes
 
 Watcher = Callable[[int, int, Row], None]
@@ -138,10 +139,10 @@ class Journal:
         whole = text.rfind(b"\n") + 1
         for number, line in enumerate(text[:whole].splitlines(), 1):
             try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict) or not set(IDENTITY) <= row.keys():
-                raise InputError(f"{self.path}:{number}: is no row of a sweep; name another file, or take the line out")
+                row = decode_json(line)
+                check_row(row)
+            except InputError as error:
+                raise InputError(f"{self.path}:{number}: is no row of a sweep ({error}); name another file, or take "
+                                 "the line out") from error
             self.rows[identify(row)] = row
         return whole

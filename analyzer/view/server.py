@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
+from analyzer.json_text import decode_json
 from analyzer.report.comparison.compare import compare
 
 from .page import tell_change, write_list, write_run
@@ -127,8 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         if len(length) > 9 or int(length) > MOST_BYTES:
             raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BYTES} bytes")
         try:
-            found = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError) as error:
+            found = decode_json(self.rfile.read(int(length)))
+        except InputError as error:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"no JSON: {error}") from error
         if not isinstance(found, dict):
             raise _RefusedError(HTTPStatus.BAD_REQUEST, "send an object of settings")

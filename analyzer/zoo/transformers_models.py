@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import TargetError
+from analyzer.json_text import load_json
 
 from .diffusion_models import find_diffusion_model
 from .input_spec import InputSpec
@@ -70,15 +70,12 @@ def _build(model_class: Any, config: Any) -> torch.nn.Module:
 
 def _read_config(transformers: Any, path: Path, target: str) -> Any:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = load_json(path)
     except OSError as error:
         raise TargetError(
             f"{target}: cannot read {path}: {error.strerror}; give the path of a model's config.json") from error
-    except json.JSONDecodeError as error:
-        raise TargetError(
-            f"{target}: {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
-    except UnicodeDecodeError as error:
-        raise TargetError(f"{target}: {path} is not a text file in UTF-8, so no config.json") from error
+    except ValueError as error:
+        raise TargetError(f"{target}: {path} is no config.json: {error}") from error
     if not isinstance(fields, dict):
         raise TargetError(
             f"{target}: {path} holds a JSON {type(fields).__name__}, not an object with a model's settings")

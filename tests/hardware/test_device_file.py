@@ -25,7 +25,7 @@ def test_a_file_stands_where_a_name_does(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "cannot be read: No such file or directory; `analyzer calibrate` writes one"),
-        ("{", "not JSON: "),
+        ("{", "damaged at line 1 column 2"),
         ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
         ('{"kind": "cuda"}', "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
         ('{"name": "x", "l2_bytes": 0}', "DeviceSpec('x', l2_bytes=0): must be a positive int"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.report.export.record_check import find_fault
 from analyzer.results.command import CommandInfo
 from analyzer.results.communication import CommInfo
 from analyzer.results.fused import FusedInfo
@@ -34,11 +35,12 @@ from analyzer.results.span import SpanInfo
 from analyzer.results.world import GroupInfo, RankRun, WorldInfo
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
-integers = st.integers(-(2**70), 2**70)
+integers = st.integers(0, 2**70)
 counts = st.none() | integers
-finite = st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(0, 1e59)
 seconds = st.none() | finite
-scalars = st.none() | st.booleans() | seconds | integers | texts
+scalars = (st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | texts
+           | st.integers(-(2**70), 2**70))
 
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 NESTED = (TENSOR, OperatorInfo("mm", 1), UncountedInfo("f", 2), HolderInfo("a", "b", "c", 3), NodeInfo("get_attr", "w"),
@@ -58,10 +60,10 @@ SIMPLE = {
         TimelinePoint, texts | integers, integers,
         st.none() | texts, counts, counts, seconds), "SpanInfo": st.builds(
             SpanInfo, *[texts] * 3, *[st.none() | texts] * 2, *[texts] * 2, finite, finite,
-            counts), "ModuleCall": st.builds(ModuleCall, texts, counts, st.just((TENSOR, )), st.just(
+            st.none()), "ModuleCall": st.builds(ModuleCall, texts, st.none(), st.just((TENSOR, )), st.just(
             ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
     "Option": st.booleans() | integers | texts | st.lists(texts, max_size=2).map(tuple),
-    "RankRun": st.builds(RankRun, integers, integers, integers),
+    "RankRun": st.builds(RankRun, integers, integers, integers).filter(lambda run: find_fault(run) is None),
     "dict[str, tuple[str, ...]]": st.dictionaries(texts, st.lists(texts, max_size=2).map(tuple), max_size=2),
     **{type(record).__name__: st.just(record) for record in NESTED}
 }
@@ -82,7 +84,10 @@ def values_of(hint: str):
 
 
 def records(kind):
-    return st.builds(kind, **{field.name: values_of(field.type) for field in dataclasses.fields(kind)})
+    fields = {field.name: values_of(field.type) for field in dataclasses.fields(kind)}
+    fields |= {"depth": st.just(0)} if kind is ModuleInfo else {}
+    fields |= {"rank": st.just(0), "size": st.integers(1, 2**70)} if kind is WorldInfo else {}
+    return st.builds(kind, **fields)
 
 
 # Each record in the place of a profile where it stands.
@@ -143,7 +148,7 @@ def test_text_says_what_it_is(bare):
 
 
 @pytest.mark.parametrize(("damage", "words"), [
-    (lambda text: text[:200], ["line 1 column", "of 200", "write the profile again"]),
+    (lambda text: text[:200], ["line 1 column", "of 200", "write it again"]),
     (lambda text: "", ["line 1 column 1"]),
     (lambda text: text.replace(":", " ", 1), ["line 1 column 11", "Expecting ':'", '{"format"']),
     (lambda text: text + "}", ["Extra data"]),

@@ -7,24 +7,28 @@ import json
 import math
 import types
 import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.json_text import decode_json, read_text
 from analyzer.output import write_output
 from analyzer.report.speed import RATES, read_rate
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
-from analyzer.saved_format import SavedFormat, name_json
+from analyzer.saved_format import Fields, SavedFormat, name_json, shorten
 
 from .json_column import IN_COLUMNS, Decoder, columns_decoder, write_columns
+from .record_check import find_fault
 
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
-_EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
+MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point
 
 
 @register_exporter.shipped("json")
@@ -53,19 +57,19 @@ def _finite(rate: float | None) -> float | None:
 def read_json(source: str | Path) -> Profile:
     """The profile in JSON text or a file. ProfileFormatError says where it is damaged, InputError that none is."""
     origin, text = load_text(source)
+    with damage_in(origin):
+        return read_data(decode_json(text))
+
+
+@contextmanager
+def damage_in(origin: str) -> Iterator[None]:
+    """What is wrong with saved text is told of ``origin``, as ProfileFormatError."""
     try:
-        return read_data(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates))
-    except json.JSONDecodeError as error:
-        excerpt = text[max(0, error.pos - _EXCERPT_CHARS):error.pos + _EXCERPT_CHARS]
-        raise ProfileFormatError(
-            f"{origin}: damaged at line {error.lineno} column {error.colno} (character {error.pos} of "
-            f"{len(text)}): {error.msg}, near {excerpt!r}; write the profile again") from error
+        yield
     except RecursionError as error:
-        raise ProfileFormatError(f"{origin}: nested too deep to be a profile") from error
-    except ProfileFormatError as error:
+        raise ProfileFormatError(f"{origin}: nested too deep to be read") from error
+    except (InputError, ProfileFormatError) as error:
         raise ProfileFormatError(f"{origin}: {error}") from error
-    except ValueError as error:  # a number with more digits than Python reads
-        raise ProfileFormatError(f"{origin}: damaged: {error}") from error
 
 
 def read_data(data: Any) -> Profile:
@@ -75,35 +79,40 @@ def read_data(data: Any) -> Profile:
     return profile
 
 
-def load_text(source: str | Path) -> tuple[str, str]:
+def load_text(source: str | Path, caller: str = "from_json", noun: str = "profile") -> tuple[str, str]:
     """What to call a saved text in messages, and the text itself, given so or by the path of its file."""
+    hint = f"give the path of a saved {noun}, or its text, which starts with '{{'"
     if not isinstance(source, (str, Path)):
-        raise InputError(
-            f"from_json({source!r}): give the path of a saved profile, or its text, which starts with '{{'")
+        raise InputError(f"{caller}({source!r}): {hint}")
     if isinstance(source, str) and (not source.strip() or source.lstrip()[0] in "{[" or "\n" in source.strip()):
-        return "from_json(text)", source
+        return f"{caller}(text)", source
     try:
-        return f"from_json({str(source)!r})", Path(source).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ProfileFormatError(
-            f"from_json({str(source)!r}): not UTF-8 text (byte {error.start}); is it a saved profile?") from error
+        return f"{caller}({str(source)!r})", read_text(source)
+    except InputError as error:
+        raise ProfileFormatError(f"{caller}({str(source)!r}): {error}; is it a saved {noun}?") from error
     except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # the last of a path with a NUL
-        raise InputError(f"from_json({str(source)!r}): no such file; give the path of a saved profile, "
-                         "or its text, which starts with '{'") from error
+        raise InputError(f"{caller}({str(source)!r}): no such file; {hint}") from error
     except OSError as error:
-        raise InputError(f"from_json({str(source)!r}): cannot be read: {error.strerror}") from error
+        raise InputError(f"{caller}({str(source)!r}): cannot be read: {error.strerror}") from error
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ProfileFormatError(f"{name} is no quantity; an unknown one is null")
+def read_record(kind: Any, source: str | Path, caller: str, saved: SavedFormat,
+                prepare: Callable[[Fields], Fields] = dict) -> Any:
+    """A record of ``kind`` that was saved so; ``prepare`` sees its fields first. Raises as `read_json` does."""
+    origin, text = load_text(source, caller, saved.what)
+    with damage_in(origin):
+        return decoder_of(kind)(prepare(saved.read(decode_json(text))), "")
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if any(key == earlier for earlier, _ in pairs[:i]))
-        raise ProfileFormatError(f"field {twice!r} is given twice")
-    return data
+def read_plain(kind: Any, data: Any) -> Any:
+    """A record of ``kind`` in plain data, whose lists may be tuples. Raises ProfileFormatError."""
+    return decoder_of(kind)(_list_tuples(data), "")
+
+
+def _list_tuples(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _list_tuples(value) for key, value in data.items()}
+    return [_list_tuples(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def encode(value: Any) -> Any:
@@ -136,21 +145,29 @@ def decoder_of(kind: Any) -> Decoder:
     return _scalar_decoder(kind)
 
 
-def _scalar_decoder(kind: type) -> Decoder:
+def _scalar_decoder(kind: type, is_quantity: bool = True) -> Decoder:
     allowed = (int, float) if kind is float else (kind,)
 
     def decode(value: Any, where: str) -> Any:
         if type(value) not in allowed:
             raise _mismatch(where, _name_type(kind), value)
+        if is_quantity and not 0 <= value < MOST:
+            raise _RangeError(f"{where}: {shorten(value)} is no quantity; an unknown one is null")
         if type(value) is float and not math.isfinite(value):
-            raise ProfileFormatError(f"{where}: {value} is no quantity; an unknown one is null")
+            raise ProfileFormatError(f"{where}: {value} is no number")
         return value
+    is_quantity = is_quantity and kind in (int, float)
     return decode
+
+
+class _RangeError(ProfileFormatError):
+    """A number of the right type that is no quantity."""
 
 
 def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
     optional = type(None) in kinds
-    decoders = [decoder_of(kind) for kind in kinds if kind is not type(None)]
+    decoders = [_scalar_decoder(kind, is_quantity=False) if str in kinds and kind in (int, float) else decoder_of(kind)
+                for kind in kinds if kind is not type(None)]  # what may be a text too is a user's, and no quantity
 
     def decode(value: Any, where: str) -> Any:
         if value is None and optional:
@@ -160,6 +177,8 @@ def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
         for decoder in decoders:
             try:
                 return decoder(value, where)
+            except _RangeError:
+                raise
             except ProfileFormatError:
                 pass
         raise _mismatch(where, " or ".join(_name_type(kind) for kind in kinds), value)
@@ -197,7 +216,8 @@ def _named_tuple_decoder(kind: Any) -> Decoder:
     def decode(value: Any, where: str) -> Any:
         if type(value) is not list or len(value) != len(decoders):
             raise _mismatch(where, f"list of {len(decoders)} ({', '.join(name for name, _ in decoders)})", value)
-        return kind(*(decoder(item, f"{where}.{name}") for (name, decoder), item in zip(decoders, value, strict=True)))
+        return _checked(kind(*(decoder(item, f"{where}.{name}")
+                               for (name, decoder), item in zip(decoders, value, strict=True))), where)
     return decode
 
 
@@ -218,12 +238,20 @@ def _record_decoder(kind: Any) -> Decoder:
                                      (f"; did you mean {near[0]!r}?" if near else ""))
         if missing := [name for name in decoders if name not in value]:
             raise ProfileFormatError(f"{at}missing field {missing[0]!r}")
-        return kind(**{name: decoder(value[name], prefix + name) for name, decoder in decoders.items()})
+        record = kind(**{name: decoder(value[name], prefix + name) for name, decoder in decoders.items()})
+        return _checked(record, where)
     return decode
 
 
+def _checked(record: Any, where: str) -> Any:
+    fault = find_fault(record)
+    if fault is not None:
+        raise ProfileFormatError(f"{where}: {fault}" if where else fault)
+    return record
+
+
 def _mismatch(where: str, expected: str, value: Any) -> ProfileFormatError:
-    shown = "" if value is None or isinstance(value, dict | list) else f" {value!r}"
+    shown = "" if value is None or isinstance(value, dict | list) else f" {shorten(value)}"
     return ProfileFormatError(f"{where or 'profile'}: expected {expected}, got {name_json(value)}{shown}")
 
 

@@ -1,0 +1,61 @@
+"""What comes from outside is data: a file that is damaged, or says what cannot be, is refused in words."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from analyzer import Profile
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.hardware import find_device
+from analyzer.json_text import load_json
+from benchmarks.hostile_reader import list_readers, profile_net
+from benchmarks.hostile_trial import REFUSED, list_wrong, try_reader
+
+READERS = ("table of ranks", "plan", "device", "cluster", "rows of a sweep", "configuration of DeepSpeed")
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
+    return {reader.name: reader for reader in list_readers(tmp_path_factory.mktemp("hostile"), READERS)}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_reader_takes_or_falls_over_what_is_damaged(readers, name, tmp_path):
+    sample = [wrong for i, wrong in enumerate(list_wrong(readers[name]))  # all of them: benchmarks.trust_inputs
+              if (i % 13 == 0 or "10^18" in wrong.name) and len(wrong.content) < 100_000]
+    counts, lost = try_reader(readers[name], sample, tmp_path)
+    assert lost == [] and counts[REFUSED]
+
+
+@pytest.mark.parametrize(("place", "value", "words"), [
+    (("params",), -1, "params: -1 is no quantity"), (("step_seconds",), -1e-9, "step_seconds: -1e-09 is no quantity"),
+    (("params",), 10**300, r"params: 10{79}... \(301 characters\) is no quantity"),
+    (("timeline", 0, 1), -4, r"timeline\[0\].allocated_bytes: -4 is no quantity"),
+    (("modules", "depth"), 10**18, "modules: '' is at depth 1000000000000000000 of 3 modules"),
+    (("device",), "../../etc/passwd", "device '../../etc/passwd': the name of a file, not of a device")])
+def test_a_saved_profile_holds_quantities_and_places_that_are_there(place, value, words):
+    data = holder = json.loads(profile_net().to_json())
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    with pytest.raises(ProfileFormatError, match=words):
+        Profile.from_json(json.dumps(data))
+
+
+def test_a_file_with_a_mark_of_its_encoding_is_read_and_utf_16_is_named(tmp_path):
+    path, text = tmp_path / "card.json", json.dumps(find_device("l4").to_dict())
+    path.write_text(text, encoding="utf-8-sig")  # as editors of Windows do
+    assert find_device(str(path)) == find_device("l4")
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(InputError, match="card.json': not UTF-8 text .it is UTF-16: save it as UTF-8"):
+        find_device(str(path))
+
+
+def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("analyzer.json_text.MOST_BYTES", 1000)
+    with pytest.raises(InputError, match="longer than 1,000 bytes"):
+        load_json("/dev/zero")
+    (tmp_path / "long.json").write_text("[" + " " * 1000 + "]")
+    with pytest.raises(InputError, match="longer than 1,000 bytes"):
+        load_json(tmp_path / "long.json")
