@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
 COMPILE := $(BIN)/python -m compileall -q analyzer
 
-.PHONY: profile test matrix coverage release-check docs screenshots clean
+.PHONY: profile test audit matrix coverage release-check docs screenshots clean
 
 profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
@@ -38,6 +38,12 @@ coverage: $(VENV)/installed-dev
 release-check: $(VENV)/installed-dev
 	$(PIP) -e '.[release]'
 	$(BIN)/python tests/release_check.py
+
+# Dangerous code, and known weaknesses of what is installed; the second asks PyPI.
+audit: $(VENV)/installed
+	$(PIP) -e '.[audit]'
+	$(BIN)/bandit -q -c pyproject.toml -r analyzer
+	$(BIN)/pip-audit --progress-spinner off
 
 # The documentation site, built into site/ and served here; `make test` builds it too and takes no warning.
 docs: $(VENV)/installed-dev

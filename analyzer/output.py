@@ -49,10 +49,11 @@ def _find_problem(path: str | Path) -> str | None:
 
 def write_output(path: str | Path, content: str | bytes) -> None:
     """Write a file whole: where that fails, what was there before is as it was, and OutputError says why. Text is
-    UTF-8. A device or a pipe (``/dev/stdout``) is written to as it is; of a link, the file that it names.
+    UTF-8, in which half a surrogate pair, as names of files can have, stands as its escape. A device or a pipe
+    (``/dev/stdout``) is written to as it is; of a link, the file that it names.
     """
     check_output(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         if _is_replaced(Path(path)):
             _replace(Path(os.path.realpath(path)), data)

@@ -59,3 +59,16 @@ def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
     (tmp_path / "long.json").write_text("[" + " " * 1000 + "]")
     with pytest.raises(InputError, match="longer than 1,000 bytes"):
         load_json(tmp_path / "long.json")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "=1+1|<b>\n\\input{x}\x1b[2J\u202e"])
+def test_files_can_be_written_whatever_names_are(tmp_path, name):
+    """Half a surrogate pair, as `os.fsdecode` gives for a byte of another encoding, is no UTF-8."""
+    found = Profile.from_json(profile_net().to_json().replace('"first', json.dumps(name)[:-1]))
+    for kind, ending in (("json", "json"), ("html", "html"), ("dot", "dot"), ("speedscope", "json"),
+                         ("chrome_trace", "json"), ("memory_snapshot", "pickle"), ("table", "csv"), ("table", "parquet")):
+        path = tmp_path / f"found.{ending}"
+        found.export(kind, path)
+        assert path.stat().st_size
+        if ending not in ("pickle", "parquet"):
+            path.read_text(encoding="utf-8")

@@ -121,12 +121,13 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
      "saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
-     "Plan.from_json: format version 1, and this analyzer reads version 2 and 3 of a saved plan: read it with the "
-     "analyzer that wrote it, or solve again"),
+     "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved plan: read it with "
+     "the analyzer that wrote it, or solve again"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 4}', "or a newer one than this, or solve again"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": true}', "format version True, and"),
     (GenerationProfile.from_json, '{"format": "analyzer.generation", "version": 1}',
-     "from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved generation"),
+     "GenerationProfile.from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved "
+     "generation"),
     (GenerationProfile.from_json, "{}", 'not a saved generation: expected an object with "format"'),
     (RankTable.from_json, '{"format": "analyzer.ranks", "version": 3}', "version 1 and 2 of a saved table of ranks"),
     (RankTable.from_json, '{"format": "analyzer.plan"}', 'not a saved table of ranks: expected an object with '

@@ -5,8 +5,8 @@ not be what ``torchrun`` starts.
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
+import pickle  # nosec B403 # of what this program wrote to a folder of its own
+import subprocess  # nosec B404 # Python runs this program again
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class RankProcess:
         own = str(Path(__file__).parents[2])
         path = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (self._path / "output.txt").open("wb") as kept:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # nosec B603 # a list of words, which no shell reads
                 [sys.executable, "-c", f"import sys; {_RUN}", str(self._path)], env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL, stdout=None if shows else kept, stderr=None if shows else kept)
 
@@ -67,7 +67,7 @@ class RankProcess:
         code = self._process.wait()
         found = self._path / "result.pickle"
         if found.exists():
-            result: RankResult = pickle.loads(found.read_bytes())
+            result: RankResult = pickle.loads(found.read_bytes())  # nosec B301 # as above
             return result
         said = (self._path / "output.txt").read_text("locale", "replace").splitlines()[-_LOG_LINES:]
         return RankResult(None, 0, False, "\n".join([*said, f"the process of this rank ended with code {code}"]) + "\n")
@@ -93,7 +93,7 @@ def run_job(folder: str) -> None:
     from .script import dry_run
 
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other ranks
-    job: RankJob = pickle.loads((Path(folder) / "job.pickle").read_bytes())
+    job: RankJob = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
     result = Path(folder) / "result.pickle"
     with mail_kept() as mail:
         mail.update(job.mail)

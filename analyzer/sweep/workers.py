@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
+import pickle  # nosec B403 # written, to see whether jobs can be sent, and never read
 import signal
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence

@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self._act(words, self._read_body()) if self.command == "POST" else self._show(words)
         except _RefusedError as error:
             answer = _Answer(error.status, "text/plain", f"{error}\n")
-        data = answer.text.encode()
+        data = answer.text.encode("utf-8", "backslashreplace")
         self.send_response(answer.status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

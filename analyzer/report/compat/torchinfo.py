@@ -128,7 +128,7 @@ def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> l
 
     for call in calls:
         place = _find_place(call, calls, by_path)
-        for holder in (by_path[path] for path in _list_holders(place.path)):
+        for holder in (by_path[path] for path in _list_holders(place.path) if path in by_path):
             if holder.depth >= len(open_layers) or open_layers[holder.depth].place is not holder:
                 add(holder, None)
         add(place, call)

@@ -4,7 +4,7 @@ those that `torch.cuda.memory._snapshot` documents; what the viewer makes of the
 """
 from __future__ import annotations
 
-import pickle
+import pickle  # nosec B403 # written, as the viewer reads nothing else, and never read
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path

@@ -98,10 +98,16 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
+def _encodable(value: Any) -> Any:
+    """A value whose text UTF-8 has: half a surrogate pair stands as its escape."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
 def _write_parquet(table: DataTable) -> bytes:
     pyarrow = _import_pyarrow()
     kinds = {"text": pyarrow.string(), "seconds": pyarrow.float64(), "share": pyarrow.float64()}
-    arrays = {column.field: pyarrow.array([row[i] for row in table.rows], type=kinds.get(column.unit, pyarrow.int64()))
+    arrays = {column.field: pyarrow.array([_encodable(row[i]) for row in table.rows],
+                                          type=kinds.get(column.unit, pyarrow.int64()))
               for i, column in enumerate(table.columns)}
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(arrays), file)
