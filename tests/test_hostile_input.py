@@ -66,7 +66,8 @@ def test_files_can_be_written_whatever_names_are(tmp_path, name):
     """Half a surrogate pair, as `os.fsdecode` gives for a byte of another encoding, is no UTF-8."""
     found = Profile.from_json(profile_net().to_json().replace('"first', json.dumps(name)[:-1]))
     for kind, ending in (("json", "json"), ("html", "html"), ("dot", "dot"), ("speedscope", "json"),
-                         ("chrome_trace", "json"), ("memory_snapshot", "pickle"), ("table", "csv"), ("table", "parquet")):
+                         ("chrome_trace", "json"), ("memory_snapshot", "pickle"), ("table", "csv"),
+                         ("table", "parquet")):
         path = tmp_path / f"found.{ending}"
         found.export(kind, path)
         assert path.stat().st_size

@@ -56,7 +56,9 @@ class GraphModule(fx.GraphModule):
     _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "GraphModule") -> None:
-        super().__init__(nn.Module(), fx.Graph(), class_name)
+        empty = fx.Graph()
+        super().__init__(nn.Module(), empty, class_name)
+        empty.owning_module = None  # a graph is in a cycle with its nodes, and would keep the module in it
         self.training = root.training
         for name, value in vars(root).items():
             if name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):

@@ -24,6 +24,18 @@ class TracedGraph(fx.Graph):
         self._graph_namespace.create_name("self", object())  # no node may hide the module in generated code
         self.set_codegen(RegionCodeGen() if codegen is None else codegen)
 
+    @property
+    def owning_module(self) -> fx.GraphModule | None:  # type: ignore[override]
+        """The graph module that it is the graph of. torch's graphs hold theirs, which then waits for the collector with
+        all its weights.
+        """
+        owner: weakref.ref[fx.GraphModule] | None = self.__dict__.get("_owner")
+        return None if owner is None else owner()
+
+    @owning_module.setter
+    def owning_module(self, module: fx.GraphModule | None) -> None:
+        self._owner = None if module is None else weakref.ref(module)
+
     def set_codegen(self, codegen: CodeGen) -> None:
         """Let ``codegen`` generate the code of this graph."""
         super().set_codegen(codegen)
