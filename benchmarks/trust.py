@@ -23,6 +23,8 @@ MODULES = {
     "versions": "trust_versions",
     "replay": "replay_equality",
     "storages": "trust_storages",
+    "inputs": "trust_inputs",
+    "long-use": "trust_long_use",
     "programs": "trust_programs",
     "coverage": "trust_coverage",
 }

@@ -104,7 +104,8 @@ def _make_class(number: int) -> nn.Module:
     return model
 
 
-def _list_courses() -> Iterator[tuple[str, Callable[[int], object], int]]:
+def list_courses() -> Iterator[tuple[str, Callable[[int], object], int]]:
+    """What is done again and again, and how often."""
     model, x = make_model(), torch.ones(4, 32)
     yield "profiles of one model", lambda i: profile(model, args=(x,), optimizer="adamw", device="h100").params, 1000
     yield "traces of one model", lambda i: symbolic_trace(model, meta_args={"input": x}), 1000
@@ -145,7 +146,7 @@ def count_waiting(models: int = 60) -> int:
 
 def measure(count: int | None = None) -> Section:
     """All courses; ``count`` rounds of each where it is given."""
-    courses = [run_rounds(name, one, min(count or rounds, rounds)) for name, one, rounds in _list_courses()]
+    courses = [run_rounds(name, one, min(count or rounds, rounds)) for name, one, rounds in list_courses()]
     waiting = count_waiting()
     lost = [f"{course.name}: {what} grew to {ratio:.2f} of what it was" for course in courses
             for what, ratio in zip(Level._fields, course.ratios)

@@ -4,8 +4,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
 
-from analyzer import Profile
+from analyzer import Profile, profile
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.hardware import find_device
 from analyzer.json_text import load_json
@@ -64,7 +66,7 @@ def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["\ud800", "=1+1|<b>\n\\input{x}\x1b[2J\u202e"])
 def test_files_can_be_written_whatever_names_are(tmp_path, name):
     """Half a surrogate pair, as `os.fsdecode` gives for a byte of another encoding, is no UTF-8."""
-    found = Profile.from_json(profile_net().to_json().replace('"first', json.dumps(name)[:-1]))
+    found = Profile.from_json(profile_net().to_json().replace('"first"', json.dumps(name)))
     for kind, ending in (("json", "json"), ("html", "html"), ("dot", "dot"), ("speedscope", "json"),
                          ("chrome_trace", "json"), ("memory_snapshot", "pickle"), ("table", "csv"),
                          ("table", "parquet")):
@@ -73,3 +75,11 @@ def test_files_can_be_written_whatever_names_are(tmp_path, name):
         assert path.stat().st_size
         if ending not in ("pickle", "parquet"):
             path.read_text(encoding="utf-8")
+
+
+def test_modules_nested_deeper_than_python_allows_are_told_so():
+    model: nn.Module = nn.Linear(4, 4)
+    for _ in range(300):
+        model = nn.Sequential(model)
+    with pytest.raises(RecursionError, match="a module that is profiled takes four.*sys.setrecursionlimit"):
+        profile(model, args=(torch.ones(2, 4),))

@@ -1,6 +1,7 @@
 """Where in a model its own code failed, told in a line."""
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,11 @@ def noting_failures() -> Iterator[None]:
         yield
     except AnalyzerError:
         raise
+    except RecursionError as error:
+        raise RecursionError(
+            f"{error}: Python allows {sys.getrecursionlimit():,} calls in each other, and a module that is profiled "
+            "takes four, one more than by itself; where modules are nested so deep, raise it by sys.setrecursionlimit"
+        ) from error
     except Exception as error:
         notes = getattr(error, "__notes__", ())
         if hasattr(error, "add_note") and not any(note.startswith(_NOTE) for note in notes):

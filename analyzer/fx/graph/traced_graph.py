@@ -25,7 +25,7 @@ class TracedGraph(fx.Graph):
         self.set_codegen(RegionCodeGen() if codegen is None else codegen)
 
     @property
-    def owning_module(self) -> fx.GraphModule | None:  # type: ignore[override]
+    def owning_module(self) -> fx.GraphModule | None:
         """The graph module that it is the graph of. torch's graphs hold theirs, which then waits for the collector with
         all its weights.
         """

@@ -60,7 +60,6 @@ class NodeWriter:
         self.regions = RegionStack(replays_checkpoints)
         self.graph = TracedGraph()
         self.paused = 0
-        self.pause = _Pause(self)
         self.constants: dict[str, Any] = {}      #: attribute name on the graph module -> tensor, module or object
         self.modules: tuple[tuple[str, str], ...] = () #: (path, class) of the modules that run, outermost first
         #: nodes that the model did not ask for, such as the parts of a container; dropped where unused
@@ -70,6 +69,11 @@ class NodeWriter:
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
         self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
         self._paths = {id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group}
+
+    @property
+    def pause(self) -> _Pause:
+        """What no node is written in; made anew, as one that were kept would keep the model in a cycle with it."""
+        return _Pause(self)
 
     def placeholder(self, name: str, default: tuple[Any, ...], value: Any) -> None:
         """An argument of the forward, with what is inside it."""

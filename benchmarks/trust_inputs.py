@@ -1,0 +1,203 @@
+"""What comes from outside and is not what it should be: files, names, paths, requests, and models without measure.
+
+    python -m benchmarks.trust --only inputs
+"""
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from analyzer import profile, symbolic_trace
+from analyzer.view.server import ViewServer
+from analyzer.view.viewed import read_files
+
+from .hostile_reader import list_readers, profile_net
+from .hostile_trial import REFUSED, TAKEN, USED, list_wrong, try_each, try_reader
+from .hostile_writer import NAMES, list_places, list_writes
+from .trust_section import Section
+
+Trials = Iterator[tuple[str, Callable[[], object]]]
+MOST_GROWTH = 14.0  #: of the time, for ten times the size: in proportion, and what is noise
+
+
+class Nested(nn.Module):
+    """A module in a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+class Calls(nn.Module):
+    """So many calls of an operator."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.count):
+            x = x.relu_()
+        return x
+
+
+def nest(depth: int) -> nn.Module:
+    """A layer below so many modules."""
+    model: nn.Module = nn.Linear(4, 4)
+    for _ in range(depth):
+        model = Nested(model)
+    return model
+
+
+def list_sizes() -> Trials:
+    """Models without measure: every one is profiled, or refused in words."""
+    x = torch.ones(2, 4)
+    for depth in (100, 200, 400, 10_000):
+        yield f"{depth} nested modules", partial(_profile_nested, depth, x)
+        yield f"a trace of {depth} nested modules", partial(symbolic_trace, nest(depth), meta_args={"x": x})
+    for exponent in (20, 24, 27, 30):
+        yield f"a layer of 2^{2 * exponent} weights", partial(_check_layer, 2**exponent)
+    yield "a model of 10,000 names in any script", _name_modules
+
+
+def _profile_nested(depth: int, x: torch.Tensor) -> None:
+    """Python's own limit may be met, in words."""
+    try:
+        profile(nest(depth), args=(x,)).to_html()
+    except RecursionError as error:
+        assert "sys.setrecursionlimit" in str(error), f"{error}"
+
+
+def _check_layer(width: int) -> None:
+    found = profile(lambda: nn.Linear(width, width, bias=False), args=(torch.empty(8, width, device="meta"),),
+                    device="h100", optimizer="adamw")
+    assert found.params == width**2 and found.fwd_flops == 2 * 8 * width**2, "a number is wrong"
+    found.summary()
+    found.to_html()
+
+
+def _name_modules() -> None:
+    model = nn.Sequential()
+    for i in range(10_000):
+        model.add_module(chr(0x100 + i) + str(i), nn.Identity())
+    found = profile(model, args=(torch.ones(2, 4),), mode="infer")
+    assert found.modules is not None and len(found.modules.children) == 10_000, "modules are missing"
+    found.to_json()
+
+
+def measure_growth() -> list[tuple[str, float, float]]:
+    """Seconds of processor time at a size and at ten times that."""
+    x = torch.ones(2, 4)
+
+    def seconds(make: Callable[[int], object], count: int) -> float:
+        gc.collect()
+        began = time.process_time()
+        make(count)
+        return time.process_time() - began
+
+    def calls(count: int) -> object:
+        return profile(Calls(count), args=(x,), mode="infer").to_html()
+
+    def wide(count: int) -> object:
+        return profile(nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]), args=(x,)).to_json()
+
+    rows = []
+    for name, make, small in (("calls of an operator", calls, 10_000), ("layers", wide, 300)):
+        make(small // 10)  # what is loaded once
+        rows.append((f"{small:,} and {10 * small:,} {name}", seconds(make, small), seconds(make, 10 * small)))
+    return rows
+
+
+def list_requests(server: ViewServer) -> Trials:
+    """What a browser, or something else, may send: each is answered, by a refusal."""
+    right = {"Content-Type": "application/json"}
+    bodies = [b"", b"[]", b"{", b"[" * 9000, b'{"batch": NaN}', b'{"batch": 1, "batch": 2}', b"\xff", b'{"batch": -1}',
+              b'{"batch": 1e999}', b'{"batch": "x"}', b'{"nothing": 1}', b'{"device": "/etc/passwd"}',
+              b'{"optimizer": "os:system"}', b'{"dtype": "\\ud800"}', b'{"batch": ' + b"9" * 5000 + b"}"]
+    for body in bodies:
+        yield f"request of {body[:20]!r}", partial(_ask, server, "POST", f"{server.root}0/run", right, body)
+    for path in ("/", "/../../etc/passwd", f"{server.root}../../etc/passwd", f"{server.root}99", f"{server.root}-1",
+                 f"{server.root}0/run/../../x", f"{server.root}%00", "/" + "x" * 60_000, f"{server.root}pages/9",
+                 f"{server.root}{'9' * 5000}"):
+        yield f"request of {path[:30]!r}", partial(_ask, server, "GET", path, {})
+    for headers in ({"Host": "evil.example"}, {"Host": ""}, {"Content-Length": "-1"}, {"Content-Length": "9" * 30},
+                    {"Content-Type": "text/plain"}, {"Origin": "http://evil.example"}):
+        yield f"request with {headers}", partial(
+            _ask, server, "POST", f"{server.root}0/run", {**right, **headers},
+            None if "Content-Length" in headers else b"{}")
+
+
+def _ask(server: ViewServer, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> None:
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        assert 400 <= answer.status < 500, f"was answered {answer.status}"
+        assert b"Traceback" not in answer.read(), "the answer is a traceback"
+    finally:
+        connection.close()
+
+
+def measure(count: int | None = None) -> Section:
+    """Everything once; with ``count``, about that many files of each reader."""
+    rows, lost = [], list[str]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for reader in list_readers(folder):
+            wrong = list_wrong(reader)
+            counts, failed = try_reader(reader, wrong[::max(1, len(wrong) // count)] if count else wrong, folder)
+            rows.append((reader.name, counts, failed))
+        names = NAMES[::max(1, len(NAMES) // count)] if count else NAMES
+        rows.append(("views and files of hostile names", *try_each(
+            trial for one in names for trial in list_writes(one, folder))))
+        rows.append(("paths to write to", *try_each(list_places(folder))))
+        (folder / "saved.json").write_text(profile_net().to_json())
+        with ViewServer(read_files([folder / "saved.json"])) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            rows.append(("requests to the server of `analyzer view`", *try_each(list_requests(server))))
+            server.shutdown()
+            thread.join()
+    rows.append(("models without measure", *try_each(list_sizes())))
+    for _, _, failed in rows:
+        lost += failed
+    growth = measure_growth()
+    lost += [f"{what} take {large / small:.0f} times as long" for what, small, large in growth
+             if large > MOST_GROWTH * small]
+    table = "\n".join(
+        f"| {what} | {sum(c.values()) + len(f):,} | {c[REFUSED]:,} | {c[TAKEN]:,} | {c[USED]:,} | {len(f)} |"
+        for what, c, f in rows)
+    times = "\n".join(f"| {what} | {small:.2f} s | {large:.2f} s |" for what, small, large in growth)
+    total = sum(sum(c.values()) + len(f) for _, c, f in rows)
+    return Section("inputs", "Hostile input", f"""
+Saved files are data that anyone may have written. Each reader is given a valid file with one thing changed, at every
+kind of place that it has (a field left out, given twice, of another type, negative, NaN, infinite, of 5,000 digits,
+10^300; a lone surrogate, a million characters, a path), and files that are damaged, binary, in UTF-16, or nested
+100,000 deep. Each must be refused by an error of this package that repeats the input, or be a value that can be: then
+every view of it is made. A hang, an error of another class and a value that is taken and cannot be are faults.
+Names that mean something to spreadsheets, browsers, LaTeX, Graphviz, terminals and codecs go through every view and
+file.
+
+| | tried | refused | taken | refused where it is shown | faults |
+|---|---:|---:|---:|---:|---:|
+{table}
+
+| profiled, and written as a page or JSON | once | ten times as many |
+|---|---:|---:|
+{times}
+""", {"inputs": total}, lost)
+
+
