@@ -38,7 +38,7 @@ CORE = ("tests/test_private_torch.py", "tests/meta", "tests/record", "tests/cuda
         "tests/replay", "tests/profilers", "tests/distributed", "tests/test_profile.py",
         "tests/test_profile_deferred.py", "tests/test_symbolic_profile.py", "tests/test_world_profile.py")
 #: What they import besides the package: models, and what runs them.
-PACKAGES = (".[zoo,solver]", "einops", "hypothesis", "pytest", "pytest-xdist")
+PACKAGES = (".[report,solver,zoo]", "einops", "hypothesis", "pytest", "pytest-xdist")
 
 
 @dataclass
