@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
+from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.operator_info import describe_operator
@@ -42,6 +43,8 @@ class MeasuringMode(DirectDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
+        if waiting:
+            call_handlers()
         start = self.clock.pause()
         if types and _wraps(tuple(types)):
             self.clock.go()

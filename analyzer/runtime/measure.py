@@ -14,6 +14,7 @@ from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.random_state import restore_generators, save_generators
 from analyzer.hardware import find_device
+from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.state import current
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.record.eager import EagerStep, OptimizerFactory
@@ -70,7 +71,8 @@ def run_steps(session: Session, model: torch.nn.Module, args: tuple[Any, ...], k
     device, mode, autocast = device_of(model), session.mode, session.autocast
     if autocast is None and torch.is_autocast_enabled(device.type):  # around this call
         autocast = torch.get_autocast_dtype(device.type)
-    with unchanged(model, device, weights=session.optimizer is not None or session.step is not None):
+    with InterruptsDeferred(), unchanged(model, device,
+                                         weights=session.optimizer is not None or session.step is not None):
         recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
         mark_inputs(recorder, args, kwargs, argument_names(uncompiled(model), args, kwargs))
         driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=session.loss_fn,

@@ -17,7 +17,8 @@ from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.address_space import HostMemory
-from analyzer.meta.intercept.mode_stack import is_active
+from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld
+from analyzer.meta.intercept.mode_stack import cut_mode_stacks, is_active, mode_stack_depths
 from analyzer.meta.signature import Signature
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
@@ -247,19 +248,22 @@ class RuntimeRecorder(Recorder):
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
-        """Begin to listen in this thread."""
-        undo = ExitStack()
-        if self.is_simulated and current() is None:
-            undo.enter_context(Session(None).simulate())  # a CPU's kernels, where the model is on meta
-        undo.enter_context(rare_collections())  # the records kept of each operator set off collections that find none
-        undo.enter_context(listen(self))
-        undo.enter_context(run_as_written())
-        self._undo, self._thread = undo, threading.get_ident()
-        self._last_sequence = next_sequence_number()
-        if self.whole:
-            self._hold_mode()
-        else:
-            self.start_step(self.step, placeholders=False)
+        """Begin to listen in this thread; what fails or interrupts that leaves torch as it was."""
+        with InterruptsHeld(), ExitStack() as undo:
+            if self.whole:
+                undo.callback(cut_mode_stacks, *mode_stack_depths())
+            if self.is_simulated and current() is None:
+                undo.enter_context(Session(None).simulate())  # a CPU's kernels, where the model is on meta
+            undo.enter_context(rare_collections())  # records of each operator set off collections that find none
+            undo.enter_context(listen(self))
+            undo.enter_context(run_as_written())
+            self._last_sequence = next_sequence_number()
+            if self.whole:
+                self._hold_mode()
+            else:
+                self.start_step(self.step, placeholders=False)
+            self._thread = threading.get_ident()
+            self._undo = undo.pop_all()
 
     @property
     def is_running(self) -> bool:
@@ -270,15 +274,16 @@ class RuntimeRecorder(Recorder):
         """Listen no more; torch and the model are as they were. Nothing happens where nothing was started."""
         if self._undo is None:
             return
-        undo, self._undo, self._thread = self._undo, None, -1
-        try:
-            self.end()
-        finally:
-            if self.whole:
-                self._release_mode()
-            undo.close()
-            self.book.close()
-            self.clock.settle()
+        with InterruptsHeld():
+            undo, self._undo, self._thread = self._undo, None, -1
+            try:
+                self.end()
+            finally:
+                if self.whole:
+                    self._release_mode()
+                undo.close()
+                self.book.close()
+                self.clock.settle()
 
     def next_step(self) -> None:
         """What runs from here on is another step."""
@@ -297,11 +302,12 @@ class RuntimeRecorder(Recorder):
     @contextmanager
     def recording(self) -> Iterator[RuntimeRecorder]:
         """Listen for the length of a block."""
-        self.start()
-        try:
-            yield self
-        finally:
-            self.stop()
+        with InterruptsDeferred():
+            self.start()
+            try:
+                yield self
+            finally:
+                self.stop()
 
 
 def device_of(root: torch.nn.Module) -> torch.device:

@@ -60,7 +60,7 @@ class StorageBook:
         device = self._device if tensor.device.type == "meta" else tensor.device
         record = RealStorage(self._next(), size, device, self._memory.allocate(size if device == self._device else 0))
         self._found[key] = record
-        record.ref = weakref.ref(storage, self._when_gone(record, key))
+        record.ref = weakref.ref(storage, self._make_callback(record, key))
         self._born(record)
         return record, True
 
@@ -77,14 +77,14 @@ class StorageBook:
         fake, original = self._originals.get(storage._cdata, (None, storage))
         return original if fake is storage else storage
 
-    def _when_gone(self, record: RealStorage, key: int) -> Callable[[Any], None]:
-        def gone(_: Any) -> None:
+    def _make_callback(self, record: RealStorage, key: int) -> Callable[[Any], None]:
+        def when_gone(_: Any) -> None:
             if self._found.get(key) is record:
                 del self._found[key]
             self._memory.free(record.region)
             self._died(record)
 
-        return gone
+        return when_gone
 
     def close(self) -> None:
         """Listen no more: the weak references go, and their callbacks with them."""

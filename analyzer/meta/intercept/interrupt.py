@@ -10,16 +10,17 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 import analyzer.memory
 
-# What is not left halfway, by the name of the function or the folder of the file: the ends of context managers (also of
-# torch and the user's), finalisers, imports, and the books of the simulated allocator.
-_WHOLE = frozenset({"__enter__", "__exit__", "__del__", "_find_and_load"})
-_BOOKS = os.path.dirname(os.path.abspath(analyzer.memory.__file__)) + os.sep
+# What is not left halfway, by the name of the function or the path of the file: the ends of context managers (also of
+# torch and the user's), finalisers, callbacks of weak references, imports, and the books of the simulated allocator.
+_WHOLE = frozenset({"__enter__", "__exit__", "__del__", "_find_and_load", "when_gone"})
+_WHOLE_FILES = (os.path.dirname(os.path.abspath(analyzer.memory.__file__)) + os.sep, weakref.__file__)
 
 waiting: list[tuple[Callable[..., Any], int]] = []
 """Handlers that were not called yet, with their signals. Where it is not empty, `call_handlers` is due."""
@@ -100,7 +101,7 @@ class _Watch:
             return False
         while frame is not None and frame not in self._around:
             code = frame.f_code
-            if code.co_name in _WHOLE or code.co_filename.startswith(_BOOKS):
+            if code.co_name in _WHOLE or code.co_filename.startswith(_WHOLE_FILES):
                 return False
             frame = frame.f_back
         return True
