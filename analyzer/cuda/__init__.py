@@ -3,6 +3,8 @@ casts, and `torch.cuda`.
 """
 from collections.abc import Iterator
 
+from analyzer.fork import hold_over_forks
+from analyzer.meta.intercept.patch import mode_replacements
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.simulated_device import SimulatedDevice, register_simulated_device
 
@@ -33,3 +35,6 @@ def _leave_thread() -> None:
 register_simulated_device(
     SimulatedDevice((kernel_registry.gate, autocast.gate), _replacements, _enter_thread, _leave_thread, library_needs,
                     take_library_workspaces))
+
+hold_over_forks(autocast.lock)  # which is taken inside the next
+hold_over_forks(mode_replacements.lock)

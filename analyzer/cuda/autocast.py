@@ -150,14 +150,14 @@ def _fill_gate() -> None:
 
 
 _undo: list[Callable[[], None]] = []
-_lock = threading.Lock()
+lock = threading.RLock()
 
 
 def install() -> None:
     """Register the casts with the dispatcher, once: most uses of the mode see no autocast and are spared the time."""
     if _undo:
         return
-    with _lock, InterruptsHeld():
+    with lock, InterruptsHeld():
         if not _undo:
             _fill_gate()
             _undo.append(gate.install())
@@ -165,7 +165,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Take the casts out of the dispatcher, where they were ever needed."""
-    with _lock:
+    with lock:
         while _undo:
             _undo.pop()()
 
@@ -173,6 +173,8 @@ def uninstall() -> None:
 def follow_switch(is_simulating_thread: bool) -> None:
     """Let this thread's calls reach the casts if its autocast is on: whenever its switch may have moved."""
     _local.enabled = tuple(filter(torch.is_autocast_enabled, _TYPES)) if is_simulating_thread else ()
+    if not is_simulating_thread:
+        _local.excluded = 0  # also where an interrupt kept an operator from counting down
     if _local.enabled:
         install()
     gate.set_open(bool(_local.enabled))
@@ -192,10 +194,16 @@ def replacements() -> Iterator[Undo]:
 
 
 def _switch(original: Any, *args: Any, **kwargs: Any) -> None:
-    if args[-1:] == (True,):
+    is_on = args[-1:] == (True,)
+    if is_on:
         install()  # before the switch is on, for this takes long: torch leaves it on after an interrupt
     original(*args, **kwargs)
-    follow_switch(True)
+    try:
+        follow_switch(True)
+    except BaseException:
+        if is_on:  # or it stays so: the region was not entered
+            original(*args[:-1], False)
+        raise
 
 
 def _clear_both(original: Any) -> None:

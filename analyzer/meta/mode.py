@@ -56,8 +56,7 @@ class MetaTensorMode:
         state.join = partial(_join, state)
         undo.push(state.raise_failure)
         if active.dispatch_mode is None:
-            mode_replacements.install()
-            undo.callback(mode_replacements.uninstall)
+            undo.enter_context(mode_replacements.installed())
         _enter_thread(undo, state)
         if not counts_are_known():  # in a memory of its own: addresses of the run are those of any other
             set_state(MetaState(MetaOptions(), AddressSpace(), CPU))
@@ -81,8 +80,8 @@ def _enter_thread(undo: ExitStack, state: MetaState) -> None:
         function.state = dispatch.state = state
         undo.enter_context(function)
         undo.enter_context(dispatch)
-        active.function_mode, active.dispatch_mode = function, dispatch
         undo.callback(_forget_modes)
+        active.function_mode, active.dispatch_mode = function, dispatch
         for device in devices:
             undo.callback(device.leave_thread)
             device.enter_thread()

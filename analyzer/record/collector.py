@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from analyzer.fork import hold_over_forks
+
 # The records' objects would start collections that an eager run does not have (two eager steps of a ResNet-50 on a CPU
 # with AdamW make none), and most are kept: `profile(reuse=False)` of a ResNet-152 makes 6 at ten times Python's
 # threshold and 1 at a hundred, and its resident peak is the same, 20 MiB above what was there (`gc.callbacks`,
@@ -19,6 +21,7 @@ _COLLECTS = not torch.__version__.startswith("2.9.")
 _MOST = 2**31 - 1  # a C int
 
 _lock = threading.Lock()
+hold_over_forks(_lock)
 _users = 0
 _before = gc.get_threshold()  # of the present users
 

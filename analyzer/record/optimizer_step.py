@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as _module
 
+from analyzer.fork import hold_over_forks
+
 # Optimizers whose code is known: what they do to a parameter depends on its specs and its group's settings, never on
 # its size or on other parameters, and within a step no tensor changes its shape or gets another storage.
 TORCHS_OWN = frozenset({
@@ -17,6 +19,7 @@ TORCHS_OWN = frozenset({
 
 
 _lock = threading.Lock()
+hold_over_forks(_lock)
 _observers: tuple[tuple[Callable[..., None], Callable[..., None]], ...] = ()  #: exchanged, never changed
 _handles: list[Any] = []
 

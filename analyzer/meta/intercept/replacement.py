@@ -1,12 +1,13 @@
 """Attributes of torch that are replaced for a while, and put back whatever else replaced them meanwhile."""
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from analyzer.fork import hold_over_forks
 from analyzer.meta.state import current
 
 from .interrupt import InterruptsHeld
@@ -19,25 +20,25 @@ class SharedReplacements:
 
     def __init__(self, make: Callable[[], Iterable[Undo]]) -> None:
         self._make = make
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._users = 0
         self._undo: list[Undo] = []
 
     def install(self) -> None:
         """Count one more user."""
-        with self._lock:
-            if self._users == 0:
-                try:
-                    for undo in self._make():
-                        self._undo.append(undo)
-                except BaseException:
+        with self.lock:
+            try:
+                if self._users == 0:
+                    self._undo.extend(self._make())  # no step of Python's between a replacement and its place here
+                self._users += 1
+            except BaseException:
+                if self._users == 0:
                     self._put_back()
-                    raise
-            self._users += 1
+                raise
 
     def uninstall(self) -> None:
         """Count one less."""
-        with self._lock:
+        with self.lock:
             self._users -= 1
             if self._users == 0:
                 self._put_back()
@@ -84,20 +85,22 @@ class _Chain:
 
 _chains: dict[tuple[int, str], _Chain] = {}
 _chain_lock = threading.RLock()
+hold_over_forks(_chain_lock)
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
     """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
     key, link = (id(owner), name), [make]
+    undo = partial(undo_link, key, link)  # before there is something to undo
     with _chain_lock:
         chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
         chain.links.append(link)
         try:
             chain.rebuild()
         except BaseException:
-            undo_link(key, link)
+            undo()
             raise
-    return lambda: undo_link(key, link)
+    return undo
 
 
 def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False,
@@ -106,7 +109,7 @@ def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_origi
     in threads in which a mode is active.
     """
     def make(original: Any) -> Any:
-        instead = functools.partial(simulated, original) if passes_original else simulated
+        instead = partial(simulated, original) if passes_original else simulated
         def call(*args: Any, **kwargs: Any) -> Any:
             return (original if where() is None else instead)(*args, **kwargs)
         return call
@@ -117,8 +120,9 @@ def supply(owner: Any, name: str, value: Any) -> Undo:
     """Set ``owner.name``, which this build of a library may lack; the result undoes it."""
     if hasattr(owner, name):
         return lambda: None
+    undo = partial(delattr, owner, name)
     setattr(owner, name, value)
-    return lambda: delattr(owner, name)
+    return undo
 
 
 def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
