@@ -17,7 +17,7 @@ from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.plain_type import LEAVES
 from analyzer.meta.restart import touched
-from analyzer.meta.state import MetaState, current, indexed_device
+from analyzer.meta.state import MetaState, active, current, indexed_device
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 from analyzer.replay.isomorph import Isomorph
@@ -61,7 +61,7 @@ def borrow_module(root: nn.Module,
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
     borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim), isomorphs)
-    generators = save_generators()
+    generators, moves = save_generators(), active.generator_moves
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         with without_modes():
@@ -75,7 +75,7 @@ def borrow_module(root: nn.Module,
             torch.set_grad_enabled(grad_enabled)
             torch.set_default_dtype(default_dtype)
             borrowing.give_back()
-            restore_generators(generators)
+            restore_generators(generators, is_torchs_moved=active.generator_moves != moves)
 
 
 def is_placed(tensors: Iterable[Tensor | None]) -> bool:

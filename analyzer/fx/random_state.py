@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +20,13 @@ def save_generators() -> tuple[Any, Any, Any]:
         return torch.default_generator.get_state(), random.getstate(), None if numpy is None else numpy.get_state()
 
 
-def restore_generators(saved: tuple[Any, Any, Any]) -> None:
-    """Put back what `save_generators` found."""
-    with without_modes():
-        torch.default_generator.set_state(saved[0])
+def restore_generators(saved: tuple[Any, Any, Any], *, is_torchs_moved: bool = True) -> None:
+    """Put back what `save_generators` found. Where torch's generator is not known to be moved by this thread, another
+    one that trains may have drawn from it, and must not draw the same again.
+    """
+    if is_torchs_moved or threading.active_count() == 1:
+        with without_modes():
+            torch.default_generator.set_state(saved[0])
     random.setstate(saved[1])
     if saved[2] is not None:
         sys.modules["numpy.random"].set_state(saved[2])

@@ -172,6 +172,8 @@ class _Active(threading.local):
     dispatch_mode: Any = None  #: the `MetaDispatchMode`
     #: the accelerator that ``torch.cuda.current_device()`` answers and ``device="cuda"`` without an index means
     device_index = 0
+    #: how often torch's generator of the host was set: operators draw nothing from it where there is no data
+    generator_moves = 0
 
 
 active = _Active()

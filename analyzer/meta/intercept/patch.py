@@ -3,6 +3,7 @@ replacements act only in threads whose mode is active; other threads get torch's
 """
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,7 @@ import torch.overrides
 import torch.utils._foreach_utils
 
 from analyzer.meta.simulated_device import devices, gate_keys
-from analyzer.meta.state import active_state, current, mode_in_force
+from analyzer.meta.state import active, active_state, current, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, MetaTensor, device_of
 
@@ -52,10 +53,13 @@ def _replacements() -> Iterator[Undo]:
     # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
     for module in (sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils):  # torch.optim deletes the name
         types = module._foreach_supported_types
+        undo = partial(types.remove, MetaTensor)  # each undo is there before what it undoes
         types.append(MetaTensor)
-        yield lambda types=types: types.remove(MetaTensor)  # type: ignore[misc]
+        yield undo
     yield answer(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device)
     yield answer(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
+    for owner, name in itertools.product((torch, torch.random), ("manual_seed", "seed", "set_rng_state")):
+        yield answer(owner, name, _move_generator, passes_original=True)
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
@@ -67,6 +71,11 @@ def _replacements() -> Iterator[Undo]:
     yield answer(torch, "compile", _compile, passes_original=True)
     for device in devices:
         yield from device.replacements()
+
+
+def _move_generator(original: Any, *args: Any, **kwargs: Any) -> Any:
+    active.generator_moves += 1
+    return original(*args, **kwargs)
 
 
 def _in_place_of(original: Any, function: Any) -> Any:
@@ -134,16 +143,15 @@ def _higher_order_operators() -> Iterator[Undo]:
     """
     defaults, keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, gate_keys()
     added = [key for key in keys if key not in defaults]
-    defaults.extend(added)  # for those that are defined while the mode is active
     def put_back() -> None:
         for key in added:
             defaults.remove(key)
+    defaults.extend(added)  # for those that are defined while the mode is active
     yield put_back
     for operator in list(torch._ops._higher_order_ops.values()):
-        before = operator.non_fallthrough_keys
+        yield partial(setattr, operator, "non_fallthrough_keys", operator.non_fallthrough_keys)
         for key in keys:
             operator.fallthrough(key)
-        yield partial(setattr, operator, "non_fallthrough_keys", before)
 
 
 _compiled: list[Undo] = []  # what lets functions that are compiled run so again
