@@ -27,6 +27,7 @@ MODULES = {
     "long-use": "trust_long_use",
     "programs": "trust_programs",
     "coverage": "trust_coverage",
+    "faults": "trust_faults",
 }
 
 
