@@ -14,7 +14,7 @@ import networkx
 ROOT = Path(__file__).parents[1] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
 # other.
-ORDER = [{"units", "errors", "json_text", "late_name", "registry", "output", "saved_format", "hardware",
+ORDER = [{"units", "errors", "fork", "json_text", "late_name", "registry", "output", "saved_format", "hardware",
           "memory"}, {"meta"}, {"cuda"}, {"distributed"}, {"record"}, {"replay"}, {"fx"}, {"profilers"},
          {"recipe"}, {"results"}, {"report", "zoo"}, {"api"},
          {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"},
