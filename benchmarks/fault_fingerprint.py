@@ -127,7 +127,7 @@ def read_process(folder: Path) -> Fingerprint:
         "cuda": (torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.is_initialized()),
         "random": (random.getstate(), torch.get_rng_state().numpy().tobytes(),
                    [str(part) for part in numpy.random.get_state()]),
-        "collector": (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(), gc.get_debug(), len(gc.callbacks)),
+        "collector": (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count() > 0, gc.get_debug(), len(gc.callbacks)),
         "interpreter": (sys.gettrace(), sys.getprofile(), sys.getrecursionlimit(), sys.getswitchinterval(),
                         threading.gettrace(), threading.getprofile()),
         "hooks": (sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook),
