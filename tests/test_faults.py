@@ -33,8 +33,8 @@ def list_lost(watched, trials):
 
 
 @pytest.mark.parametrize(("stage", "counts"), [
-    ("profile, inference", {"memory": 4, "own code": 2}),
-    ("symbolic_trace", {"interrupt": 8, "memory": 6, "operator": 3}),
+    ("profile, inference", {"operator": 4, "own code": 2}),
+    ("symbolic_trace", {"interrupt": 10, "operator": 3}),
     ("export", {"disk": 2}),
 ])
 def test_faults_at_places_of_each_kind(stage, counts):

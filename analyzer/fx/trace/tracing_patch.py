@@ -53,8 +53,9 @@ def _replace(owner: Any, name: str, value: Any) -> Undo:
     """Set ``owner.name``; the result puts back what was there, or nothing where the name was inherited."""
     missing = name not in vars(owner)
     before = vars(owner).get(name)  # not getattr: a class method must come back as it was
+    undo = functools.partial(delattr, owner, name) if missing else functools.partial(setattr, owner, name, before)
     setattr(owner, name, value)
-    return (lambda: delattr(owner, name)) if missing else (lambda: setattr(owner, name, before))
+    return undo
 
 
 def _replacements() -> Iterator[Undo]:
