@@ -26,10 +26,10 @@ from .tensor_programs.compare import Matching, compare_flops
 from .tensor_programs.draw import TensorProgram, draw_program, reductions
 from .tensor_programs.observe import Seen, observe
 from .tensor_programs.predict import predict
-from .tensor_programs.traced import compare_nodes, compare_values, trace
+from .tensor_programs.traced import compare_nodes, compare_values, run, trace
 from .trust_section import Section
 
-EQUAL, ALIKE, REFUSED = "equal", "torch refuses, the package too", "refused in words"
+EQUAL, ALIKE, REFUSED = "equal", "torch refuses", "refused in words"
 DIFFERENT, STORAGES, FLOPS, ONE_FAILS = "calls differ", "storages differ", "FLOPs differ", "one fails"
 TRACE, TRACE_NODES, REPLAY = "graph differs", "nodes differ", "replay differs"
 KINDS = (EQUAL, ALIKE, REFUSED, DIFFERENT, STORAGES, FLOPS, TRACE, TRACE_NODES, REPLAY, ONE_FAILS)
@@ -95,7 +95,7 @@ def _is_alike(one: Exception, other: Exception) -> bool:
 
 def compare_traced(program: TensorProgram) -> Finding:
     """Hold the graph of a program to the program, both on real tensors."""
-    if isinstance(_attempt(lambda: watch(program)), Exception):
+    if isinstance(_attempt(lambda: run(*program.build())), Exception):
         return Finding(ALIKE)
     graph = _attempt(lambda: trace(program))
     if isinstance(graph, AnalyzerError):
@@ -111,12 +111,12 @@ def compare_traced(program: TensorProgram) -> Finding:
 
 def compare_replayed(program: TensorProgram) -> Finding:
     """Hold three steps of a program with replay to the same without."""
-    def run(reuse: bool) -> Profile:
+    def run_steps(reuse: bool) -> Profile:
         model, args = program.build()
         return profile(model, args=args, autocast=program.autocast, optimizer="adamw", reuse=reuse,
                        options=ProfileOptions(steps=3))
 
-    found, replayed = _attempt(lambda: run(False)), _attempt(lambda: run(True))
+    found, replayed = _attempt(lambda: run_steps(False)), _attempt(lambda: run_steps(True))
     if isinstance(found, Exception) or isinstance(replayed, Exception):
         alike = type(found) is type(replayed)
         return Finding(ALIKE) if alike else Finding(REPLAY, (f"{found!r:.200}", f"{replayed!r:.200}"))
@@ -190,6 +190,8 @@ between which calls it is born and dies, forward and backward, so what is saved;
 itself is no call here: what reads it shows its layout. Every fourth program is traced, and results, gradients and
 buffers of the graph are held to those of the program; so are layout and memory of each node. Every eighth is profiled
 with replay and without, in all fields.
+
+A program that torch refuses must be refused by the package with an error of the same kind.
 
 What is taken for the same: a gradient that autograd adds in place, which under a dispatch mode it adds out of place; a
 number written into a part (`fill_`, on devices `copy_`); a product of a vector from the other side; the gradient of a

@@ -48,6 +48,13 @@ def transpose(product: Call) -> Call:
     return product._replace(inputs=tuple(map(flip, product.inputs[::-1])), outputs=tuple(map(flip, product.outputs)))
 
 
+def leave_out(outputs: tuple[Any, ...], told: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The outputs without one that is not told, where that makes them alike."""
+    wanted = list(map(lay_out, told))
+    shorter = (outputs[:index] + outputs[index + 1:] for index in range(len(outputs)))
+    return next((some for some in shorter if list(map(lay_out, some)) == wanted), outputs)
+
+
 class Matching:
     """Calls and storages of two runs, one by one. `differences` says where they part."""
 
@@ -82,7 +89,7 @@ class Matching:
         if names == (FILL, COPY):  # a number is put into a part: in TensorIndexing.h meta goes the way of CUDA
             one, other = one._replace(inputs=one.inputs[:1]), other._replace(inputs=other.inputs[:1])
         elif names == (CONVOLUTION_BACKWARD,) * 2:  # oneDNN gives those of weight and bias, whichever is asked for
-            one = one._replace(outputs=one.outputs[len(one.outputs) - len(other.outputs):])
+            one = one._replace(outputs=leave_out(one.outputs, other.outputs))
         elif names == (PRODUCT, PRODUCT) and list(map(lay_out, one.inputs)) != list(map(lay_out, other.inputs)):
             other = transpose(other)  # the strides of a vector decide on which side autograd multiplies (mm_mat1_grad)
         elif names[0] != names[1] and not accumulates:

@@ -23,7 +23,7 @@ def trace(program: TensorProgram) -> GraphModule:
     return symbolic_trace(model, meta_args={f"x{index}": value for index, value in enumerate(args)})
 
 
-def run(model: nn.Module, args: tuple[Any, ...]) -> list[Tensor | None]:
+def run(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Tensor | None]:
     """What a step leaves: results, gradients of parameters and inputs, buffers."""
     torch.manual_seed(7)
     output = model(*args)
@@ -31,27 +31,26 @@ def run(model: nn.Module, args: tuple[Any, ...]) -> list[Tensor | None]:
     loss = find_loss(output)
     if loss is not None:
         loss.backward()
-    named = sorted(model.named_parameters())
-    return [*results, *(p.grad for _, p in named), *(a.grad for a in args if isinstance(a, Tensor) and a.is_leaf),
-            *(b for _, b in sorted(model.named_buffers()))]
+    return {**{f"result {index}": t for index, t in enumerate(results)},
+            **{f"gradient of {name}": p.grad for name, p in model.named_parameters()},
+            **{f"gradient of input {i}": a.grad for i, a in enumerate(args) if isinstance(a, Tensor) and a.is_leaf},
+            **{f"buffer {name}": b for name, b in model.named_buffers()}}
 
 
 def compare_values(program: TensorProgram, graph: GraphModule) -> Iterator[str]:
-    """What a graph computes otherwise than its module."""
-    model, args = program.build()
-    expected = run(model, args)
-    found = run(graph, program.build()[1])
-    if len(expected) != len(found):
-        yield f"{len(expected)} tensors, the graph gives {len(found)}"
-    for index, (one, other) in enumerate(zip(expected, found)):
-        if (one is None) != (other is None):
-            yield f"tensor {index}: {one}, the graph gives {other}"
-        elif one is not None and other is not None:
-            if (one.shape, one.stride(), one.dtype, one.requires_grad) != (
-                    other.shape, other.stride(), other.dtype, other.requires_grad):
-                yield f"tensor {index}: {_tell(one)}, the graph gives {_tell(other)}"
-            elif not torch.allclose(one.double(), other.double(), equal_nan=True):
-                yield f"tensor {index} of {tuple(one.shape)} has other values"
+    """What a graph computes otherwise than its module. It has no parameters and buffers that are not used."""
+    before = {f"buffer {name}": b.clone() for name, b in program.build()[0].named_buffers()}
+    expected, found = run(*program.build()), run(graph, program.build()[1])
+    for name in [*expected, *(other for other in found if other not in expected)]:
+        one, other = expected.get(name), found.get(name, before.get(name))
+        if one is None or other is None:
+            if one is not other:
+                yield f"{name}: {one}, the graph gives {other}"
+        elif (one.shape, one.stride(), one.dtype, one.requires_grad) != (
+                other.shape, other.stride(), other.dtype, other.requires_grad):
+            yield f"{name}: {_tell(one)}, the graph gives {_tell(other)}"
+        elif not torch.allclose(one.double(), other.double(), equal_nan=True):
+            yield f"{name} of {tuple(one.shape)} has other values"
 
 
 def _tell(tensor: Tensor) -> str:
