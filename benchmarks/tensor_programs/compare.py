@@ -19,6 +19,7 @@ NUMBERS = frozenset(("aten._local_scalar_dense.default", "aten.scalar_tensor.def
 ADD, ADD_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
 PRODUCT = "aten.mm.default"
 CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
+ZEROS = {"aten.new_zeros.default", "aten.zeros.default"}
 FILL, COPY = "aten.fill_.Tensor", "aten.copy_.default"
 
 
@@ -92,10 +93,12 @@ class Matching:
             one = one._replace(outputs=leave_out(one.outputs, other.outputs))
         elif names == (PRODUCT, PRODUCT) and list(map(lay_out, one.inputs)) != list(map(lay_out, other.inputs)):
             other = transpose(other)  # the strides of a vector decide on which side autograd multiplies (mm_mat1_grad)
-        elif names[0] != names[1] and not accumulates:
+        elif names[0] != names[1] and not accumulates and not ZEROS.issuperset(names):
             return "operators"
         for what in ("inputs", "outputs"):
             mine, theirs = getattr(one, what), getattr(other, what)
+            if what == "inputs" and names[0] != names[1] and ZEROS.issuperset(names):
+                continue
             if list(map(lay_out, mine)) != list(map(lay_out, theirs)):
                 return f"layouts of {what}"
             for (number, _), (claimed, _) in zip(mine, theirs):

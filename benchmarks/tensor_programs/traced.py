@@ -18,9 +18,10 @@ from .observe import find_loss
 
 
 def trace(program: TensorProgram) -> GraphModule:
-    """The graph of a program."""
+    """The graph of a program, with its checkpoints: without them a write to what one gave would be another."""
     model, args = program.build()
-    return symbolic_trace(model, meta_args={f"x{index}": value for index, value in enumerate(args)})
+    named = {f"x{index}": value for index, value in enumerate(args)}
+    return symbolic_trace(model, meta_args=named, trace_act_ckpt=True)
 
 
 def run(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Tensor | None]:
