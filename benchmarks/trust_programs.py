@@ -193,7 +193,7 @@ with replay and without, in all fields.
 
 A program that torch refuses must be refused by the package with an error of the same kind.
 
-What is taken for the same: a gradient that autograd adds in place, which under a dispatch mode it adds out of place; a
+What is taken for the same: what autograd adds or scatters in place, which under a dispatch mode it does out of place; a
 number written into a part (`fill_`, on devices `copy_`); a product of a vector from the other side; the gradient of a
 weight that oneDNN computes unasked; strides of dimensions of one element. FLOPs of a convolution's gradients are
 counted by hand, which `FlopCounterMode` gets wrong for groups.

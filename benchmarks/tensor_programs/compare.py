@@ -16,7 +16,11 @@ from .observe import Call, Layout, Seen
 NUMBERS = frozenset(("aten._local_scalar_dense.default", "aten.scalar_tensor.default", "aten.lift_fresh.default",
                      "aten.lift_fresh_copy.default", "aten.is_same_size.default",
                      "aten._has_same_storage_numel.default"))
-ADD, ADD_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
+#: what autograd does in place, but under a dispatch mode out of place: the sums of gradients, and gradients that are
+#: scattered into zeros (areAnyTensorSubclassLike in FunctionsManual.cpp and input_buffer.cpp)
+IN_PLACE = {"aten.add.Tensor": "aten.add_.Tensor", "aten.scatter_add.default": "aten.scatter_add_.default",
+            "aten.index_add.default": "aten.index_add_.default", "aten.scatter.src": "aten.scatter_.src",
+            "aten.index_put.default": "aten._index_put_impl_.default"}
 PRODUCT = "aten.mm.default"
 CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
 ZEROS = {"aten.new_zeros.default", "aten.zeros.default"}
@@ -85,8 +89,7 @@ class Matching:
     def match(self, one: Call, other: Call) -> str:
         """In what two calls differ; their storages are taken to be the same."""
         names = str(one.operator), str(other.operator)
-        # under a dispatch mode autograd adds gradients out of place (torch/csrc/autograd/input_buffer.cpp, accumulate)
-        accumulates = names == (ADD, ADD_IN_PLACE)
+        accumulates = IN_PLACE.get(names[0]) == names[1]
         if names == (FILL, COPY):  # a number is put into a part: in TensorIndexing.h meta goes the way of CUDA
             one, other = one._replace(inputs=one.inputs[:1]), other._replace(inputs=other.inputs[:1])
         elif names == (CONVOLUTION_BACKWARD,) * 2:  # oneDNN gives those of weight and bias, whichever is asked for
