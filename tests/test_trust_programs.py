@@ -64,6 +64,22 @@ PLAIN = TensorProgram(("torch.rand(2, 4, 8).requires_grad_()",), ("self.l0 = nn.
                       ("v0 = self.l0(x0)", "v1 = v0.transpose(1, 2)", "v2 = v1.exp()"), "v2")
 
 
+FOUND = {
+    "the ones of a causal mask die at once": ("v2 = F.scaled_dot_product_attention(x0, x0, x0, is_causal=True)",),
+    "a write to what a checkpoint gave": ("v1 = checkpoint(lambda t: t.exp(), x0, use_reentrant=False)",
+                                          "v2 = v1.mul_(2)"),
+    "a gradient that is expanded": ("v1 = x0.bfloat16().transpose(0, 1)", "v2 = F.silu(v1).mean()"),
+    "a loss of a tensor that is transposed": ("v2 = F.mse_loss(x0.mT, x0.mT.detach() + 1)",),
+    "a recurrent layer that is written to": ("v1 = self.l0(x0)[0]", "v2 = v1.zero_()"),
+}
+
+
+@pytest.mark.parametrize("forward", FOUND.values(), ids=FOUND)
+def test_programs_that_were_told_wrongly(forward: tuple[str, ...]) -> None:
+    program = replace(PLAIN, init=("self.l0 = nn.GRU(8, 2, batch_first=True)",), forward=forward)
+    assert hold(program, compare_step) == hold(program, compare_traced) == EQUAL
+
+
 def test_a_program_is_alike_every_time() -> None:
     assert draw_number(7) == draw_number(7) != draw_number(8)
     (model, (x,)), (other, (y,)) = PLAIN.build(), PLAIN.build()
