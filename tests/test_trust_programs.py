@@ -66,6 +66,8 @@ PLAIN = TensorProgram(("torch.rand(2, 4, 8).requires_grad_()",), ("self.l0 = nn.
 
 FOUND = {
     "the ones of a causal mask die at once": ("v2 = F.scaled_dot_product_attention(x0, x0, x0, is_causal=True)",),
+    "the cast of attention's weights, alive in the second product": (
+        "v1 = x0.bfloat16()", "v2 = F.scaled_dot_product_attention(v1, v1, v1, is_causal=True)"),
     "a write to what a checkpoint gave": ("v1 = checkpoint(lambda t: t.exp(), x0, use_reentrant=False)",
                                           "v2 = v1.mul_(2)"),
     "a gradient that is expanded": ("v1 = x0.bfloat16().transpose(0, 1)", "v2 = F.silu(v1).mean()"),

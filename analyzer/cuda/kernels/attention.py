@@ -117,7 +117,8 @@ def attend_with_products(query: Tensor, key: Tensor, value: Tensor, attn_mask: T
     weights = aten._safe_softmax.default(aten.add_.Tensor(weights, attn_mask), -1)
     if dropout_p > 0:
         weights = aten.dropout.default(weights, dropout_p, True)
-    return aten.to.dtype(aten.matmul.default(weights, values), dtype), aten.to.dtype(weights, dtype)
+    cast = aten.to.dtype(weights, dtype)  # first: compilers make the arguments of C++'s make_tuple from the last on
+    return aten.to.dtype(aten.matmul.default(weights, values), dtype), cast
 
 
 def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:  # pre_process_group_query_attention_input
