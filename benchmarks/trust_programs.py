@@ -29,7 +29,7 @@ from .tensor_programs.predict import predict
 from .tensor_programs.traced import compare_nodes, compare_values, run, trace
 from .trust_section import Section
 
-EQUAL, ALIKE, REFUSED = "equal", "torch refuses", "refused in words"
+EQUAL, ALIKE, REFUSED = "equal", "torch refuses", "refused, or told in words"
 DIFFERENT, STORAGES, FLOPS, ONE_FAILS = "calls differ", "storages differ", "FLOPs differ", "one fails"
 TRACE, TRACE_NODES, REPLAY = "graph differs", "nodes differ", "replay differs"
 KINDS = (EQUAL, ALIKE, REFUSED, DIFFERENT, STORAGES, FLOPS, TRACE, TRACE_NODES, REPLAY, ONE_FAILS)
@@ -100,6 +100,8 @@ def compare_traced(program: TensorProgram) -> Finding:
     graph = _attempt(lambda: trace(program))
     if isinstance(graph, AnalyzerError):
         return Finding(REFUSED, (str(graph),))
+    if any("not part of the graph" in told for told in graph.meta["assumptions"]):  # such as a module's backward hooks
+        return Finding(REFUSED)
     for kind, compare in ((TRACE, compare_values), (TRACE_NODES, compare_nodes)):
         different = _attempt(lambda: tuple(islice(compare(program, graph), 4)))  # noqa: B023
         if isinstance(different, Exception):
@@ -147,7 +149,7 @@ def find_lost(numbers: Iterable[int], tells: Callable[[str], object] | None = No
                 counts[what][finding.kind] += 1
                 sums.update(calls=finding.calls, storages=finding.storages, flops=finding.flops)
                 if finding.kind not in HOLDS:
-                    lost[f"{number} ({what})"] = f"{finding.kind}: {finding.differences[0]}"
+                    lost[f"{number} ({what})"] = " ".join(f"{finding.kind}: {finding.differences[0]}".split())
                     if tells is not None:
                         tells(f"{number} ({what}): {finding.kind}: {finding.differences[0][:300]}")
             if number % 100 == 0:
