@@ -348,7 +348,7 @@ STAGES = [
     Stage("measure", _with(Stack), _measure, changes="_version"),
     Stage("measure, hooks", _with(Hooked), _measure, changes="_version|'(last|calls|cache)'"),
     Stage("solver", _graph_made, _solve),
-    Stage("ranks", lambda folder: {"x": torch.ones(4, 8)}, _ranks),
+    Stage("ranks", lambda folder: {"x": torch.ones(4, 8)}, _ranks, tells=True),
     Stage("generation", _generate_made, _generate),
     Stage("sweep", lambda folder: {}, _sweep, tells=True),
     Stage("fits", _with(Stack), _fits),

@@ -22,7 +22,7 @@ from .fault_trial import KINDS, Watched, list_trials, try_faults
 from .trust_section import Section
 
 _COUNTS = {"interrupt": 120, "memory": 120, "operator": 25, "own code": 6, "disk": 6}
-_SECONDS = 600.0  # of processor time, over all stages
+_SECONDS = 240.0  # of processor time, over all stages
 _BESIDE = ("profile", "profile, hooks", "profile, inference", "mode", "symbolic_trace", "symbolic_profile")
 
 

@@ -129,3 +129,12 @@ def test_a_fork_while_another_thread_replaces_functions_of_torch():
     is_done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(found[1]) == 0
+
+
+def test_too_little_memory_where_a_trace_enters_autocast():
+    """Autocast stayed on after the trace: its block had been entered, and nothing left it."""
+    watched = Watched(ALONE["symbolic_trace"])
+    lines = list_lines(watched.run, of_package, fails=True)
+    trials = [at_place("memory", Place(*line, 1), raise_error(MemoryError), spares_cleanup=True)
+              for line in lines if line[1] == "_enter_autocast"]
+    assert trials and list_lost(watched, trials) == []

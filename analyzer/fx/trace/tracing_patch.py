@@ -166,9 +166,12 @@ def _checkpoint_generator(original: Any) -> Any:
 
 @while_recording
 def _enter_autocast(tape: Tape, original: Any, block: Any) -> Any:
-    result = original(block)
     tape.regions.enter_autocast(block.device, block.fast_dtype, block._enabled, block._cache_enabled)
-    return result
+    try:
+        return original(block)  # last: nothing leaves a block whose ``__enter__`` failed
+    except BaseException:
+        tape.regions.exit_autocast()
+        raise
 
 
 @while_recording

@@ -144,10 +144,9 @@ def _higher_order_operators() -> Iterator[Undo]:
     defaults, keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, gate_keys()
     added = [key for key in keys if key not in defaults]
     def put_back() -> None:
-        for key in added:
-            defaults.remove(key)
-    defaults.extend(added)  # for those that are defined while the mode is active
+        defaults[:] = [key for key in defaults if key not in added]
     yield put_back
+    defaults.extend(added)  # for those that are defined while the mode is active
     for operator in list(torch._ops._higher_order_ops.values()):
         yield partial(setattr, operator, "non_fallthrough_keys", operator.non_fallthrough_keys)
         for key in keys:
