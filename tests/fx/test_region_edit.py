@@ -428,3 +428,30 @@ def test_running_statistics_are_updated_once(restores: bool) -> None:
     assert all(same.values()) == restores and same["1.running_mean"] == same["3.num_batches_tracked"] == restores
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(gm.get_parameter(name).grad, parameter.grad, rtol=0, atol=0)
+
+
+def test_a_reentrant_checkpoint_gives_no_view_that_was_made_without_gradients() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fc(x)
+            with torch.no_grad():
+                z = y.view(-1)
+                scale = y.mean()
+            return (y * scale).sum() + z.sum()
+
+    x = torch.rand(2, 4, requires_grad=True)
+    gm = symbolic_trace(Net(), meta_args={"x": x})
+    with pytest.raises(InputError, match="cannot give view, a view that is made without gradients, to nodes outside"):
+        set_region(gm, ["fc", "view"], CheckpointRegion(0, use_reentrant=True))
+    set_region(gm, ["fc", "view", "mean"], CheckpointRegion(0, use_reentrant=False))
+    gm(x).backward()
+    assert x.grad is not None
+    clear_region(gm)
+    view, total = (next(n for n in gm.graph.nodes if n.name == name) for name in ("view", "sum_2"))
+    total.replace_input_with(view, gm.graph.find_nodes(op="call_module", target="fc")[0])
+    set_region(gm, ["fc", "view", "mean"], CheckpointRegion(0, use_reentrant=True))  # read inside alone
+    gm(x).backward()

@@ -25,7 +25,8 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
 
     Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output, leaves out a
     node between them, or cuts another region in two; where a checkpoint writes in place to a value made outside it; for
-    ``use_reentrant=True`` and a container of tensors that goes in or out; where a choice of `set_saved` cannot be met.
+    ``use_reentrant=True`` and a container of tensors that goes in or out, or a view made without gradients that goes
+    out; where a choice of `set_saved` cannot be met.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -51,6 +52,7 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
         _check_writes(chosen)
         if region.use_reentrant and region.replay:
             _check_containers(chosen)
+            _check_views(chosen, depth)
     if not isinstance(region, GradRegion):
         taken = {r.id for n in gm.graph.nodes for r in n.meta.get("region") or () if isinstance(r, type(region))}
         if region.id in taken:
@@ -187,6 +189,20 @@ def _check_containers(run: list[fx.Node]) -> None:
             raise InputError(f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: "
                              f"{value.name} is no tensor but holds some, whose gradients would go past it; take both "
                              "in, leave both out, or set use_reentrant=False")
+
+
+def _check_views(run: list[fx.Node], depth: int) -> None:
+    """A view that was made without gradients says that it requires one and has no history: torch cannot run the
+    backward pass of a reentrant checkpoint that gives it.
+    """
+    inside = set(run)
+    for node in run:
+        inner = region_of(node)[depth:]
+        if (any(isinstance(r, GradRegion) and not r.enabled for r in inner) and len(makers(node)) > 1
+                and any(user not in inside for user in node.users)):
+            raise InputError(f"a checkpoint with use_reentrant=True cannot give {node.name}, a view that is made "
+                             "without gradients, to nodes outside; take these in, leave it out, or set "
+                             "use_reentrant=False")
 
 
 def _regions(gm: fx.GraphModule) -> list[Region]:
