@@ -1,7 +1,9 @@
 """The operators without which torchvision cannot be imported."""
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -22,14 +24,12 @@ def define_torchvision_ops() -> None:
     package = importlib.util.find_spec("torchvision")
     if package is None or package.origin is None:
         return
-    for suffix in EXTENSION_SUFFIXES:
-        library = Path(package.origin).with_name("_C" + suffix)
+    for name, suffix in itertools.product(("_C_stable", "_C"), EXTENSION_SUFFIXES):  # the first since torchvision 0.29
+        library = Path(package.origin).with_name(name + suffix)
         if library.exists():
-            try:
+            with contextlib.suppress(OSError):  # built against another torch
                 torch.ops.load_library(library)
                 return
-            except OSError:  # built against another torch
-                break
     # The signatures are those of torchvision's csrc/ops/nms.cpp and csrc/ops/quantized/cpu/qnms_kernel.cpp.
     definition = torch.library.Library("torchvision", "DEF")
     definition.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,6 +1,7 @@
 """Each in a fresh interpreter: in this one conftest.py has defined the operators already."""
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +37,20 @@ print(len(torchvision_ops._definitions), hasattr(torch.ops.torchvision, "nms"))
 """
     path, outcome = run(code).splitlines()
     assert "torchvision" in path and outcome == "0 False"
+
+
+def test_the_library_that_torchvision_has_had_since_0_29_brings_the_operators(tmp_path: Path) -> None:
+    """Defined twice, they abort the process."""
+    (tmp_path / "torchvision").mkdir()
+    for name in ("__init__.py", "_C_stable.so"):
+        (tmp_path / "torchvision" / name).touch()
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import torch
+from analyzer.zoo import torchvision_ops
+torch.ops.load_library = lambda path: print(path.name)
+torchvision_ops.define_torchvision_ops()
+print(len(torchvision_ops._definitions))
+"""
+    assert run(code).split() == ["_C_stable.so", "0"]
