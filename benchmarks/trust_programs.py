@@ -29,7 +29,7 @@ from .tensor_programs.predict import predict
 from .tensor_programs.traced import compare_nodes, compare_values, run, trace
 from .trust_section import Section
 
-EQUAL, ALIKE, REFUSED = "equal", "torch refuses", "refused, or told in words"
+EQUAL, ALIKE, REFUSED = "equal", "refused by both", "refused, or told in words"
 DIFFERENT, STORAGES, FLOPS, ONE_FAILS = "calls differ", "storages differ", "FLOPs differ", "one fails"
 TRACE, TRACE_NODES, REPLAY = "graph differs", "nodes differ", "replay differs"
 KINDS = (EQUAL, ALIKE, REFUSED, DIFFERENT, STORAGES, FLOPS, TRACE, TRACE_NODES, REPLAY, ONE_FAILS)
