@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import Profile, profile
+from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.hardware import find_device
 from analyzer.json_text import load_json
@@ -83,3 +83,16 @@ def test_modules_nested_deeper_than_python_allows_are_told_so():
         model = nn.Sequential(model)
     with pytest.raises(RecursionError, match="a module that is profiled takes four.*sys.setrecursionlimit"):
         profile(model, args=(torch.ones(2, 4),))
+    with pytest.raises((RecursionError, InputError)) as caught:
+        symbolic_trace(model, meta_args={"input": torch.ones(2, 4)})
+    assert "sys.setrecursionlimit" in str(caught.value) or "forward failed in module" in str(caught.value)
+
+
+def test_a_petabyte_is_refused_and_terabytes_are_counted():
+    def run(width):
+        return profile(lambda: nn.Linear(width, width, bias=False), args=(torch.empty(8, width, device="meta"),))
+
+    found = run(2**20)
+    assert (found.params, found.fwd_flops) == (2**40, 16 * 2**40 + 8 * 2**20)  # and the sum of the outputs
+    with pytest.raises(InputError, match="1,125,899,906,842,624 bytes more at once than a device has addresses for"):
+        run(2**24)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_replay import Elsewhere, Instruction, Placements, replay_one_by_one
 
@@ -166,10 +167,15 @@ class AddressSpace:
         return found
 
     def reserve(self, device: torch.device, nbytes: int) -> Region:
-        """A new region of the memory of ``device``."""
+        """A new region of the memory of ``device``. Raises InputError where it has no addresses left."""
         if device.type == "cpu" or device.type == "meta":
             return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
-        return self.allocator(device.index or 0).allocate(nbytes, self._pool_key())
+        index = device.index or 0
+        region = self.allocator(index).allocate(nbytes, self._pool_key())
+        if region.address < index * _DEVICE_SPAN:
+            raise InputError(f"{nbytes:,} bytes more at once than a device has addresses for, {_DEVICE_TOP:,}; "
+                             "profile fewer layers of the model, or one rank's share of it (--world)")
+        return region
 
     def _pool_key(self) -> int:
         if self.capture is None:

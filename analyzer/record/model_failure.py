@@ -83,19 +83,27 @@ def own_traceback(error: BaseException) -> str:
 def noting_failures() -> Iterator[None]:
     """Note on what the model raises in the block in which module it came up (Python 3.11 and newer show notes)."""
     try:
-        yield
-    except AnalyzerError:
+        with telling_depth():
+            yield
+    except (AnalyzerError, RecursionError):
         raise
-    except RecursionError as error:
-        raise RecursionError(
-            f"{error}: Python allows {sys.getrecursionlimit():,} calls in each other, and a module that is profiled "
-            "takes four, one more than by itself; where modules are nested so deep, raise it by sys.setrecursionlimit"
-        ) from error
     except Exception as error:
         notes = getattr(error, "__notes__", ())
         if hasattr(error, "add_note") and not any(note.startswith(_NOTE) for note in notes):
             error.add_note(f"{_NOTE} {find_failure(error)}")
         raise
+
+
+@contextmanager
+def telling_depth() -> Iterator[None]:
+    """Where Python's limit of calls in each other is met, say what raises it."""
+    try:
+        yield
+    except RecursionError as error:
+        raise RecursionError(
+            f"{error}: Python allows {sys.getrecursionlimit():,} calls in each other, and a module that is profiled "
+            "takes four, one more than by itself; where modules are nested so deep, raise it by sys.setrecursionlimit"
+        ) from error
 
 
 _NOTE = "analyzer: the model failed"

@@ -134,12 +134,12 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
 
 
 def guard_formula(text: str) -> str:
-    """A cell of text for a spreadsheet, which takes what begins so for a formula; an apostrophe makes it text.
+    r"""A cell of text for a spreadsheet, which takes what begins so for a formula; an apostrophe makes it text.
 
-    >>> guard_formula("=HYPERLINK(1)"), guard_formula("conv1"), guard_formula(UNKNOWN)
-    ("'=HYPERLINK(1)", 'conv1', '-')
+    >>> guard_formula("=HYPERLINK(1)"), guard_formula("\t=1"), guard_formula("conv1"), guard_formula(UNKNOWN)
+    ("'=HYPERLINK(1)", "'\t=1", 'conv1', '-')
     """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and text != UNKNOWN else text
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and text != UNKNOWN else text
 
 
 def _print_csv(rows: Iterable[Sequence[str]]) -> str:

@@ -25,6 +25,7 @@ from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.collector import rare_collections
+from analyzer.record.model_failure import telling_depth
 
 from .binding import Bound, bind_arguments
 from .changed_content import ContentWatch
@@ -73,7 +74,8 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     while True:
         attempt = _Attempt(module, bound, meta_args or {}, outlined, unknown)
         try:
-            graph = attempt.run(trace_act_ckpt, bias_addition_split)
+            with telling_depth():
+                graph = attempt.run(trace_act_ckpt, bias_addition_split)
         except AnalyzerError as error:
             first = first or error
             if not attempt.wanted and not unknown:
