@@ -210,7 +210,9 @@ def _check(path: Path) -> object:
 
 def _is_free(place: Place) -> bool:
     """What is of a user's own making, any names among it, or a figure that follows from others."""
-    return any(key in place for key in ("extra", "options", "derived", "region", "values")) or place[-2:-1] in (
+    is_moment = "start_seconds" in place or place[:1] == ("timeline",) and place[-1] == 5
+    is_own = any(key in place for key in ("extra", "options", "derived", "region", "values"))
+    return is_moment or is_own or place[-2:-1] in (
         ("parameters",), ("peak_by_category",), ("inputs",), ("phases",), ("first_step",), ("mesh",))
 
 

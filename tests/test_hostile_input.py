@@ -31,7 +31,7 @@ def test_no_reader_takes_or_falls_over_what_is_damaged(readers, name, tmp_path):
 
 
 @pytest.mark.parametrize(("place", "value", "words"), [
-    (("params",), -1, "params: -1 is no quantity"), (("step_seconds",), -1e-9, "step_seconds: -1e-09 is no quantity"),
+    (("params",), -1, "params: -1 is no quantity"), (("step_seconds",), -0.5, "step_seconds: -0.5 is no quantity"),
     (("params",), 10**300, r"params: 10{79}... \(301 characters\) is no quantity"),
     (("timeline", 0, 1), -4, r"timeline\[0\].allocated_bytes: -4 is no quantity"),
     (("modules", "depth"), 10**18, "modules: '' is at depth 1000000000000000000 of 3 modules"),
@@ -96,3 +96,11 @@ def test_a_petabyte_is_refused_and_terabytes_are_counted():
     assert (found.params, found.fwd_flops) == (2**40, 16 * 2**40 + 8 * 2**20)  # and the sum of the outputs
     with pytest.raises(InputError, match="1,125,899,906,842,624 bytes more at once than a device has addresses for"):
         run(2**24)
+
+
+def test_moments_before_the_step_and_what_rounding_leaves_are_saved():
+    data = json.loads(profile_net().to_json())
+    data["timeline"][0][-1], data["step_seconds"] = -0.25, -1e-17
+    found = Profile.from_json(json.dumps(data))
+    assert (found.timeline[0].seconds, found.step_seconds) == (-0.25, -1e-17)
+    assert Profile.from_json(found.to_json()).timeline == found.timeline

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,9 @@ FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "pro
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
+_ROUNDING = 1e-9  # what a difference of seconds may be below zero
+#: Where seconds since the beginning of a step stand, which are negative for what an earlier step did.
+_MOMENT = re.compile(r"timeline\[\d+\]\.seconds$|start_seconds(\[\d+\])?$")
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point
 
 
@@ -151,7 +155,8 @@ def _scalar_decoder(kind: type, is_quantity: bool = True) -> Decoder:
     def decode(value: Any, where: str) -> Any:
         if type(value) not in allowed:
             raise _mismatch(where, _name_type(kind), value)
-        if is_quantity and not 0 <= value < MOST:
+        if is_quantity and not 0 <= value < MOST and not (
+                -MOST < value < MOST and (_MOMENT.search(where) or kind is float and value > -_ROUNDING)):
             raise _RangeError(f"{where}: {shorten(value)} is no quantity; an unknown one is null")
         if type(value) is float and not math.isfinite(value):
             raise ProfileFormatError(f"{where}: {value} is no number")
