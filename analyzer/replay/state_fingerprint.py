@@ -129,7 +129,7 @@ class StateFingerprint:
                 self._capture(value)
                 if isinstance(value, (FunctionType, MethodType, functools.partial)):
                     self._functions.append(value)
-                elif type(value) is dict and name.endswith("_hooks"):
+                elif isinstance(value, dict) and name.endswith("_hooks"):
                     self._functions += value.values()
 
     def _capture_classes(self, own: bool) -> None:

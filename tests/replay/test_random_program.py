@@ -40,6 +40,7 @@ FOUND = {
                                               mode="infer"),
     "a part of the first block that the next one calls, too": Program(("parent.UsesSibling",),
                                                                       stack="SameInputDetached", mode="infer"),
+    "a hook that counts in a global": Program(("hook.CountingHook",), blocks=5),
     "a tensor that autograd's C++ makes on the gradient's device": Program(("inplace.IndexPut",)),
     "autograd nodes of a recomputation": Program(("context.CheckpointByIndex",), stack="Scaled"),
 }
