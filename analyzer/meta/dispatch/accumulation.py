@@ -25,8 +25,8 @@ Holders = tuple[int, int, int]
 
 def _count_holders(x: Tensor) -> Holders:
     """References to the C++ tensor, to its storage and to its Python object, those on the way here included."""
-    return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata), sys.getrefcount(  # type: ignore[attr-defined]
-        x)
+    storage = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+    return x._use_count(), storage, sys.getrefcount(x)  # type: ignore[attr-defined]
 
 
 _alone: list[Holders] = []  # what `_count_holders` gives for a first operand that only the engine holds
