@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
@@ -256,6 +256,9 @@ class OutOfMemoryInfo:
     step: int | None = None
 
 
+SIGNED = "may be negative"  #: in the annotation of a number: in saved records, others are quantities
+
+
 class TimelinePoint(NamedTuple):
     """Memory after an event, which is named by the index of its operator call or by a label."""
 
@@ -265,7 +268,7 @@ class TimelinePoint(NamedTuple):
     reserved_bytes: int | None = None
     event: int | None = None        #: how many of `Profile.memory_events` have happened by then
     #: from the beginning of the step until the host makes the call, as in `Profile.spans`; negative in an earlier step
-    seconds: float | None = None
+    seconds: Annotated[float, SIGNED] | None = None
 
 
 class MemoryEvent(NamedTuple):

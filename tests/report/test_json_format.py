@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
+from analyzer.hardware.device_file import is_device_file
 from analyzer.report.export.record_check import find_fault
 from analyzer.results.command import CommandInfo
 from analyzer.results.communication import CommInfo
@@ -86,7 +87,10 @@ def values_of(hint: str):
 def records(kind):
     fields = {field.name: values_of(field.type) for field in dataclasses.fields(kind)}
     fields |= {"depth": st.just(0)} if kind is ModuleInfo else {}
-    fields |= {"rank": st.just(0), "size": st.integers(1, 2**70)} if kind is WorldInfo else {}
+    fields |= {"device": st.none() | texts.filter(lambda name: not is_device_file(name))} if kind is Profile else {}
+    if kind is WorldInfo:
+        fields |= {"rank": st.just(0), "size": st.integers(1, 2**70),
+                   "cluster": st.none() | texts.filter(lambda name: not is_device_file(name))}
     return st.builds(kind, **fields)
 
 

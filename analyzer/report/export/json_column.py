@@ -64,7 +64,7 @@ def _read_column(value: Any, where: str, is_texts: bool, decoder: Decoder) -> li
 
 
 def _list_hints(kind: Any) -> list[tuple[str, Any]]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return [(name, hints[name]) for name in kind._fields]
 
 

@@ -18,6 +18,7 @@ from analyzer.errors import InputError, ProfileFormatError
 from analyzer.json_text import decode_json, read_text
 from analyzer.output import write_output
 from analyzer.report.speed import RATES, read_rate
+from analyzer.results.info import SIGNED
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 from analyzer.saved_format import Fields, SavedFormat, name_json, shorten
@@ -134,6 +135,8 @@ def encode(value: Any) -> Any:
 def decoder_of(kind: Any) -> Decoder:
     """The decoder of a type that the records use."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _scalar_decoder(args[0], is_quantity=SIGNED not in args)
     if dataclasses.is_dataclass(kind):
         return _record_decoder(kind)
     if isinstance(kind, type) and issubclass(kind, tuple):
@@ -216,7 +219,7 @@ def _mapping_decoder(kind: Any) -> Decoder:
 
 
 def _named_tuple_decoder(kind: Any) -> Decoder:
-    decoders = [(name, decoder_of(hint)) for name, hint in typing.get_type_hints(kind).items()]
+    decoders = [(name, decoder_of(hint)) for name, hint in typing.get_type_hints(kind, include_extras=True).items()]
 
     def decode(value: Any, where: str) -> Any:
         if type(value) is not list or len(value) != len(decoders):
@@ -229,7 +232,7 @@ def _named_tuple_decoder(kind: Any) -> Decoder:
 def _record_decoder(kind: Any) -> Decoder:
     @cache
     def field_decoders() -> dict[str, Decoder]:  # when first used, since a record can contain its own kind
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         return {field.name: decoder_of(hints[field.name]) for field in dataclasses.fields(kind)}
 
     def decode(value: Any, where: str) -> Any:
