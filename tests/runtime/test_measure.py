@@ -98,6 +98,9 @@ MODELS = {
 
 # A CPU runs attention by blocks, and one layer of an LSTM in a call, where the kernels that are predicted do not.
 OTHER_KERNELS = {"attention", "vit", "llama", "opt", "mixtral", "lstm"}
+# Attention adds its mask in place, but not where a mode is active that sees operators, as one that measures is
+# (ATen/native/transformers/attention.cpp asks areAnyTensorSubclassLike): measured, there is one tensor more.
+IN_PLACE = {"gpt2", "t5"}
 
 
 def convnext():
@@ -143,6 +146,9 @@ def test_columns_add_up_and_counts_are_those_predicted(name):
     if name not in OTHER_KERNELS:
         counted += ["fwd_flops", "bwd_flops", "bwd_macs", "recompute_flops", "activation_bytes", "saved_bytes"]
         totals.append("peak_allocated_bytes")
+    if name in IN_PLACE:
+        counted.remove("activation_bytes")
+        assert p.modules.activation_bytes > q.modules.activation_bytes
     assert {field: getattr(p, field) for field in totals} == {field: getattr(q, field) for field in totals}
     for mine, theirs in zip(p.modules.walk(), q.modules.walk(), strict=True):
         assert (mine.path, mine.calls, mine.inputs, mine.outputs) == (theirs.path, theirs.calls, theirs.inputs,

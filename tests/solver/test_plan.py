@@ -319,7 +319,7 @@ def test_plans_are_plain_data(tmp_path):
         Plan.from_json("{}")
     with pytest.raises(ProfileFormatError, match="format version 7"):
         Plan.from_json('{"format": "analyzer.plan", "version": 7}')
-    with pytest.raises(InputError, match="give the path of a saved plan or its text"):
+    with pytest.raises(InputError, match="give the path of a saved plan, or its text"):
         Plan.from_json(tmp_path / "none.json")
 
 
