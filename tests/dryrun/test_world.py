@@ -190,7 +190,7 @@ def test_command_lines_that_cannot_be(tmp_path, capsys, words, message):
 def test_a_table_that_is_none():
     with pytest.raises(ProfileFormatError, match="not a saved table of ranks"):
         RankTable.from_json("{}")
-    with pytest.raises(InputError, match=r"from_json\('no_ranks.json'\): no such file"):
+    with pytest.raises(InputError, match=r"RankTable.from_json\('no_ranks.json'\): no such file"):
         RankTable.from_json(Path("no_ranks.json"))
 
 
