@@ -282,7 +282,7 @@ def test_builds_do_not_share_their_config(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"model_type": "llama",',
-         "is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 24"),
+         "Expecting property name enclosed in double quotes"),
         ("[1, 2]", "holds a JSON list, not an object with a model's settings"),
         ("{}", 'has neither "model_type" nor "architectures", so it names no model of transformers'),
         ('{"model_type": "lama"}', "has the \"model_type\" 'lama', unknown to transformers"),
@@ -305,7 +305,7 @@ def test_unreadable_config_file(tmp_path: Path) -> None:
         f"hf:{missing}")
     assert "cannot read" in fail(f"hf:{tmp_path}")  # a directory without config.json
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    assert "is not a text file in UTF-8" in fail(f"hf:{tmp_path}")
+    assert "not UTF-8 text" in fail(f"hf:{tmp_path}")
 
 
 def test_unknown_classes_of_transformers() -> None:
