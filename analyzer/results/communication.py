@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from analyzer.units import add_quantities
 
+from .moment import Moment
+
 _Key = tuple[str | None, str | None, int | None, str | None]
 
 
@@ -31,7 +33,7 @@ class CommInfo:
     operator: str = ""                    #: "c10d.allreduce_.default"
     peer: int | None = None               #: the global rank of the other end, or of the root
     #: from the beginning of the step until it begins, where the program uses several streams
-    start_seconds: float | None = None
+    start_seconds: Moment | None = None
     seconds: float | None = None
     exposed_seconds: float | None = None  #: of these, those in which nothing is computed
 

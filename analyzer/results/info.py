@@ -3,11 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
 
+from .moment import Moment
 from .node_info import TensorInfo
 
 BOUNDS = ("launch", *estimate.BOUNDS)  #: what time may be spent on
@@ -256,9 +257,6 @@ class OutOfMemoryInfo:
     step: int | None = None
 
 
-SIGNED = "may be negative"  #: in the annotation of a number: in saved records, others are quantities
-
-
 class TimelinePoint(NamedTuple):
     """Memory after an event, which is named by the index of its operator call or by a label."""
 
@@ -268,7 +266,7 @@ class TimelinePoint(NamedTuple):
     reserved_bytes: int | None = None
     event: int | None = None        #: how many of `Profile.memory_events` have happened by then
     #: from the beginning of the step until the host makes the call, as in `Profile.spans`; negative in an earlier step
-    seconds: Annotated[float, SIGNED] | None = None
+    seconds: Moment | None = None
 
 
 class MemoryEvent(NamedTuple):

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .moment import Moment
+
 
 class SpanInfo(NamedTuple):
     """What one lane does for one operator call of the steady step, as `Profile.spans` lists them.
@@ -20,7 +22,7 @@ class SpanInfo(NamedTuple):
     node: str | None        #: as in `Profile.nodes`
     module_path: str
     phase: str              #: forward, backward, optimizer or zero_grad
-    start_seconds: float    #: from the beginning of the step
+    start_seconds: Moment   #: from the beginning of the step
     seconds: float          #: of all kernels of the call, the gaps between them left out
     launch: int | None = None  #: of kernels: which of `Profile.spans` launched them
 

@@ -40,6 +40,7 @@ integers = st.integers(0, 2**70)
 counts = st.none() | integers
 finite = st.floats(0, 1e59)
 seconds = st.none() | finite
+moments = st.floats(-1e59, 1e59)
 scalars = (st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | texts
            | st.integers(-(2**70), 2**70))
 
@@ -56,10 +57,11 @@ SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
     "float": finite, "float | None": seconds, "tuple[float, float] | None": st.none() | st.tuples(finite, finite),
+    "Moment": moments,
     "str | None": st.none() | texts,
     "Region": texts | st.dictionaries(texts, scalars, max_size=2), "TimelinePoint": st.builds(
         TimelinePoint, texts | integers, integers,
-        st.none() | texts, counts, counts, seconds), "SpanInfo": st.builds(
+        st.none() | texts, counts, counts, st.none() | moments), "SpanInfo": st.builds(
             SpanInfo, *[texts] * 3, *[st.none() | texts] * 2, *[texts] * 2, finite, finite,
             st.none()), "ModuleCall": st.builds(ModuleCall, texts, st.none(), st.just((TENSOR, )), st.just(
             ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),

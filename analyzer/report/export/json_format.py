@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import json
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ from analyzer.errors import InputError, ProfileFormatError
 from analyzer.json_text import decode_json, read_text
 from analyzer.output import write_output
 from analyzer.report.speed import RATES, read_rate
-from analyzer.results.info import SIGNED
+from analyzer.results.moment import SIGNED
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 from analyzer.saved_format import Fields, SavedFormat, name_json, shorten
@@ -31,8 +30,6 @@ FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "pro
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _ROUNDING = 1e-9  # what a difference of seconds may be below zero
-#: Where seconds since the beginning of a step stand, which are negative for what an earlier step did.
-_MOMENT = re.compile(r"timeline\[\d+\]\.seconds$|start_seconds(\[\d+\])?$")
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point
 
 
@@ -136,7 +133,7 @@ def decoder_of(kind: Any) -> Decoder:
     """The decoder of a type that the records use."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _scalar_decoder(args[0], is_quantity=SIGNED not in args)
+        return _scalar_decoder(args[0], -MOST if SIGNED in args else -_ROUNDING)
     if dataclasses.is_dataclass(kind):
         return _record_decoder(kind)
     if isinstance(kind, type) and issubclass(kind, tuple):
@@ -149,22 +146,21 @@ def decoder_of(kind: Any) -> Decoder:
         return _mapping_decoder(args[1])
     if origin in (Union, types.UnionType):
         return _union_decoder(args)
-    return _scalar_decoder(kind)
+    return _scalar_decoder(kind, -_ROUNDING if kind in (int, float) else None)
 
 
-def _scalar_decoder(kind: type, is_quantity: bool = True) -> Decoder:
+def _scalar_decoder(kind: type, above: float | None = None) -> Decoder:
+    """The decoder of a plain type; its numbers are ``above`` one, where that is given, and below `MOST`."""
     allowed = (int, float) if kind is float else (kind,)
 
     def decode(value: Any, where: str) -> Any:
         if type(value) not in allowed:
             raise _mismatch(where, _name_type(kind), value)
-        if is_quantity and not 0 <= value < MOST and not (
-                -MOST < value < MOST and (_MOMENT.search(where) or kind is float and value > -_ROUNDING)):
+        if above is not None and not above < value < MOST:
             raise _RangeError(f"{where}: {shorten(value)} is no quantity; an unknown one is null")
         if type(value) is float and not math.isfinite(value):
             raise ProfileFormatError(f"{where}: {value} is no number")
         return value
-    is_quantity = is_quantity and kind in (int, float)
     return decode
 
 
@@ -174,7 +170,7 @@ class _RangeError(ProfileFormatError):
 
 def _union_decoder(kinds: tuple[Any, ...]) -> Decoder:
     optional = type(None) in kinds
-    decoders = [_scalar_decoder(kind, is_quantity=False) if str in kinds and kind in (int, float) else decoder_of(kind)
+    decoders = [_scalar_decoder(kind) if str in kinds and kind in (int, float) else decoder_of(kind)
                 for kind in kinds if kind is not type(None)]  # what may be a text too is a user's, and no quantity
 
     def decode(value: Any, where: str) -> Any:
