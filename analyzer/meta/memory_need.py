@@ -1,8 +1,8 @@
 """Memory that a kernel needs while it runs."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("regis
 the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
 A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`."""
 
+_Rule = TypeVar("_Rule")
 StageRule = Callable[[Signature], "tuple[Stage, ...]"]
 _rules: dict[Any, StageRule] = {}
 
@@ -49,12 +50,7 @@ def kernel_stages(*operators: Any) -> Callable[[StageRule], StageRule]:
     """Decorator: what CUDA kernels of ``operators`` (overload packets) hold while they run, from the specs of a call.
     For PyTorch's own; `register_memory_impl` says as much from outside, and goes before it.
     """
-    def add(rule: StageRule) -> StageRule:
-        for operator in operators:
-            assert operator not in _rules, operator
-            _rules[operator] = rule
-        return rule
-    return add
+    return _adder(_rules, operators)
 
 
 KernelMemory = tuple[tuple[Stage, ...], "tuple[int, ...] | None"]
@@ -65,10 +61,15 @@ _host_rules: dict[Any, HostRule] = {}
 
 def host_memory(*operators: Any) -> Callable[[HostRule], HostRule]:
     """Decorator: the same of the CPU's kernels of ``operators``, with the order of outputs."""
-    def add(rule: HostRule) -> HostRule:
+    return _adder(_host_rules, operators)
+
+
+def _adder(rules: dict[Any, _Rule], operators: Iterable[Any]) -> Callable[[_Rule], _Rule]:
+    """Decorator: one of ``rules`` for each of ``operators``, which have none."""
+    def add(rule: _Rule) -> _Rule:
         for operator in operators:
-            assert operator not in _host_rules, operator
-            _host_rules[operator] = rule
+            assert operator not in rules, operator
+            rules[operator] = rule
         return rule
     return add
 
