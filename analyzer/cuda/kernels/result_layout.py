@@ -26,13 +26,14 @@ def _in_order(name: str, position: int | None = None) -> Callable[..., Any]:
         results = op(*args, **kwargs)
         first, *rest = results if isinstance(results, tuple) else (results,)
         layout = _CONTIGUOUS if position is None else suggest_memory_format(args[position])
-        first, *rest = _laid_out(first, layout), *(_laid_out(r) for r in rest)
+        first = None if first is None else _laid_out(first, layout)
+        rest = [None if result is None else _laid_out(result) for result in rest]
         return (first, *rest) if isinstance(results, tuple) else first
     return shape
 
 
-def _laid_out(result: Tensor | None, layout: torch.memory_format = _CONTIGUOUS) -> Tensor | None:
-    return None if result is None else torch.empty_like(result, memory_format=layout)
+def _laid_out(result: Tensor, layout: torch.memory_format = _CONTIGUOUS) -> Tensor:
+    return torch.empty_like(result, memory_format=layout)
 
 
 # zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT): BinaryOps.cpp and Loss.cpp. empty({0}) that is resized:
@@ -46,7 +47,7 @@ for _name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backwa
 @host_shape("log_sigmoid_forward")
 def _log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
     """log_sigmoid_forward_cpu in Activation.cpp: both of a contiguous copy."""
-    return torch.empty_like(self, memory_format=_CONTIGUOUS), torch.empty_like(self, memory_format=_CONTIGUOUS)
+    return _laid_out(self), _laid_out(self)
 
 
 @host_shape("roll")
@@ -72,18 +73,20 @@ def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any,
 
 
 def _normalize_batch(name: str) -> Callable[..., Any]:
-    """batch_norm_cpu in Normalization.cpp: moments have the dtype of the weight, or of the input without one, and are
-    empty where running ones are used.
-    """
+    """batch_norm_cpu in Normalization.cpp: moments are empty where running ones are used."""
     in_order, has_mean = _in_order(name, 0), not name.endswith("no_stats")
 
     def shape(input: Tensor, weight: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        out, *moments = in_order(input, weight, *args, **kwargs)
-        dtype = input.dtype if weight is None else weight.dtype
-        if has_mean and not args[3]:
-            return out, *(input.new_empty(0, dtype=dtype) for _ in moments)
-        return (out, *(m.to(dtype) for m in moments))
+        out, *moments = _cast_moments(in_order(input, weight, *args, **kwargs), input, weight)
+        return (out, *(m.new_empty(0) if has_mean and not args[3] else m for m in moments))
     return shape
+
+
+def _cast_moments(results: tuple[Tensor, ...], input: Tensor, weight: Tensor | None) -> tuple[Tensor, ...]:
+    """The results of a norm, all but the first in the dtype of the weight, or of the input without one."""
+    out, *moments = results
+    dtype = input.dtype if weight is None else weight.dtype
+    return (out, *(m.to(dtype) for m in moments))
 
 
 for _name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats"):
@@ -110,18 +113,14 @@ def _batch_norm_gradients_on_host(*args: Any) -> Any:
 
 @host_shape("native_layer_norm")
 def _normalize_layer(input: Tensor, normalized_shape: list[int], weight: Tensor | None, *args: Any) -> Any:
-    """layer_norm.cpp: moments have the dtype of the weight, or of the input without one."""
-    out, *moments = aten.native_layer_norm.default(input, normalized_shape, weight, *args)
-    dtype = input.dtype if weight is None else weight.dtype
-    return (out, *(m.to(dtype) for m in moments))
+    """layer_norm.cpp."""
+    return _cast_moments(aten.native_layer_norm.default(input, normalized_shape, weight, *args), input, weight)
 
 
 @host_shape("native_group_norm")
 def _normalize_group(input: Tensor, weight: Tensor | None, *args: Any) -> Any:
-    """group_norm.cpp: as a layer's."""
-    out, *moments = aten.native_group_norm.default(input, weight, *args)
-    dtype = input.dtype if weight is None else weight.dtype
-    return (out, *(m.to(dtype) for m in moments))
+    """group_norm.cpp."""
+    return _cast_moments(aten.native_group_norm.default(input, weight, *args), input, weight)
 
 
 @host_shape("native_group_norm_backward")
