@@ -9,18 +9,26 @@ from analyzer.units import format_bytes
 _TOLD = 0.01  #: a range is told where it is wider than this share of the peak
 
 
-def format_peak(nbytes: int, known: tuple[int, int] | None) -> str:
+def format_peak(nbytes: int | None, known: tuple[int, int] | None) -> str:
     """A peak in bytes with its range.
 
-    >>> format_peak(2900 << 20, (2200 << 20, 2900 << 20)), format_peak(2900 << 20, (2890 << 20, 2900 << 20))
-    ('2.83 GiB (2.15 to 2.83)', '2.83 GiB')
+    >>> format_peak(2900 << 20, (2200 << 20, 2900 << 20)), format_peak(None, None)
+    ('2.83 GiB (2.15 to 2.83)', '-')
     """
-    text = format_bytes(nbytes)
-    if known is None or known[1] - known[0] <= _TOLD * nbytes:
-        return text
-    unit = text.partition(" ")[2]
-    low, high = (end.removesuffix(f" {unit}") if end.endswith(f" {unit}") else end for end in map(format_bytes, known))
-    return f"{text} ({low} to {high})"
+    between = format_range(nbytes, known)
+    return format_bytes(nbytes) + (f" ({between})" if between else "")
+
+
+def format_range(nbytes: int | None, known: tuple[int, int] | None) -> str:
+    """The range of a peak, its unit only where that is another; nothing where the range says next to nothing.
+
+    >>> format_range(2900 << 20, (900 << 20, 2900 << 20)), format_range(2900 << 20, (2890 << 20, 2900 << 20))
+    ('900.00 MiB to 2.83', '')
+    """
+    if nbytes is None or known is None or known[1] - known[0] <= _TOLD * nbytes:
+        return ""
+    unit = format_bytes(nbytes).partition(" ")[2]
+    return " to ".join([format_bytes(end).removesuffix(f" {unit}") for end in known])
 
 
 def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from .fits import check_fit, find_least_need
 from .fused import list_fused_times, title_fused
 from .holder_group import group_holders, print_groups
 from .notation import list_notations
-from .peak import list_peaks
+from .peak import format_peak
 from .speed import describe_seconds, format_step, list_rates
 
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
@@ -97,8 +97,9 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
 
 def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:
     ended = p.out_of_memory is not None
-    peaks = {"allocated": UNKNOWN, "reserved": UNKNOWN, **dict(list_peaks(p))}
-    peak = lay_out(("", "Size"), [*peaks.items(), *_list_beyond(p)])
+    peak = lay_out(("", "Size"), [
+        ("allocated", format_peak(p.peak_allocated_bytes, p.peak_allocated_bytes_range)),
+        ("reserved", format_peak(p.peak_reserved_bytes, p.peak_reserved_bytes_range)), *_list_beyond(p)])
     if peak:
         yield "Peak memory" + (" until it ran out" if ended else ""), peak
     if ended and p.holders:

@@ -7,11 +7,10 @@ from typing import NamedTuple
 from analyzer.report.bound import find_remedy
 from analyzer.report.column import format_quantity
 from analyzer.report.communication import sum_exposed
-from analyzer.report.peak import list_peaks
+from analyzer.report.peak import format_peak, format_range
 from analyzer.report.speed import describe_seconds, format_step, read_rate
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.profile import Profile
-from analyzer.units import UNKNOWN
 
 _STATES = {True: "fits", False: "fails", None: "unknown"}
 
@@ -73,10 +72,10 @@ def list_tiles(p: Profile) -> Iterator[Tile]:
     ('Parameters', '3', '12 B')
     """
     size = format_quantity
-    peaks = {"allocated": UNKNOWN, "reserved": UNKNOWN, **dict(list_peaks(p))}
-    allocated, _, between = peaks["allocated"].partition(" (")
-    yield Tile("Peak allocated", allocated, f"{peaks['reserved']} reserved",
-               "At most, over the first and a later step" + (f": {between.rstrip(')')}." if between else "."))
+    between = format_range(p.peak_allocated_bytes, p.peak_allocated_bytes_range)
+    yield Tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
+               f"{format_peak(p.peak_reserved_bytes, p.peak_reserved_bytes_range)} reserved",
+               "At most, over the first and a later step" + (f": {between}." if between else "."))
     if p.step_seconds is not None:
         low_high = format_step(p).partition(" (")[2].rstrip(")")
         note = f"{p.how_timed}, {low_high}" if low_high else p.how_timed
