@@ -56,7 +56,6 @@ class ProfileBuilder:
         self.is_unfinished = find_unfinished(log)
         self.phase_rows = self._merge(a.phases for a in annotations)
         self.totals = self._merge(({0: a.totals} for a in annotations), may_end=True)[0]
-        self.taken_for_granted: list[str] = []
 
     def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
         """The profile, with ``facts`` in place of what the log says. Sums are made at once. Where the log is final, so
@@ -64,11 +63,11 @@ class ProfileBuilder:
         first.
         """
         sums = {**self._find_sums(), **facts}
-        self.taken_for_granted = self.log.assumptions + [text for a in self.annotations for text in a.assumptions]
+        assumptions = [*self.log.assumptions, *(text for a in self.annotations for text in a.assumptions)]
         groups: Groups = {self._find_nodes: ("nodes",), self._find_communication: ("comm",),
                   self._find_modules: ("modules", "module_calls", "operators"),
                   self._find_spans: ("spans",),
-                  self._find_bounds: (*_BOUNDS, "assumptions"),
+                  functools.partial(self._find_bounds, assumptions): (*_BOUNDS, "assumptions"),
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category")}
         if is_final:
             return Profile.deferred(sums, groups)
@@ -88,19 +87,19 @@ class ProfileBuilder:
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths)}
 
-    def _find_bounds(self) -> dict[str, Any]:
+    def _find_bounds(self, assumptions: list[str]) -> dict[str, Any]:
         """What peaks of memory rest on, and all that was taken for granted."""
         ranges = {name: self.totals.get(name) for name in _BOUNDS}
-        assumptions = self.taken_for_granted
-        for find in [a.find_peaks for a in self.annotations if a.find_peaks is not None][-1:]:
-            peaks = find()
-            for name in ranges:
-                found = peaks.range_of(name.removeprefix("peak_").removesuffix("_range"))
-                ends = [end for known in (ranges[name], found) for end in known or ()]
-                ranges[name] = (min(ends), max(ends)) if ends else None
-            text = peaks.describe()
-            assumptions = assumptions if text is None else [*assumptions, text]
-        return {**ranges, "assumptions": tuple(assumptions)}
+        finders = [a.find_peaks for a in self.annotations if a.find_peaks is not None]
+        if not finders:
+            return {**ranges, "assumptions": tuple(assumptions)}
+        peaks = finders[-1]()
+        for name in ranges:
+            found = peaks.range_of(name.removeprefix("peak_").removesuffix("_range"))
+            ends = [end for known in (ranges[name], found) for end in known or ()]
+            ranges[name] = (min(ends), max(ends)) if ends else None
+        text = peaks.describe()
+        return {**ranges, "assumptions": (*assumptions, *([] if text is None else [text]))}
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
         phases = list_finished_phases(self.log)
