@@ -6,7 +6,7 @@ import inspect
 import operator
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ class ReadValues:
         self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i))
                         for i in dict.fromkeys(i for i, _ in self.fixed)]
         self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
-        inside = self._find_inside(list(modules.values()))
+        inside = _find_inside(modules.values())
         held = [(name, value) for _, name, value in (*self.values, *self.computed) if type(value) not in VALUES]
         #: an attribute through which more can be reached
         self.outside = next((name for name, value in held if reaches_outside(value, inside)), None)
@@ -102,15 +102,6 @@ class ReadValues:
         self._own = [
             _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
         ]
-
-    def _find_inside(self, modules: Sequence[nn.Module]) -> dict[int, Any]:
-        """The modules of the block and what they register, by id."""
-        inside: dict[int, Any] = dict.fromkeys(map(id, modules))
-        for module in modules:
-            contents = module.__dict__
-            inside.update(dict.fromkeys(map(id, (contents, *(contents[name] for name in REGISTRIES)))))
-            inside.update((id(t), t) for held in (module._parameters, module._buffers) for t in held.values())
-        return inside
 
     def hold_for_isomorph(self, isomorph: Any) -> bool:
         """As `hold_for`, for a block that was found to be like the one whose values these are."""
@@ -152,6 +143,16 @@ class ReadValues:
             if not _same(mine, theirs, self.positions, where):
                 return False
         return True
+
+
+def _find_inside(modules: Iterable[nn.Module]) -> set[int]:
+    """The ids of modules and of what they register."""
+    inside: set[int] = set()
+    for module in modules:
+        contents = module.__dict__
+        inside.update(map(id, (module, contents, *(contents[name] for name in REGISTRIES))))
+        inside.update(id(t) for held in (module._parameters, module._buffers) for t in held.values())
+    return inside
 
 
 class _Own:

@@ -156,7 +156,7 @@ class StateFingerprint:
 
     def _capture_reached(self, name: str, value: Any, own: bool) -> None:
         """What reachable code finds under a name."""
-        if not own and reaches_outside(value, dict.fromkeys(self._own_modules)):
+        if not own and reaches_outside(value, self._own_modules):
             self._give_up(f"its code names {name or 'a variable'}, which leads to modules or tensors outside of it")
         if isinstance(value, nn.Module):
             for module in value.modules():

@@ -9,7 +9,16 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+)
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
@@ -64,17 +73,17 @@ def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | Non
     return tuple((k, type(v), v) for k, v in found) if is_plain else None  # type: ignore[misc]
 
 
-def reaches_outside(value: Any, inside: Mapping[int, Any]) -> bool:
+def reaches_outside(value: Any, inside: Container[int]) -> bool:
     """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
     return not all(_list_reached(value, inside))
 
 
-def reaches_inside(value: Any, inside: Mapping[int, Any]) -> bool:
+def reaches_inside(value: Any, inside: Container[int]) -> bool:
     """Whether something that is ``inside`` (by id) can be reached from ``value``."""
     return any(_list_reached(value, inside))
 
 
-def _list_reached(value: Any, inside: Mapping[int, Any]) -> Iterator[bool]:
+def _list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
     """Of each thing ``inside``, and each module or tensor, that is reached from ``value``: whether it is inside. What
     cannot be looked through is not.
     """
