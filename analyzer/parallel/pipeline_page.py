@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, columns_of
 from analyzer.report.page.headline import headline_part
@@ -14,7 +15,6 @@ from .stage_action import RankTime, StageAction
 
 WAIT = "wait"
 _MOST_ACTIONS = 100_000  # of more, transfers are left out: a file must open within seconds
-_PICOSECONDS = 10**12
 _SPAN_FIELDS = ("rank", "kind", "stage", "micro_batch", "peer")
 _SECONDS = ("compute_seconds", "optimizer_seconds", "exposed_transfer_seconds", "exposed_group_seconds",
             "bubble_seconds", "warmup_seconds")
@@ -58,8 +58,8 @@ def describe_pipeline(ranks: Sequence[RankTime], actions: Sequence[StageAction],
     last_forward = {a.rank: a.end for a in actions if a.kind == "forward"}  # each rank's are in its order
     cooldown = [max(0.0, step_seconds - max(rank.warmup_seconds, last_forward.get(rank.rank, 0.0))) for rank in ranks]
     return {"step_seconds": step_seconds, "leaves_out_transfers": leaves_out,
-            "spans": {**columns_of(spans, _SPAN_FIELDS), "start": [round(a.start * _PICOSECONDS) for a in spans],
-                      "end": [round(a.end * _PICOSECONDS) for a in spans]},
+            "spans": {**columns_of(spans, _SPAN_FIELDS), "start": [round(a.start * PICOSECONDS) for a in spans],
+                      "end": [round(a.end * PICOSECONDS) for a in spans]},
             "ranks": {"rank": [rank.rank for rank in ranks],
                       "stages": [", ".join(map(str, rank.stages)) for rank in ranks], **columns_of(ranks, _SECONDS),
                       "steady_seconds": [max(0.0, step_seconds - rank.warmup_seconds - cool)

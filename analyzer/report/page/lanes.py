@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.report.communication import sum_exposed
 from analyzer.results.profile import Profile
 from analyzer.results.span import SpanInfo
 
 _MOST_SPANS = 100_000  # a file of 10,000 nodes has about 60,000
-_PICOSECONDS = 10**12  # in a second: what schedules count in
 
 
 def describe_lanes(profile: Profile) -> dict[str, Any] | None:
@@ -31,8 +31,8 @@ def describe_lanes(profile: Profile) -> dict[str, Any] | None:
         places = {text: i for i, text in enumerate(texts[field])}
         columns[field] = [places[value] for value in values]
     return {"texts": texts, "columns": columns, "merged": merged, "exposed_seconds": sum_exposed(profile),
-            "start": [round(span.start_seconds * _PICOSECONDS) for span in spans],
-            "seconds": [round(span.seconds * _PICOSECONDS) for span in spans]}
+            "start": [round(span.start_seconds * PICOSECONDS) for span in spans],
+            "seconds": [round(span.seconds * PICOSECONDS) for span in spans]}
 
 
 def _merge(spans: Sequence[SpanInfo]) -> Iterator[SpanInfo]:
