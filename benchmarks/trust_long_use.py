@@ -51,9 +51,9 @@ class Course(NamedTuple):
         return tuple(after / before for before, after in zip(self.first, self.last))
 
 
-def run_rounds(name: str, one: Callable[[int], object], rounds: int) -> Course:
-    """Call ``one`` with the number of each round, and look at the process in twenty places."""
-    step = max(1, rounds // 20)
+def run_rounds(name: str, one: Callable[[int], object], rounds: int, looks: int = 20) -> Course:
+    """Call ``one`` with the number of each round, and look at the process in so many places."""
+    step = max(1, rounds // looks)
     levels = []
     for start in range(0, rounds, step):
         began = time.process_time()
