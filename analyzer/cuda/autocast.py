@@ -40,6 +40,8 @@ class _Local(threading.local):
 _local = _Local()
 
 _policies = cache(read_policies)
+# Since pytorch/pytorch#165068: what is cast without gradients can be used with them.
+_CASTS_WITH_GRADIENTS = torch.__version__ >= (2, 11)
 
 
 def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
@@ -48,18 +50,22 @@ def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
 
 
 def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: str) -> Tensor:
-    """``x`` as ``dtype`` where autocast may touch it; the cast of a float32 leaf that needs a gradient is kept."""
+    """``x`` as ``dtype`` where autocast may touch it; the cast of a float32 leaf that needs a gradient is kept, and has
+    a gradient itself, which operators see.
+    """
     if x.dtype is dtype or not _is_eligible(state, x, device_type):
         return x
     keep = (dtype is torch.get_autocast_dtype(device_type) and x.dtype is torch.float32 and x.requires_grad
-            and x.is_leaf and not x._is_view() and torch.is_autocast_cache_enabled())
+            and x.is_leaf and not x._is_view() and torch.is_autocast_cache_enabled()
+            and not (_CASTS_WITH_GRADIENTS and torch.is_inference_mode_enabled()))
     if not keep:
         return torch.ops.aten.to.dtype(x, dtype)  # type: ignore[no-any-return]
     key: int = x._cdata  # the C++ object: the same as long as the weak reference lives
     found = _local.cache.get(key)
     if found is not None and found[0]() is x:
         return found[1]
-    cast: Tensor = torch.ops.aten.to.dtype(x, dtype)
+    with torch.set_grad_enabled(_CASTS_WITH_GRADIENTS or torch.is_grad_enabled()):
+        cast: Tensor = torch.ops.aten.to.dtype(x, dtype)
     _local.cache[key] = (TensorWeakRef(x), cast)
     return cast
 

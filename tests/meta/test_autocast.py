@@ -190,6 +190,28 @@ def test_the_cast_of_a_float32_leaf_lives_as_long_as_the_outermost_region(mode, 
     assert len([c for c in mode.state.recorder.casts() if c == ((64, 64), BF16)]) == (1 if kept else 2)
 
 
+def test_what_is_cast_without_gradients_is_used_with_them_as_torch_does():
+    """The oracle is torch itself, on data: since 2.11 a cast is kept with its gradient, and none in inference mode."""
+    def run():
+        weight, x = torch.rand(4, 4, requires_grad=True), torch.rand(2, 4)
+        with torch.autocast("cpu", BF16):
+            with torch.no_grad():
+                first = x @ weight
+            return first.requires_grad, (x @ weight).requires_grad
+
+    real = run()
+    with MetaTensorMode():
+        assert run() == real == (False, torch.__version__ >= (2, 11))
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="torch kept casts in inference mode too")
+def test_inference_mode_keeps_no_cast(mode):
+    weight, x = rand(8, 8, grad=True), rand(4, 8)
+    with torch.inference_mode(), torch.autocast("cuda", BF16):
+        x @ weight, x @ weight
+    assert mode.state.recorder.casts().count(((8, 8), BF16)) == 2
+
+
 def test_the_cache_can_be_switched_off(mode):
     weight, x = rand(8, 8, grad=True), rand(4, 8)
     with torch.autocast("cuda", BF16, cache_enabled=False):
