@@ -20,8 +20,8 @@ FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedS
 
 
 def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
-    """``tree`` with every tensor replaced by one of the same specs on ``device``; shared storages stay shared. Small
-    tensors with data keep their values (they are read only if the model asks for them).
+    """``tree`` with every tensor replaced by one of the same specs on ``device``; shared storages stay shared, and
+    views stay views. Small tensors with data keep their values (they are read only if the model asks for them).
     """
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
@@ -30,7 +30,9 @@ def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
             return value
         if id(value) not in made:
             if value.layout is torch.strided:
-                out = _on_fake_storage(state, value, device, storages).requires_grad_(value.requires_grad)
+                base = _base_to_copy(value)
+                out = _on_fake_storage(state, value, device, storages) if base is None else _view(replace(base), value)
+                out = out.requires_grad_(value.requires_grad)
             else:
                 out = torch.empty_like(value, device=META)
                 out.__dict__["_device"] = device
@@ -39,6 +41,23 @@ def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
         return made[id(value)]
     with without_modes():
         return pytree.tree_map(replace, tree)
+
+
+def _base_to_copy(tensor: Tensor) -> Tensor | None:
+    """What an argument is a view of, where the fake one must be such a view too: autocast keeps no cast of a view, and
+    what is written to one has a gradient through its base.
+    """
+    base = tensor._base if tensor.is_leaf else None
+    if base is None or base.requires_grad or base.dtype is not tensor.dtype or base.layout is not torch.strided:
+        return None
+    return base
+
+
+def _view(base: Tensor, like: Tensor) -> Tensor:
+    with torch.enable_grad():  # autograd refuses writes to views that were made without
+        out = torch.as_strided(base, like.size(), like.stride(), like.storage_offset())
+    out.__class__ = MetaTensor
+    return out
 
 
 def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
