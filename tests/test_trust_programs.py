@@ -82,6 +82,28 @@ def test_programs_that_were_told_wrongly(forward: tuple[str, ...]) -> None:
     assert hold(program, compare_step) == hold(program, compare_traced) == EQUAL
 
 
+GAPS = "torch.rand(2, 4, 16)[..., ::2].requires_grad_()"
+FOUND_BY_INPUTS = {
+    "the cast of a weight in inference has a gradient": TensorProgram(
+        ("torch.rand(2, 8, 4).mT",), PLAIN.init, ("v0 = self.l0(x0).detach()",), "v0", torch.bfloat16),
+    "the cast of an input that is a view is not kept": TensorProgram(
+        (GAPS,), (), ("v0 = x0 @ x0.mT", "v0 = v0 @ x0"), "v0", torch.bfloat16),
+    "a write to an input that is a view": TensorProgram(
+        ("torch.rand(2, 4, 16)[..., ::2]",), PLAIN.init, ("v0 = x0.add_(self.l0.bias)",), "v0"),
+    "the gradients of weights that are transposed": TensorProgram(
+        ("torch.rand(2, 4, 8).requires_grad_()", "torch.rand(3, 5, 4).mT.requires_grad_()"), (),
+        ("v0 = F.conv1d(x0, x1)",), "v0"),
+    "activations of what overlaps": TensorProgram(
+        ("torch.rand(2, 4, 8).unfold(1, 2, 1).requires_grad_()",), (),
+        ("v0 = F.logsigmoid(x0) + F.elu(x0.index_fill(1, x0.new_zeros(1).long(), 2))",), "v0"),
+}
+
+
+@pytest.mark.parametrize("program", FOUND_BY_INPUTS.values(), ids=FOUND_BY_INPUTS)
+def test_inputs_that_were_told_wrongly(program: TensorProgram) -> None:
+    assert hold(program, compare_step) == EQUAL
+
+
 def test_a_program_is_alike_every_time() -> None:
     assert draw_number(7) == draw_number(7) != draw_number(8)
     (model, (x,)), (other, (y,)) = PLAIN.build(), PLAIN.build()

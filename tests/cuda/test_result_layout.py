@@ -1,6 +1,7 @@
 """Layouts and dtypes of what operators return, on a simulated CPU as its own kernels give them."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,62 @@ def test_layouts_are_those_of_the_kernels(name: str) -> None:
                 assert list_layouts(CASES[name], make, *dtypes) == real, (order, dtypes)
             tried += 1
     assert tried >= 8
+
+
+GRADIENTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "elu": lambda g, x: aten.elu_backward(g, 1, 1, 1, False, x),
+    "hardtanh": lambda g, x: aten.hardtanh_backward(g, x, 0, 6),
+    "hardsigmoid": lambda g, x: aten.hardsigmoid_backward(g, x),
+    "hardswish": lambda g, x: aten.hardswish_backward(g, x),
+    "softplus": lambda g, x: aten.softplus_backward(g, x, 1, 20),
+    "logit": lambda g, x: aten.logit_backward(g, x, 0.1),
+    "relu": lambda g, x: aten.threshold_backward(g, x, 0),
+    "leaky_relu": lambda g, x: aten.leaky_relu_backward(g, x, 0.1, False),
+    "rrelu": lambda g, x: aten.rrelu_with_noise_backward(g, x, torch.ones(4, 6, 8, dtype=x.dtype), 0, 1, True, False),
+    "rrelu, evaluation": lambda g, x: aten.rrelu_with_noise_backward(g, x, x, 0, 1, False, False),
+    "rrelu itself": lambda g, x: aten.rrelu_with_noise(x, torch.ones(4, 6, 8, dtype=x.dtype), 0, 1, True),
+    "prelu": lambda g, x: aten._prelu_kernel_backward(g, x, torch.ones(6, 1, dtype=x.dtype)),
+    "logsigmoid": lambda g, x: aten.log_sigmoid_backward(g, x, torch.ones(4, 6, 8, dtype=x.dtype)),
+    "dropout": lambda g, x: aten.native_dropout_backward(g, x > 0, 2),
+    "index_fill": lambda g, x: x.index_fill(1, torch.zeros(1, dtype=torch.long), 2),
+}
+ORDERED: tuple[Callable[[torch.dtype], Tensor], ...] = (
+    lambda dtype: torch.ones(4, 6, 8, dtype=dtype), lambda dtype: torch.ones(4, 8, 6, dtype=dtype).mT,
+    lambda dtype: torch.ones((), dtype=dtype).expand(4, 6, 8), lambda dtype: torch.ones(8, dtype=dtype).expand(4, 6, 8),
+    lambda dtype: torch.ones(4, 13, dtype=dtype).unfold(1, 6, 1).mT,  # elements that lie one over another
+)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_is_ordered_by_the_operand_that_the_kernel_names_first(name: str) -> None:
+    def find(dtype: torch.dtype) -> list[Any]:
+        found = [GRADIENTS[name](gradient(dtype), x(dtype)) for gradient in ORDERED for x in ORDERED]
+        return [[one.stride() for one in (r if isinstance(r, tuple) else (r,))] for r in found]
+
+    for dtype in (torch.float32, BF16):
+        real = find(dtype)
+        with MetaTensorMode():
+            assert find(dtype) == real
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_a_convolution_and_its_gradients_lie_as_in_the_kernels(dimensions: int) -> None:
+    def arrange(*sizes: int, dtype: torch.dtype, is_last: bool) -> Tensor:
+        t = torch.ones(sizes, dtype=dtype)
+        return t.movedim(1, -1).contiguous().movedim(-1, 1) if is_last else t
+
+    def find(dtype: torch.dtype, images: bool, weights: bool, window: int, batch: int) -> list[Any]:
+        x = arrange(batch, 4, *[5] * dimensions, dtype=dtype, is_last=images)
+        w = arrange(2, 4, *[window] * dimensions, dtype=dtype, is_last=weights)
+        settings = [1] * dimensions, [0] * dimensions, [1] * dimensions, False, [0] * dimensions, 1
+        out = aten.convolution(x, w, None, *settings)
+        found = aten.convolution_backward(out, x, w, [2], *settings, [True] * 3)
+        return [[step for size, step in zip(t.shape, t.stride()) if size > 1] for t in (out, *found)]
+
+    cases = list(itertools.product((torch.float32, torch.float64), (False, True), (False, True), (1, 2), (1, 2)))
+    real = [find(*case) for case in cases]
+    with MetaTensorMode():
+        assert [find(*case) for case in cases] == real
 
 
 def test_a_layer_norm_of_a_transposed_matrix_has_contiguous_gradients_on_cuda() -> None:

@@ -44,6 +44,18 @@ for _name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backwa
     device_shape(_name, on_any_device=True)(_in_order(_name))
 
 
+def _copied(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The meta kernel of an operator that writes to a copy of its first argument (clone, Preserve)."""
+    def shape(self: Tensor, *args: Any) -> Tensor:
+        op(self, *args)  # which refuses what it must
+        return torch.empty_like(self)
+    return shape
+
+
+for _name in ("index_fill.int_Scalar", "index_fill.int_Tensor"):  # TensorAdvancedIndexing.cpp
+    device_shape(_name, on_any_device=True)(_copied(overloads(_name)[0]))
+
+
 @host_shape("log_sigmoid_forward")
 def _log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
     """log_sigmoid_forward_cpu in Activation.cpp: both of a contiguous copy."""

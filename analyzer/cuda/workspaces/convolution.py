@@ -11,15 +11,14 @@ devices may choose otherwise, so a profile tells what rests on them (`list_infer
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, host_shape
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec, spec_of
+from analyzer.meta.spec import TensorSpec
 
 from .kernel_temporary import is_contiguous
 from .reduction import accumulate_bytes, reduction_blocks
@@ -84,9 +83,14 @@ def _is_channels_last(t: TensorSpec) -> bool:
     return True
 
 
-def _suggests_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
+def suggests_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
     """``cudnn_conv_suggest_memory_format`` in ConvUtils.h."""
-    return x.dtype != torch.float64 and len(w) in (4, 5) and (_is_channels_last(x) or _is_channels_last(w))
+    return x.dtype != torch.float64 and either_is_channels_last(x, w)
+
+
+def either_is_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
+    """Whether images or weights lie so, which the other functions there ask for as well."""
+    return len(w) in (4, 5) and (_is_channels_last(x) or _is_channels_last(w))
 
 
 def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
@@ -117,7 +121,7 @@ class _Convolution:
                  transposed: bool) -> None:
         self.x, self.y, self.w = x, y, w
         self.groups = groups
-        self.channels_last = _suggests_channels_last(x, w)
+        self.channels_last = suggests_channels_last(x, w)
         is_one_each = groups > 1 and groups == x[1] and w[0] % x[1] == 0
         self.is_depthwise = is_one_each and not transposed and not self.channels_last
         self.is_product = groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
@@ -207,29 +211,6 @@ class _Convolution:
             return 0
         partial = tiles * (multiprocessors // tiles) if tiles < multiprocessors else multiprocessors
         return partial * _TILE_BYTES + 4 * tiles
-
-
-@device_shape("convolution")
-def convolve(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
-    """The output of a CUDA convolution: channels last where cuDNN runs so, which torch's meta kernel cannot know."""
-    out: torch.Tensor = _aten.convolution.default(input, weight, *args)
-    return _put_channels_last(out, input, weight) if torch.backends.cudnn.enabled else out
-
-
-@host_shape("convolution")
-def convolve_on_host(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
-    """The same on a CPU, but for float64: mkldnn_conv_use_channels_last in ConvUtils.h."""
-    out: torch.Tensor = _aten.convolution.default(input, weight, *args)
-    return out if out.dtype is torch.float64 else _put_channels_last(out, input, weight)
-
-
-def _put_channels_last(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``out`` in the order that an argument suggests; one dimension is run as two (Convolution.cpp, view4d)."""
-    if out.dim() == 3:
-        return _put_channels_last(out.unsqueeze(2), input.contiguous().unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
-    if not _suggests_channels_last(spec_of(input), spec_of(weight)):
-        return out
-    return out.contiguous(memory_format=torch.channels_last if out.dim() == 4 else torch.channels_last_3d)
 
 
 def list_inferred(signature: Signature) -> tuple[Inferred, ...]:

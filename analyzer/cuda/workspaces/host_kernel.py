@@ -21,11 +21,11 @@ def _convolution_backward(signature: Signature) -> KernelMemory:
     Without oneDNN groups run one by one, and their results are joined in the order of the outputs: Convolution.cpp.
     """
     _, x, w, _, stride, _, dilation, _, _, groups, _ = signature.args
-    is_joined = groups > 1 and not _uses_onednn(x, w, stride, dilation, groups)
+    is_joined = groups > 1 and not uses_onednn(x, w, stride, dilation, groups)
     return (), None if is_joined else (0, 2, 1)
 
 
-def _uses_onednn(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[int], groups: int) -> bool:
+def uses_onednn(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[int], groups: int) -> bool:
     """Convolution.cpp, use_mkldnn; processor and threads are taken to be this machine's."""
     if not torch._C._get_mkldnn_enabled():
         return False
