@@ -41,7 +41,7 @@ _local = _Local()
 
 _policies = cache(read_policies)
 # Since pytorch/pytorch#165068: what is cast without gradients can be used with them.
-_CASTS_WITH_GRADIENTS = torch.__version__ >= (2, 11)
+_CASTS_WITH_GRADIENTS = torch.__version__ >= "2.11"
 
 
 def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
