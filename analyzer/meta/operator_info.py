@@ -20,6 +20,13 @@ _OVERWRITES = {"fill_", "zero_", "copy_"}
 _UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_",
              "view_as_complex"}
 
+# What may be written to a tensor whose elements lie one over another: what gives each the same (no check of overlaps in
+# Fill.cpp and Activation.cpp), what only warns (TensorAdvancedIndexing.cpp), and kernels without TensorIterator. All
+# others refuse it: assert_no_internal_overlap in MemoryOverlap.cpp.
+_WRITES_OVERLAPS = {"fill_.Scalar", "zero_", "_foreach_zero_", "fill_diagonal_", "threshold_", "masked_fill_.Scalar",
+                    "masked_fill_.Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor", "index_put_", "tril_",
+                    "triu_", "conj_physical_", "addmv_", "baddbmm_"}
+
 # Outputs that CUDA kernels put on the host: seed and offset of the random numbers, outside of graph capture
 # (_efficient_attention_forward in aten/src/ATen/native/transformers/cuda/attention.cu).
 _HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_attention_forward": (2, 3)}
@@ -31,7 +38,7 @@ class OperatorInfo:
     __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
                  "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
-                 "is_foreach", "is_estimated", "composition", "communicates")
+                 "is_foreach", "is_estimated", "composition", "communicates", "refuses_overlaps")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -58,6 +65,10 @@ class OperatorInfo:
         self.filler = self.name in _FILLERS
         self.tests_finiteness = self.name in TESTS and not self.mutated
         self.is_foreach = self.name.startswith("_foreach")
+        is_inplace = self.name.endswith("_") and (not self.name.startswith("_") or self.is_foreach)
+        self.refuses_overlaps = (op.namespace == "aten" and is_inplace and torch.Tag.inplace_view not in tags
+                                 and self.name not in _UNCACHED
+                                 and self.text.removeprefix("aten.").removesuffix(".default") not in _WRITES_OVERLAPS)
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED

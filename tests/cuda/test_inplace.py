@@ -117,3 +117,44 @@ def test_the_simulation_works_in_place_where_torch_does(name, device, make_recor
         mode.state.recorder = recorder = make_recorder()
         CASES[name](device)
     assert Counter(n for n in recorder.names() if n in NAMES) == Counter(outermost(prof.events())) != Counter()
+
+
+ROWS = torch.tensor([0, 1])
+WRITES = {
+    "add_": lambda x: x.add_(1), "a comparison": lambda x: x.gt_(0), "relu_": lambda x: x.relu_(),
+    "copy_": lambda x: x.copy_(torch.ones(3)), "a part": lambda x: x[:, :2].mul_(2),
+    "a number into a part": lambda x: x.__setitem__((slice(None), 0), 1.0), "normal_": lambda x: x.normal_(),
+    "scatter_": lambda x: x.scatter_(0, torch.zeros(3, 3, dtype=torch.long), 1.0), "addmm_": lambda x: x.addmm_(x, x),
+    "index_add_": lambda x: x.index_add_(0, ROWS, torch.ones(2, 3)), "cumsum_": lambda x: x.cumsum_(0),
+    "dropout": lambda x: F.dropout(x, 0.5, True, True), "a list": lambda x: torch._foreach_mul_([x], 2.0),
+    "a row": lambda x: x[0].add_(1), "fill_": lambda x: x.fill_(1.0), "zero_": lambda x: x.zero_(),
+    "a mask": lambda x: x.masked_fill_(x > 0, 1.0), "by index": lambda x: x.__setitem__(ROWS, 1.0),
+    "index_fill_": lambda x: x.index_fill_(0, ROWS, 1.0), "triu_": lambda x: x.triu_(),
+    "nothing": lambda x: x[:0].add_(1), "what overlaps otherwise": lambda x: torch.ones(6).unfold(0, 3, 1).add_(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Use of")
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_to_an_expanded_tensor_is_refused_where_torch_refuses_it(name):
+    def refuses():
+        try:
+            WRITES[name](torch.ones(1, 3).expand(3, 3))
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    real = refuses()
+    with MetaTensorMode():
+        told = refuses()
+    assert (real is None) == (told is None)
+    if told is not None:
+        assert "where one place in memory is several elements, as it was expanded: clone() it before" in told
+
+
+def test_some_writes_are_refused_and_some_are_not():
+    x = torch.ones(1, 3).expand(3, 3)
+    with MetaTensorMode(), pytest.raises(RuntimeError, match=r"aten.add_.Tensor writes to a tensor of \[3, 3\] with "):
+        x.add_(1)
+    with MetaTensorMode():
+        assert x.fill_(1.0) is x

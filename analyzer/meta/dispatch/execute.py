@@ -18,7 +18,7 @@ from analyzer.meta.storage import MetaStorage, next_number
 from analyzer.meta.tensor import META, MetaTensor, attach, kernel, parts_of
 
 from .account import hold_before
-from .layout import lay_out_pointwise
+from .layout import is_expanded, lay_out_pointwise
 from .output_cache import NEW, SAME, VIEW, Entry, entries, make_recipes, remember
 from .resolve import OperatorCall, result_device
 
@@ -105,6 +105,8 @@ def _view(base: Tensor, shape: Any, stride: Any, offset: int) -> Tensor:
 def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
     """Run the kernel, give devices to what it returns, and remember how to make that again."""
     info, args, kwargs, tensors = call.info, call.args, call.kwargs, call.tensors
+    if info.refuses_overlaps:
+        _check_overlaps(call)
     device = result_device(state, call.storages, kwargs.get("device"))
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     inputs = tuple(spec_of(t) for t in tensors)
@@ -212,6 +214,15 @@ def _check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:
     if len(dtypes) > 1:
         names = " and ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise RuntimeError(f"{op.overloadpacket}: expected its tensors to have the same dtype, but got {names}")
+
+
+def _check_overlaps(call: OperatorCall) -> None:
+    """Raise RuntimeError where an expanded tensor is written to: kernels on CPU and CUDA do, those on meta do not."""
+    for _, t in call.written():
+        if t.layout is torch.strided and is_expanded(t) and t.numel():
+            raise RuntimeError(
+                f"{call.info.text} writes to a tensor of {list(t.shape)} with strides {list(t.stride())}, where one "
+                "place in memory is several elements, as it was expanded: clone() it before")
 
 
 def _no_kernel(state: MetaState, func: Any, error: RuntimeError) -> UnsupportedOperatorError:

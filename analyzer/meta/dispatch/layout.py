@@ -21,7 +21,7 @@ def lay_out_pointwise(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, An
         return result
     given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim()]
     dtypes = {t.dtype for t in given} - {torch.bool}
-    if len(given) < 2 or dtypes == {torch.float32} or not any(map(_is_expanded, given)):
+    if len(given) < 2 or dtypes == {torch.float32} or not any(map(is_expanded, given)):
         return result
     if kind == "cpu" and len(dtypes) > 1:
         return result
@@ -39,7 +39,8 @@ def like_sum(one: Tensor, other: Tensor) -> Tensor:
     return torch.empty_strided(total.shape, total.stride(), dtype=one.dtype, device=one.device)
 
 
-def _is_expanded(tensor: Tensor) -> bool:
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether one place in memory is several of its elements."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride()))
 
 
