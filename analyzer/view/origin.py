@@ -1,4 +1,6 @@
-"""How a saved profile was made, and whether it may be made again: code runs only where a command line names it."""
+"""How a saved profile was made, and whether it may be made again: code runs, and other files are read, only where a
+command line names them.
+"""
 from __future__ import annotations
 
 import argparse
@@ -6,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from analyzer.api.prediction import parse_command
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.hardware.device_file import is_device_file
 from analyzer.recipe.optimizer import OPTIMIZERS
 from analyzer.results.command import CommandInfo, Option
 from analyzer.results.profile import Profile
 from analyzer.zoo.target import names_own_code
+from analyzer.zoo.transformers_models import names_file
 
 from .setting import check_command
 
@@ -67,7 +71,7 @@ def _check(origin: Origin, target: str | None) -> Origin:
 
 
 def _find_own_code(arguments: argparse.Namespace, target: str | None) -> str:
-    """Why options may not run; empty where they may."""
+    """Why options may not run, or may not be looked up; empty where they may."""
     rule = "code that runs only where a command line names it: analyzer"
     if arguments.target != target and names_own_code(arguments.target):
         return f"It is of {arguments.target}, {rule} view FILE --target {arguments.target}"
@@ -75,6 +79,13 @@ def _find_own_code(arguments: argparse.Namespace, target: str | None) -> str:
         return f"Its optimizer is {arguments.optimizer}, {rule} profile --optimizer {arguments.optimizer}"
     if not (arguments.attention or "sdpa").isidentifier():  # transformers takes others for repositories that hold code
         return f"Its attention is {arguments.attention!r}, which is no name of one that comes with transformers"
+    if arguments.target != target and arguments.target.startswith("hf:") and names_file(arguments.target[3:]):
+        return (f"It is of {arguments.target}, a file that is read only where a command line names it: analyzer view "
+                f"FILE --target {arguments.target}")
+    for flag, name in (("device", arguments.device), ("cluster", arguments.cluster)):
+        if is_device_file(name or ""):
+            return (f"Its {flag} is {name}, a file that is read only where a command line names it: analyzer profile "
+                    f"--{flag} {name}")
     return ""
 
 

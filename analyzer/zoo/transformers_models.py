@@ -41,7 +41,7 @@ def find_transformers_model(spec: str, target: str) -> Target:
     Raises TargetError for a file that is no config and for unknown names and classes, MissingExtraError without
     transformers, or diffusers for what is a model of that.
     """
-    source, model_name = (spec, "") if _is_path(spec) or ":" not in spec else spec.rsplit(":", 1)
+    source, model_name = _split(spec)
     shape = None if _is_path(source) else find_shape(source)
     if shape is not None and shape.library == "diffusers":
         return find_diffusion_model(shape, target)
@@ -57,6 +57,21 @@ def find_transformers_model(spec: str, target: str) -> Target:
     inputs = _derive_inputs(model_class, config)
     labels = _derive_labels(model_class, config, inputs) if inputs else ()
     return Target(target, partial(_build, model_class, config), inputs, labels)
+
+
+def names_file(spec: str) -> bool:
+    """Whether the config is read from a file.
+
+    >>> names_file("config.json:GPT2Model"), names_file("GPT2Config:GPT2Model")
+    (True, False)
+    """
+    return _is_path(_split(spec)[0])
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """What holds the config, and the model class or nothing."""
+    source, _, model_name = (spec, "", "") if _is_path(spec) or ":" not in spec else spec.rpartition(":")
+    return source, model_name
 
 
 def _is_path(source: str) -> bool:

@@ -232,6 +232,12 @@ def saved(target="gpt2", **options):
     (saved(json="/etc/passwd"), None, "unrecognized arguments: --json=/etc/passwd"),
     (saved(world=8, rank=9), None, "cannot be read: "),
     (saved(device="h1000"), None, "unknown device 'h1000'"),
+    (saved(device="/etc/passwd"), None, "Its device is /etc/passwd, a file that is read only where a command line "
+     "names it: analyzer profile --device /etc/passwd"),
+    (saved(device="card.json"), "gpt2", "Its device is card.json, a file"),
+    (saved(world=8, cluster="hosts.json"), None, "Its cluster is hosts.json, a file"),
+    (saved("hf:config.json:GPT2Model"), None, "It is of hf:config.json:GPT2Model, a file that is read only where a "
+     "command line names it: analyzer view FILE --target hf:config.json:GPT2Model"),
 ])
 def test_a_file_runs_no_code_of_its_own(made, target, text):
     origin = find_origin(made, target)
