@@ -63,17 +63,18 @@ def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
         load_json(tmp_path / "long.json")
 
 
-@pytest.mark.parametrize("name", ["\ud800", "=1+1|<b>\n\\input{x}\x1b[2J\u202e"])
+@pytest.mark.parametrize("name", ["\ud800", "=1+1|<b>\n\\input{x}\x1b[2J\u202e", "$^{$\\frac"])
+@pytest.mark.filterwarnings("ignore:Glyph")
 def test_files_can_be_written_whatever_names_are(tmp_path, name):
     """Half a surrogate pair, as `os.fsdecode` gives for a byte of another encoding, is no UTF-8."""
     found = Profile.from_json(profile_net().to_json().replace('"first"', json.dumps(name)))
     for kind, ending in (("json", "json"), ("html", "html"), ("dot", "dot"), ("speedscope", "json"),
                          ("chrome_trace", "json"), ("memory_snapshot", "pickle"), ("table", "csv"),
-                         ("table", "parquet")):
+                         ("table", "parquet"), ("roofline", "png"), ("roofline", "svg"), ("roofline", "csv")):
         path = tmp_path / f"found.{ending}"
         found.export(kind, path)
         assert path.stat().st_size
-        if ending not in ("pickle", "parquet"):
+        if ending not in ("pickle", "parquet", "png"):
             path.read_text(encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.hardware import DeviceSpec, find_named_device
+from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.roofline import find_peak
 from analyzer.output import check_output, write_output
 from analyzer.profilers.kernel_time.precision import convolutions_use_tf32, products_use_tf32
@@ -18,7 +18,7 @@ from analyzer.results.roofline import Roofline, RooflinePeak, RooflineRow
 from analyzer.results.view import register_exporter, register_view
 from analyzer.units import add_quantities, format_seconds
 
-from .column import guard_formula
+from .column import escape_controls, guard_formula
 from .utilization import find_product_dtype, is_convolution
 
 DATA, IMAGES = (".json", ".csv"), (".png", ".svg", ".pdf")
@@ -39,7 +39,7 @@ def find_roofline(profile: Profile) -> Roofline:
     """What `Profile.roofline` gives."""
     if profile.device is None:
         raise InputError("roofline(): the profile names no device; profile with device=, e.g. device='h100'")
-    spec, kind = find_named_device(profile.device), find_product_dtype(profile) or "float32"
+    spec, kind = find_device(profile.device), find_product_dtype(profile) or "float32"
     peaks = _Peaks(find_peak(kind, spec, True, allow_tf32=products_use_tf32()),
                    find_peak(kind, spec, True, allow_tf32=convolutions_use_tf32()),
                    find_peak(kind, spec, False))
@@ -163,13 +163,15 @@ def _format_csv(found: Roofline) -> str:
 
 
 def draw_roofline(found: Roofline, name: str, suffix: str) -> bytes:
-    """The image: both axes logarithmic, each leaf operator and module a point as large as its share of the time."""
+    """The image: both axes logarithmic, each leaf operator and module a point as large as its share of the time. Names
+    are text and no formula between dollar signs.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlabel="FLOPs to a byte", ylabel="FLOP/s",
-             title=f"{name} on {found.device} (time: {found.seconds_method})")
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs to a byte", ylabel="FLOP/s")
+    axes.set_title(escape_controls(f"{name} on {found.device} (time: {found.seconds_method})"), parse_math=False)
     placed = [row for row in found if row.intensity and row.flops_per_second]
     longest = max([row.seconds or 0.0 for row in placed if row.kind == "operator"], default=1.0)
     for kind, marker, color in (("operator", "o", "tab:blue"), ("module", "^", "tab:orange")):
@@ -181,7 +183,8 @@ def draw_roofline(found: Roofline, name: str, suffix: str) -> bytes:
     for i, row in enumerate(shown, 1):
         axes.annotate(str(i), (row.intensity or 0.0, row.flops_per_second or 0.0), fontsize=8, ha="center", va="center")
     lines = [f"{i}  {row.name}, {row.part}: {format_seconds(row.seconds)}" for i, row in enumerate(shown, 1)]
-    axes.text(0.01, 0.99, "\n".join(lines), transform=axes.transAxes, ha="left", va="top", fontsize=8)
+    axes.text(0.01, 0.99, escape_controls("\n".join(lines)), parse_math=False, transform=axes.transAxes, ha="left",
+              va="top", fontsize=8)
     _draw_roof(axes, found, [row.intensity or 1.0 for row in placed])
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend(loc="lower right")
@@ -205,5 +208,5 @@ def _draw_roof(axes: Any, found: Roofline, intensities: list[float]) -> None:
         xs = [left, ridge, right] if i == 0 else [ridge, right]
         axes.plot(xs, [min(x * bandwidth, peak.flops_per_second) for x in xs], color="black", linewidth=1,
                   linestyle="-" if i == 0 else "--")
-        axes.annotate(f"{peak.name}: {peak.flops_per_second / 1e12:,.1f} TFLOP/s", (right, peak.flops_per_second),
-                      ha="right", va="bottom", fontsize=8)
+        label = escape_controls(f"{peak.name}: {peak.flops_per_second / 1e12:,.1f} TFLOP/s")
+        axes.annotate(label, (right, peak.flops_per_second), ha="right", va="bottom", fontsize=8, parse_math=False)

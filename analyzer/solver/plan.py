@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
-from analyzer.report.column import print_rows
+from analyzer.report.column import escape_controls, print_rows
 from analyzer.report.export.json_format import encode, read_record
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, summary_part, write_page
@@ -319,6 +319,6 @@ def _draw_frontier(plan: Plan, axes: Any) -> None:
                   label="this plan")
     axes.set_xlabel("peak memory of " + ("the step" if plan.budget_of == "step" else "activations") + ", GiB")
     axes.set_ylabel("overhead, % of the " + ("step's time" if plan.objective == "seconds" else "forward pass's FLOPs"))
-    axes.set_title(plan.model)
+    axes.set_title(escape_controls(plan.model), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()

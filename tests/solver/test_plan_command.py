@@ -1,12 +1,15 @@
 """``analyzer plan`` as its users run it."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from analyzer import profile
 from analyzer.cli import main
 from analyzer.solver import Plan
+from analyzer.solver.plan import draw_frontier
 from analyzer.units import format_bytes
 from analyzer.zoo import MODELS
 
@@ -29,6 +32,8 @@ def test_plan_prints_saves_and_draws(capsys, tmp_path):
     assert "budget for activations" in out and "Products kept" in out and "Peak reached" in out
     assert [p.overhead for p in plan.frontier] == [0.0, plan.overhead]
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    draw_frontier(replace(plan, model="\ud800 $^{$"), tmp_path / "frontier.svg")  # no formula, and no UTF-8
+    assert "$^{$" in (tmp_path / "frontier.svg").read_text()
 
 
 def test_budgets_of_the_step_count_optimizer_states(capsys):
