@@ -42,7 +42,7 @@ class CallSequence:
 
     def __init__(self, log: Log, timer: CallTimer) -> None:
         self.log, self.timer = log, timer
-        self._waits = any(is_functional(tally.call.signature) for tally in log.tallies())
+        self._waits = any(map(is_functional, log.signatures()))
         if self._waits and not all(part.find_call for part in log.placed_parts()):
             log.write_out()
         self._parts = log.placed_parts()

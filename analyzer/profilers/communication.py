@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from analyzer.meta.signature import Signature
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates, takes_group
@@ -16,11 +17,14 @@ from .collective.rule import Message, message_of
 from .message_flow import find_purposes
 
 
+def is_message(signature: Signature) -> bool:
+    """Whether calls of a signature communicate."""
+    return communicates(signature) or takes_group(signature)
+
+
 def find_message(log: Log, call: OpCall) -> Message | None:
     """What a call communicates; None where it is no communication."""
-    if not (communicates(call.signature) or takes_group(call.signature)):
-        return None
-    return message_of(call.signature, log.group_of(call.signature))
+    return message_of(call.signature, log.group_of(call.signature)) if is_message(call.signature) else None
 
 
 def profile_communication(log: Log) -> Annotation:
@@ -47,7 +51,11 @@ def profile_communication(log: Log) -> Annotation:
 
 
 def _list_calls(log: Log) -> Iterator[tuple[int, str, OpCall, int]]:
-    """Calls that are alike: step and phase that they are for, one of them, and how many there are."""
+    """Calls that are alike: step and phase that they are for, one of them, and how many there are. None of a log in
+    which nothing communicates.
+    """
+    if not any(map(is_message, log.signatures())):
+        return
     purposes = find_purposes(log)
     if not purposes:
         yield from ((step, call.phase, call, number) for step, call, _, number in log.tallies())
@@ -77,6 +85,8 @@ def leave_communication_unknown(log: Log) -> Annotation:
 
 def _fill_rows(log: Log, out: Annotation) -> None:
     out.start_rows(log, {"fwd_comm_bytes": 0, "bwd_comm_bytes": 0})
+    if not any(map(is_message, log.signatures())):
+        return
     unknown: list[tuple[OpCall, str]] = []
     purposes = find_purposes(log)
     # what a hook of a parameter's gradient communicates, as DDP's do, has no node of its own: its module's last one

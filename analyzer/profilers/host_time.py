@@ -91,6 +91,8 @@ def waits_for_device(signature: Signature) -> bool:
     """Whether the host waits until the device has computed the result."""
     schema = getattr(signature.op, "_schema", None)
     name = "" if schema is None else schema.name
+    if name not in _READ_BACK and name not in _COPIES:
+        return False
     if not any(spec.device.startswith("cuda") for spec in signature.inputs):
         return False
     if name in _READ_BACK:
@@ -98,4 +100,4 @@ def waits_for_device(signature: Signature) -> bool:
     to_host = any(not spec.device.startswith("cuda") for spec in signature.outputs)
     is_blocking = not (signature.kwargs.get("non_blocking") or (name == "aten::copy_" and len(signature.args) > 2
                                                                 and signature.args[2]))
-    return name in _COPIES and to_host and is_blocking
+    return to_host and is_blocking

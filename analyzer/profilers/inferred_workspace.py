@@ -70,7 +70,7 @@ def has_inferred(log: Log, spec: DeviceSpec) -> bool:
     if log.memory_at_start is None or log.shortage is not None or spec.kind != "cuda":
         return False
     with simulating(spec):
-        return any(any(workspace) for tally in log.tallies() for workspace in list_inferred(tally.call.signature))
+        return any(any(workspace) for signature in log.signatures() for workspace in list_inferred(signature))
 
 
 def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> InferredPeaks:

@@ -25,7 +25,7 @@ def find_purposes(log: Log) -> dict[int, Purpose]:
     send is for the last call before it that made its tensor, a receive for the first after it that reads its own, views
     aside. Replays are written out where there are messages, and not else.
     """
-    if not any(kind_of(tally.call.signature) in POINT_TO_POINT for tally in log.tallies()):
+    if not any(kind_of(signature) in POINT_TO_POINT for signature in log.signatures()):
         return {}
     made: dict[int, Purpose] = {}                    # by number of the storage
     awaited: dict[int, tuple[int, Purpose]] = {}     # receives of which nothing was read yet

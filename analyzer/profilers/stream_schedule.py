@@ -56,7 +56,7 @@ class ScheduledStep(NamedTuple):
 
 def runs_in_turn(log: Log) -> bool:
     """Whether all kernels of a log are on one stream, with nothing that waits for them but the calls themselves."""
-    return not log.streams and not any(communicates(tally.call.signature) for tally in log.tallies())
+    return not log.streams and not any(map(communicates, log.signatures()))
 
 
 def schedule_steps(sequence: CallSequence, *, notes_host: bool = False) -> Iterator[ScheduledStep]:

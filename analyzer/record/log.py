@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -241,7 +241,7 @@ class Log:
     is_ordered: bool = True                  #: whether no life was written out later than those of younger storages
     #: bytes of storages that are not written out yet, by category
     unwritten: Counter[str] = field(default_factory=Counter)
-    _tallies: tuple[tuple[int, int], list[Tally]] | None = None
+    _tallies: tuple[tuple[int, int], list[Tally], Collection[Signature]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
     _names: dict[str, int] = field(default_factory=dict)
@@ -322,10 +322,18 @@ class Log:
 
     def tallies(self) -> list[Tally]:
         """Calls that are alike, and how many there are of each: enough for sums, with no replay written out."""
+        return self._tally()[0]
+
+    def signatures(self) -> Collection[Signature]:
+        """The signature of every call, each once; no replay is written out."""
+        return self._tally()[1]
+
+    def _tally(self) -> tuple[list[Tally], Collection[Signature]]:
         state = len(self.call_slots), len(self.pending)
         if self._tallies is None or self._tallies[0] != state:
-            self._tallies = state, self._count_calls()
-        return self._tallies[1]
+            tallies = self._count_calls()
+            self._tallies = state, tallies, dict.fromkeys([tally.call.signature for tally in tallies])
+        return self._tallies[1:]
 
     def _count_calls(self) -> list[Tally]:
         table = self.storage_table
@@ -348,7 +356,7 @@ class Log:
 
     def count_module_calls(self) -> int:
         """How many calls of modules a forward pass makes; no replay is written out."""
-        return sum(m.calls for m in self.modules) + sum(p.count_module_calls() for p in self.pending)
+        return sum([m.calls for m in self.modules]) + sum([p.count_module_calls() for p in self.pending])
 
     def write_out(self) -> None:
         """Write replays into the places that were left for them."""
