@@ -24,6 +24,9 @@ class Annotation:
     fields; others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one
     of `nodes`, `modules`, `operators` and `communication` is read first, and fills them: what is never read need not
     be worked out. ``find_lanes``, where given, tells when the last step does what.
+
+    `find_peaks` and `find_step_range`, where set, tell what the peaks of memory rest on and the low and high seconds of
+    the last step; they are asked when these are read first.
     """
 
     def __init__(self, fill: Callable[[Annotation], None] | None = None,
@@ -33,7 +36,8 @@ class Annotation:
         self.module_calls: defaultdict[int, dict[str, Any]] = _rows()  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
         self.find_lanes = find_lanes
-        self.find_peaks: Callable[[], InferredPeaks] | None = None  #: tells what the peaks of memory rest on
+        self.find_peaks: Callable[[], InferredPeaks] | None = None
+        self.find_step_range: Callable[[], tuple[float, float]] | None = None
         self._fill = fill
         self._nodes: defaultdict[int, dict[str, Any]] = _rows()
         self._modules: defaultdict[int, dict[str, Any]] = _rows()

@@ -83,9 +83,9 @@ class _Latency:
             return find_end(sequence, timed) / PICOSECONDS
 
         steps = [(timed, tally.number) for tally, timed in tallies if tally.step == last]
+        out.find_step_range = lambda: find_step_range(steps, self.timer.host.host.spread, seconds, run)
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
-                      "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values()),
-                      "step_seconds_range": find_step_range(steps, self.timer.host.host.spread, seconds, run)}
+                      "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values())}
         return out
 
     def _schedule(self, sequence: CallSequence) -> dict[tuple[int, str], PhaseTime]:

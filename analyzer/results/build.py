@@ -40,6 +40,7 @@ _PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
 _COMM_FIELDS = {f.name for f in fields(CommInfo)}
 _PROFILE_FIELDS = {f.name for f in fields(Profile)}
 _BOUNDS = ("peak_allocated_bytes_range", "peak_reserved_bytes_range")
+_LATER = {*_BOUNDS, "step_seconds_range"}  # totals that are worked out when they are read
 
 
 class ProfileBuilder:
@@ -66,7 +67,7 @@ class ProfileBuilder:
         assumptions = [*self.log.assumptions, *(text for a in self.annotations for text in a.assumptions)]
         groups: Groups = {self._find_nodes: ("nodes",), self._find_communication: ("comm",),
                   self._find_modules: ("modules", "module_calls", "operators"),
-                  self._find_spans: ("spans",),
+                  self._find_spans: ("spans",), self._find_step_range: ("step_seconds_range",),
                   functools.partial(self._find_bounds, assumptions): (*_BOUNDS, "assumptions"),
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category")}
         if is_final:
@@ -76,7 +77,7 @@ class ProfileBuilder:
     def _find_sums(self) -> dict[str, Any]:
         log, last = self.log, self.log.steps - 1
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
-        known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS and name not in _BOUNDS}
+        known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS and name not in _LATER}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
@@ -100,6 +101,15 @@ class ProfileBuilder:
             ranges[name] = (min(ends), max(ends)) if ends else None
         text = peaks.describe()
         return {**ranges, "assumptions": (*assumptions, *([] if text is None else [text]))}
+
+    def _find_step_range(self) -> dict[str, Any]:
+        """Low and high seconds of the last step."""
+        for annotation in reversed(self.annotations):
+            if annotation.find_step_range is not None:
+                return {"step_seconds_range": annotation.find_step_range()}
+            if "step_seconds_range" in annotation.totals:
+                break
+        return {"step_seconds_range": self.totals.get("step_seconds_range")}
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
         phases = list_finished_phases(self.log)
