@@ -3,6 +3,7 @@ their place in the dispatcher.
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import pkgutil
@@ -118,6 +119,7 @@ def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return kernel_at_key
 
 
+@functools.cache
 def load_kernels() -> None:
     """Import every file of `cuda/kernels/` and `cuda/workspaces/`, which register what they hold."""
     for room in ("kernels", "workspaces"):
