@@ -21,7 +21,12 @@ def refuse_sharded(root: nn.Module) -> None:
     fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     if fsdp is None and tensor is None:
         return  # nothing is sharded
-    for path, module in walk_modules(root):
+    walked = walk_modules(root)
+    kinds = {type(module) for _, module in walked}.union(*[
+        map(type, held.values()) for _, module in walked for held in (module._parameters, module._buffers) if held])
+    sharding = (*(() if fsdp is None else (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)),
+                *(() if tensor is None else (tensor.DTensor,)))
+    for path, module in walked if any(issubclass(kind, sharding) for kind in kinds) else ():
         found = _find_wrapper(module, fsdp, tensor)
         if found is not None:
             raise InputError(
