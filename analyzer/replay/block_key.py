@@ -15,7 +15,7 @@ from torch import nn
 from analyzer.meta.plain_type import VALUES
 from analyzer.record.module_walk import REGISTRIES, walk_modules
 
-from .state_value import reaches_inside, reaches_outside, tensor_attributes
+from .state_value import list_reached, reaches_inside, tensor_attributes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FIXED = (types.FunctionType, staticmethod, classmethod, *VALUES)  # what a class gives to all its modules
@@ -94,11 +94,20 @@ class ReadValues:
                         for i in dict.fromkeys(i for i, _ in self.fixed)]
         self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
         inside = _find_inside(modules.values())
-        held = [(name, value) for _, name, value in (*self.values, *self.computed) if type(value) not in VALUES]
         #: an attribute through which more can be reached
-        self.outside = next((name for name, value in held if reaches_outside(value, inside)), None)
+        self.outside: str | None = None
         #: whether a value leads back into the block: in another block the same object is something else
-        self.leads_inside = any(reaches_inside(value, inside) for _, value in held)
+        self.leads_inside = False
+        looked_at: set[int] = set()
+        for _, name, value in (*self.values, *self.computed):
+            if type(value) in VALUES or id(value) in looked_at:
+                continue
+            looked_at.add(id(value))
+            for is_inside in list_reached(value, inside):
+                if is_inside:
+                    self.leads_inside = True
+                elif self.outside is None:
+                    self.outside = name
         self._own = [
             _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
         ]

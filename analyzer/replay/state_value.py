@@ -75,15 +75,15 @@ def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | Non
 
 def reaches_outside(value: Any, inside: Container[int]) -> bool:
     """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
-    return not all(_list_reached(value, inside))
+    return not all(list_reached(value, inside))
 
 
 def reaches_inside(value: Any, inside: Container[int]) -> bool:
     """Whether something that is ``inside`` (by id) can be reached from ``value``."""
-    return any(_list_reached(value, inside))
+    return any(list_reached(value, inside))
 
 
-def _list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
+def list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
     """Of each thing ``inside``, and each module or tensor, that is reached from ``value``: whether it is inside. What
     cannot be looked through is not.
     """
