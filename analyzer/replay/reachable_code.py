@@ -103,31 +103,40 @@ class _Search:
     def run(self) -> None:
         while self.pending:
             value = self.pending.pop()
-            if isinstance(value, property):
-                self.pending += [f for f in (value.fget, value.fset) if f is not None]
-                continue
-            if isinstance(value, functools.partial):
-                self.pending.append(value.func)
-                continue
-            if isinstance(value, torch.jit.ScriptFunction):
-                self.found.unreadable = "it calls a function of TorchScript, which is compiled anew as it runs"
-                continue
-            if isinstance(value, type):
+            if isinstance(value, FunctionType):
+                self._call(value, value)
+            elif isinstance(value, type):
                 if not is_stateless(value):
                     self.add_class(value)
-                continue
-            if isinstance(value, MethodType) and not isinstance(value.__self__, (nn.Module, type)):
-                self.add_class(type(value.__self__))
-            wrapped = getattr(value, "__wrapped__", None)
-            if wrapped is not None:
-                self.pending.append(wrapped)
-            function = getattr(value, "__func__", value)
-            if isinstance(function, FunctionType):
-                if function not in self._seen and not is_stateless(function):
-                    self._seen.add(function)
-                    self._follow(function)
-            elif not is_stateless(type(value)) and not isinstance(value, (nn.Module, torch.Tensor)):
-                self.add_class(type(value))
+            elif type(value) not in CODE_CONSTANTS:
+                self._use(value)
+
+    def _use(self, value: Any) -> None:
+        """Reachable code may call an object that is neither a function nor a class, or read its attributes."""
+        if isinstance(value, property):
+            self.pending += [f for f in (value.fget, value.fset) if f is not None]
+            return
+        if isinstance(value, functools.partial):
+            self.pending.append(value.func)
+            return
+        if isinstance(value, torch.jit.ScriptFunction):
+            self.found.unreadable = "it calls a function of TorchScript, which is compiled anew as it runs"
+            return
+        if isinstance(value, MethodType) and not isinstance(value.__self__, (nn.Module, type)):
+            self.add_class(type(value.__self__))
+        self._call(value, getattr(value, "__func__", value))
+
+    def _call(self, value: Any, function: Any) -> None:
+        """Reachable code may call ``value``, and with it ``function``."""
+        wrapped = getattr(value, "__wrapped__", None)
+        if wrapped is not None:
+            self.pending.append(wrapped)
+        if isinstance(function, FunctionType):
+            if function not in self._seen and not is_stateless(function):
+                self._seen.add(function)
+                self._follow(function)
+        elif not is_stateless(type(value)) and not isinstance(value, (nn.Module, torch.Tensor)):
+            self.add_class(type(value))
 
     def _follow(self, function: FunctionType) -> None:
         named_globals, names = _names_in(function.__code__)
