@@ -4,11 +4,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
+from analyzer.fork import hold_over_forks
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 
@@ -20,93 +22,107 @@ FAILED = object()  #: what a module's call gave that ended with an exception
 
 
 @contextmanager
-def listen(recorder: Any) -> Iterator[None]:
-    """Report to ``recorder``, a `Recorder`, what runs in its thread; torch is as it was afterwards."""
-    mine = recorder.hears
+def listen(recorder: Any, *, is_simulated: bool = False) -> Iterator[None]:
+    """Report to ``recorder``, a `Recorder`, what runs in its thread; torch is as it was afterwards. One that
+    ``is_simulated`` is that of its thread's mode: the functions of torch are replaced once for all of these.
+    """
+    def hearing() -> Any:
+        return recorder if recorder.hears() else None
 
-    def while_mine(run: Any) -> Any:
-        """Makes what takes the place of a function: ``run``, given the original, where the recorder hears of it."""
-        def make(original: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return run(original, *args, **kwargs) if mine() else original(*args, **kwargs)
-
-            return call
-
-        return make
-
-    def zero_grad(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with recorder.during("zero_grad"):
-            return original(*args, **kwargs)
-
-    def checkpoint(original: Any, *args: Any) -> Any:
-        recorder.reentrant_checkpoints += 1
-        try:
-            return original(*args)
-        finally:
-            recorder.reentrant_checkpoints -= 1
-
-    def backward(create_graph_at: int, inputs_at: int) -> Any:
-        """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
-        def run(original: Any, *args: Any, **kwargs: Any) -> Any:
-            def argument(name: str, at: int) -> Any:
-                return kwargs.get(name, args[at] if len(args) > at else None)
-
-            before = recorder.recomputing, recorder.creates_graph
-            recorder.recomputing = 0
-            recorder.creates_graph = bool(argument("create_graph", create_graph_at))
-            recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
-                                     and not argument("retain_graph", create_graph_at - 1))
-            try:
-                with recorder.during("backward"):
-                    return original(*args, **kwargs)
-            finally:
-                recorder.recomputing, recorder.creates_graph = before
-
-        return while_mine(run)
-
-    def counting_recomputation(change: int) -> Any:
-        """Checkpointing, of whatever make, runs the forward pass again under ``enable_grad``."""
-        def make(original: Any) -> Any:
-            def run(block: torch.enable_grad, *args: Any) -> Any:
-                if recorder.phase == "backward" and mine():
-                    recorder.recomputing = max(0, recorder.recomputing + change)
-                return original(block, *args)
-
-            return run
-
-        return make
-
-    def replacements() -> Iterator[Undo]:
-        yield replace(torch.nn.Module, "__call__", _reporting_calls(recorder, mine))
-        yield replace(torch.autograd, "backward", backward(create_graph_at=3, inputs_at=5))
-        yield replace(torch.autograd, "grad", backward(create_graph_at=4, inputs_at=1))
-        yield replace(torch.enable_grad, "__enter__", counting_recomputation(+1))
-        yield replace(torch.enable_grad, "__exit__", counting_recomputation(-1))
-        yield replace(CheckpointFunction, "forward", while_mine(checkpoint))
-        yield replace(torch.optim.Optimizer, "zero_grad", while_mine(zero_grad))
-        yield from _backward_of_stages(recorder, while_mine)
-
-    with SharedReplacements(replacements).installed(), observed_steps(*_optimizer_steps(recorder, mine)):
+    shared = _simulated if is_simulated else SharedReplacements(partial(_replacements, hearing))
+    with shared.installed(), SharedReplacements(partial(_backward_of_stages, hearing)).installed(), observed_steps(
+            *_optimizer_steps(recorder, recorder.hears)):
         yield
 
 
-def _backward_of_stages(recorder: Any, while_mine: Any) -> Iterator[Undo]:
-    """What a stage of a pipeline does beside the engine is backward too: sums of gradients, and what FSDP reduces."""
-    def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with recorder.during("backward"):
+def _find_simulated() -> Any:
+    state = current()
+    return None if state is None else state.recorder
+
+
+def _replacements(hearing: Callable[[], Any]) -> Iterator[Undo]:
+    """What is replaced for recorders: ``hearing()`` is the one that hears what this thread runs now, or None."""
+    yield replace(torch.nn.Module, "__call__", _reporting_calls(hearing))
+    yield replace(torch.autograd, "backward", _while_heard(hearing, _backward(create_graph_at=3, inputs_at=5)))
+    yield replace(torch.autograd, "grad", _while_heard(hearing, _backward(create_graph_at=4, inputs_at=1)))
+    yield replace(torch.enable_grad, "__enter__", _while_heard(hearing, _counting_recomputation(+1)))
+    yield replace(torch.enable_grad, "__exit__", _while_heard(hearing, _counting_recomputation(-1)))
+    yield replace(CheckpointFunction, "forward", _while_heard(hearing, _checkpoint))
+    yield replace(torch.optim.Optimizer, "zero_grad", _while_heard(hearing, _during("zero_grad")))
+
+
+def _while_heard(hearing: Callable[[], Any], run: Callable[..., Any]) -> Any:
+    """Makes what takes the place of a function: ``run``, given the recorder and the original, where one hears of it."""
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            recorder = hearing()
+            return original(*args, **kwargs) if recorder is None else run(recorder, original, *args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _during(phase: str) -> Any:
+    def run(recorder: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with recorder.during(phase):
             return original(*args, **kwargs)
 
+    return run
+
+
+def _checkpoint(recorder: Any, original: Any, *args: Any) -> Any:
+    recorder.reentrant_checkpoints += 1
+    try:
+        return original(*args)
+    finally:
+        recorder.reentrant_checkpoints -= 1
+
+
+def _backward(create_graph_at: int, inputs_at: int) -> Any:
+    """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
+    def run(recorder: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        def argument(name: str, at: int) -> Any:
+            return kwargs.get(name, args[at] if len(args) > at else None)
+
+        before = recorder.recomputing, recorder.creates_graph
+        recorder.recomputing = 0
+        recorder.creates_graph = bool(argument("create_graph", create_graph_at))
+        recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
+                                 and not argument("retain_graph", create_graph_at - 1))
+        try:
+            with recorder.during("backward"):
+                return original(*args, **kwargs)
+        finally:
+            recorder.recomputing, recorder.creates_graph = before
+
+    return run
+
+
+def _counting_recomputation(change: int) -> Any:
+    """Checkpointing, of whatever make, runs the forward pass again under ``enable_grad``."""
+    def run(recorder: Any, original: Any, block: torch.enable_grad, *args: Any) -> Any:
+        if recorder.phase == "backward":
+            recorder.recomputing = max(0, recorder.recomputing + change)
+        return original(block, *args)
+
+    return run
+
+
+def _backward_of_stages(hearing: Callable[[], Any]) -> Iterator[Undo]:
+    """What a stage of a pipeline does beside the engine is backward too: sums of gradients, and what FSDP reduces."""
     stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
     for name in _BACKWARD_OF_STAGE:
         if hasattr(stage, name):
-            yield replace(stage, name, while_mine(backward))
+            yield replace(stage, name, _while_heard(hearing, _during("backward")))
 
 
-def _reporting_calls(recorder: Any, mine: Any) -> Any:
+def _reporting_calls(hearing: Callable[[], Any]) -> Any:
     """What takes the place of ``Module.__call__``: it reports each call, and replays a block where that may be done."""
     def module_call(original: Any) -> Any:
         def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not mine():
+            recorder = hearing()
+            if recorder is None:
                 return original(module, *args, **kwargs)
             with torch._C.DisableTorchFunction():  # what the recorder reads of tensors is no call of the user's
                 token = recorder.enter_module(module, args, kwargs)
@@ -127,6 +143,10 @@ def _reporting_calls(recorder: Any, mine: Any) -> Any:
         return __call__
 
     return module_call
+
+
+_simulated = SharedReplacements(partial(_replacements, _find_simulated))
+hold_over_forks(_simulated.lock)
 
 
 def _optimizer_steps(recorder: Any, mine: Any) -> tuple[Callable[..., None], Callable[..., None]]:

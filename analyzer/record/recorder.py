@@ -76,7 +76,7 @@ class Recorder(ModuleRecorder):
             self.observe_memory()
         self._last_sequence = next_sequence_number()
         try:
-            with listen(self):
+            with listen(self, is_simulated=True):
                 yield self
         finally:
             self.end()
