@@ -55,11 +55,14 @@ class ReplayedStep(EagerStep):
         return list(self.model.parameters()) if self._held is None else self._held
 
     @property
+    def lazy_blocks(self) -> list[LazyBlock]:
+        """Those of `held` that are blocks."""
+        return [] if self._held is None else [block for block in self._held if isinstance(block, LazyBlock)]
+
+    @property
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that are tensors."""
-        lazy = [
-            block.isomorph for block in self._held or () if isinstance(block, LazyBlock) and block.fake_tensors is None
-        ]
+        lazy = [block.isomorph for block in self.lazy_blocks if block.fake_tensors is None]
         if not lazy:
             return list(self.model.parameters())
         waiting = {id(tensor) for isomorph in lazy for tensor in isomorph.parameters}
@@ -157,9 +160,8 @@ class ReplayedStep(EagerStep):
 
     def _settle(self) -> None:
         """Say that no code of the model's runs any more."""
-        for block in self.held:
-            if isinstance(block, LazyBlock):
-                block.settle()
+        for block in self.lazy_blocks:
+            block.settle()
 
     def _materialize_all(self) -> None:
         """Let the optimizer have all parameters as tensors."""
@@ -197,7 +199,7 @@ class ReplayedStep(EagerStep):
         return True
 
     def _list_fingerprints(self) -> list[StateFingerprint | LazyBlock]:
-        lazy = [p for p in self.held if isinstance(p, LazyBlock)]
+        lazy = self.lazy_blocks
         inside = {id(module) for block in lazy for module in block.isomorph.modules}
         modules = [module for module in self.recorder.modules() if id(module) not in inside]
         functions = () if self.loss_fn is default_loss else (self.loss_fn,)
@@ -213,7 +215,7 @@ class ReplayedStep(EagerStep):
             super().drop_gradients()
             return
         # a forward pass may have put others in the place of those that were there before the first step
-        is_lazy = any(isinstance(p, LazyBlock) and p.fake_tensors is None for p in self.held)
+        is_lazy = any(block.fake_tensors is None for block in self.lazy_blocks)
         with self.recorder.during("zero_grad"):
             self.unmaterialized.drop([*self.held, *self.parameters] if is_lazy else self.model.parameters())
 
