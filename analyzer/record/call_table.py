@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import overload
 
@@ -120,6 +120,28 @@ class CallTable(Sequence[OpCall]):
     def written_places(self, start: int, stop: int) -> list[int]:
         """Where calls are written, of the places from ``start`` to ``stop``."""
         return list(compress(range(start, stop), self.signatures[start:stop]))
+
+    def count_alike(self, places: Iterable[int], sizes: Callable[[Sequence[int]], Hashable]
+                    ) -> list[tuple[OpCall, int]]:
+        """One of the calls at ``places`` of each kind that a sum over calls could tell apart, and how many there are.
+        ``sizes`` tells those of storages: they are part of it for a call that has one of its storages twice.
+        """
+        signatures, kinds, numbers = self.signatures, self._kinds, self._numbers
+        alike: dict[tuple[Signature | None, int, Hashable], list[int]] = {}
+        for place in places:
+            start = self._starts[place]
+            count = self._inputs[place] + self._outputs[place]
+            used, shared = numbers[start:start + count], None
+            if len(set(used)) < count:
+                first = {n: i for i, n in reversed(list(enumerate(used)))}
+                shared = tuple([first[n] for n in used]), sizes(used[:self._inputs[place]])
+            key = signatures[place], kinds[place], shared
+            found = alike.get(key)
+            if found is None:
+                alike[key] = [place, 1]
+            else:
+                found[1] += 1
+        return [(self[place], count) for place, count in alike.values()]
 
     def kinds_at(self, places: Iterable[int]) -> Iterator[CallKind]:
         """The kind of the call at each of ``places``, for which no call is made."""

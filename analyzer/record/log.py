@@ -169,16 +169,6 @@ class Tally(NamedTuple):
     number: int
 
 
-def kind_of(call: OpCall, storages: Mapping[int, StorageLifetime]) -> Any:
-    """What calls have in common that a sum over calls could tell apart."""
-    numbers = call.inputs + call.outputs
-    shared: Any = None
-    if len(set(numbers)) < len(numbers):
-        first = {n: i for i, n in reversed(list(enumerate(numbers)))}
-        shared = tuple([first[n] for n in numbers]), tuple([storages[n].nbytes for n in call.inputs if n in storages])
-    return call.signature, call.step, call.phase, call.recomputed, shared
-
-
 @functools.lru_cache(maxsize=1 << 14)
 def identifier(name: str) -> str:
     """``name`` as torch.fx would write it.
@@ -335,19 +325,20 @@ class Log:
             self._tallies = state, tallies, dict.fromkeys([tally.call.signature for tally in tallies])
         return self._tallies[1:]
 
+    def count_alike(self, places: Iterable[int]) -> list[tuple[OpCall, int]]:
+        """One of the calls that are written at ``places`` of each kind, and how many there are."""
+        storages = self.storage_table
+        return self.call_slots.count_alike(
+            places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]))
+
     def _count_calls(self) -> list[Tally]:
-        table = self.storage_table
-        alike: dict[Any, list[Any]] = {}
-        for call in self.call_slots.written():
-            found = alike.get(key := kind_of(call, table))
-            if found is None:
-                alike[key] = [call.step, call, table, 1]
-            else:
-                found[3] += 1
+        slots, table = self.call_slots, self.storage_table
+        written = self.count_alike(slots.written_places(0, len(slots)))
         parts = Counter(part for pending in self.pending for part in pending.replayed_parts())
         return [
             *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
-              for call, storages, count in part.tally(start, stop, self)), *(Tally(*row) for row in alike.values())]
+              for call, storages, count in part.tally(start, stop, self)),
+            *(Tally(call.step, call, table, count) for call, count in written)]
 
     def placed_parts(self) -> list[PlacedPart]:
         """The calls that are replayed and not written out, in order: they stand between those of `call_slots`."""

@@ -18,7 +18,7 @@ from analyzer.cuda.workspaces.library import library_needs, take_library_workspa
 from analyzer.memory.allocator_replay import Instruction, Opcode, Placements, hold
 from analyzer.record.call_table import CallTable
 from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
-from analyzer.record.log import Log, Pending, PlacedPart, kind_of
+from analyzer.record.log import Log, Pending, PlacedPart
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
@@ -137,12 +137,7 @@ class Segment:
         found = self._tallies.get((start, stop))
         log = into if self.log is None else self.log
         if found is None:
-            alike: dict[Any, list[Any]] = {}
-            for kind, what in self.events[start:stop]:
-                if kind == CALLED:
-                    call = log.call_slots[what]
-                    alike.setdefault(kind_of(call, log.storage_table), [call, 0])[1] += 1
-            found = self._tallies[start, stop] = [(call, count) for call, count in alike.values()]
+            found = self._tallies[start, stop] = log.count_alike(self.places(start, stop, into)[1])
         return [(call, log.storage_table, count) for call, count in found]
 
     def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
