@@ -141,7 +141,9 @@ NAMES = {
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"
     ],
     "fx/trace/tracing_patch.py": [
-        "torch.utils.checkpoint._checkpoint_without_reentrant_generator", "torch.utils.checkpoint.CheckpointFunction"
+        "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+        "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",
+        "torch.utils.checkpoint.CheckpointFunction",
     ],
 }
 
@@ -154,6 +156,7 @@ SINCE = {
     "torch.distributed.device_mesh.DeviceMesh._concatenate": (2, 10),
     "torch.distributed.pipelining.stage._PipelineStageBase.perform_reduce_grad": (2, 10),
     "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear": (2, 10),
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl": (2, 14),
 }
 
 

@@ -1,6 +1,7 @@
 """Which operators ``torch.autocast`` casts, and how. CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h``
 and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13,
-with the overloads for named dimensions of earlier ones; what a version lacks is left out, as the dispatcher tells.
+with the overloads for named dimensions of earlier ones and what 2.14 casts besides (linalg_matrix_sqrth: observed on a
+fake tensor); what a version lacks is left out, as the dispatcher tells.
 """
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _CUDA = {
         multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
         dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
         _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
-        _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa""",
+        _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa linalg_matrix_sqrth""",
     FLOAT_IF_UNSET: """prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
         linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList softmax.Dimname log_softmax.Dimname
         cumprod.dimname cumsum.dimname prod.dim_Dimname sum.dim_DimnameList""",

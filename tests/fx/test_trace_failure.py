@@ -17,6 +17,7 @@ from torch.utils import checkpoint as checkpointing
 
 from analyzer import register_leaf_module_impl, symbolic_trace
 from analyzer.errors import DataDependentError, InputError, UnsupportedOperatorError
+from analyzer.fx.trace.tracing_patch import CHECKPOINT_GENERATOR
 
 X = torch.ones(3, 4)
 META = torch.empty(3, 4, device="meta")
@@ -76,7 +77,7 @@ def describe_torch() -> list[Any]:
         nn.Module.__dict__["__call__"],
         function.__dict__["apply"],
         "apply" in checkpointing.CheckpointFunction.__dict__,
-        checkpointing._checkpoint_without_reentrant_generator,
+        getattr(checkpointing, CHECKPOINT_GENERATOR),
         autocast_mode.autocast.__enter__,
         autocast_mode.autocast.__exit__,
         torch.jit.ScriptFunction.__dict__["__call__"],

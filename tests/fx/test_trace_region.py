@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from analyzer import symbolic_trace
 from analyzer.fx import AutocastRegion, CheckpointRegion, GradRegion, GraphModule
+from analyzer.fx.trace.tracing_patch import CHECKPOINT_GENERATOR
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
 SAVED = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
@@ -328,9 +329,9 @@ def test_copies_keep_regions(duplicate: Callable[[GraphModule], GraphModule]) ->
 
 
 def test_checkpoint_is_torch_s_own_again_after_tracing() -> None:
-    generator, apply = checkpointing._checkpoint_without_reentrant_generator, torch.autograd.Function.__dict__["apply"]
+    generator, apply = getattr(checkpointing, CHECKPOINT_GENERATOR), torch.autograd.Function.__dict__["apply"]
     symbolic_trace(Checkpointed(use_reentrant=True), meta_args={"x": X})
-    assert checkpointing._checkpoint_without_reentrant_generator is generator
+    assert getattr(checkpointing, CHECKPOINT_GENERATOR) is generator
     assert torch.autograd.Function.__dict__["apply"] is apply
 
 

@@ -30,10 +30,10 @@ def lists_of_the_header():
 def test_the_lists_are_those_of_torchs_header():
     header, cuda = lists_of_the_header(), read_policies()["cuda"]
     named = {policy: {n for n, p in cuda.items() if p == policy} for policy in set(cuda.values())}
-    # autocast_mode.cpp adds two convolutions and the loss that it refuses
+    # autocast_mode.cpp adds two convolutions, a root from 2.14 on, and the loss that it refuses
     assert named[LOWER] - {"cudnn_convolution", "cudnn_convolution_transpose"} == header["LOWER_PRECISION_FP"]
-    assert (named[FLOAT], named[FLOAT_IF_UNSET], named[WIDEST]) == (header["FP32"], header["FP32_SET_OPT_DTYPE"],
-                                                                    header["PROMOTE"])
+    assert named[FLOAT] - {"linalg_matrix_sqrth"} == header["FP32"]
+    assert (named[FLOAT_IF_UNSET], named[WIDEST]) == (header["FP32_SET_OPT_DTYPE"], header["PROMOTE"])
     assert named[FLOAT_APPENDED] - {"norm.names_ScalarOpt_dim"} == {"norm.Scalar", "norm.ScalarOpt_dim"}
     assert named[BANNED] == {"binary_cross_entropy"}
 

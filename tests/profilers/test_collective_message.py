@@ -100,6 +100,8 @@ CASES = [
     # of a gather the root receives three parts, of a scatter it sends them; the others have no list
     ("c10d::gather_", {"output_tensors": [], "input_tensors": [QUARTER], "root_rank": 0}, (), "gather", 400, 100, 2),
     ("c10d::gather_", {"output_tensors": [EVEN], "input_tensors": [QUARTER], "root_rank": 1}, (), "gather", 400, 0, 6),
+    ("c10d::gather_into_tensor_", {"output_tensor": t(0), "input_tensor": QUARTER, "root_rank": 0}, (), "gather", 400,
+     100, 2),
     ("c10d::scatter_", {"output_tensors": [QUARTER], "input_tensors": [], "root_rank": 0}, (), "scatter", 400, 0, 2),
     ("c10d::scatter_", {"output_tensors": [QUARTER], "input_tensors": [EVEN], "root_rank": 1}, (), "scatter", 400, 300,
      6),
@@ -132,6 +134,8 @@ CASES = [
     ("symm_mem::two_shot_all_reduce_", {"input": X}, X, "all_reduce", 400, 600, None),
     ("symm_mem::two_shot_all_reduce_out", {"input": X, "output": X}, X, "all_reduce", 400, 600, None),
 ]
+# This version may lack an operator.
+CASES = [case for case in CASES if torch._C._jit_get_schemas_for_operator(case[0])]
 
 
 @pytest.mark.parametrize(("name", "given", "result", "kind", "nbytes", "wire_bytes", "peer"), CASES,
@@ -149,12 +153,15 @@ def test_every_operator_of_torch_that_communicates_is_known():
     names = {name for name in names if not name.startswith("comm_row::")}  # another test's own
     composite = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "CompositeImplicitAutograd")}  # nobody sees these: they call the others
-    assert {name.partition("::")[0] for name in composite} == {"c10d_functional"}
+    assert {name.partition("::")[0] for name in composite} <= {"c10d_functional"}
     names -= composite
     assert len(names) > 80
     tested = {case[0] for case in CASES}
     assert {name for name in names if rule.is_understood(name)} == tested
-    assert sorted(names - tested) == sorted({*SILENT, *NOT_UNDERSTOOD}), "say what it communicates, or why not"
+    known = {*SILENT, *NOT_UNDERSTOOD}
+    assert not known & tested and names - tested <= known, "say what it communicates, or why not"
+    if torch.__version__ >= (2, 14):
+        assert known <= names, "no version has these"
 
 
 def test_a_group_of_one_sends_nothing():

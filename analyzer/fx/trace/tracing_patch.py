@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import sysconfig
@@ -33,6 +34,9 @@ from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
 
 _checkpoint = torch.utils.checkpoint
+#: What runs a checkpoint that is not reentrant: from torch 2.14 on the other name is kept for other packages alone.
+CHECKPOINT_GENERATOR = next(name for name in ("_checkpoint_without_reentrant_generator_impl",
+                                              "_checkpoint_without_reentrant_generator") if hasattr(_checkpoint, name))
 
 
 @contextmanager
@@ -63,8 +67,7 @@ def _replacements() -> Iterator[Undo]:
     yield from operator_replacements()
     yield _replace(torch.autograd.Function, "apply",
                    classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
-    yield _replace(_checkpoint, "_checkpoint_without_reentrant_generator",
-                   _checkpoint_generator(_checkpoint._checkpoint_without_reentrant_generator))
+    yield _replace(_checkpoint, CHECKPOINT_GENERATOR, _checkpoint_generator(getattr(_checkpoint, CHECKPOINT_GENERATOR)))
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
@@ -147,17 +150,24 @@ def _detach(tree: Any) -> Any:
 
 
 def _checkpoint_generator(original: Any) -> Any:
+    signature = inspect.signature(original)  # which is not that of every version
+
     @functools.wraps(original)
-    def generator(fn: Any, preserve_rng_state: bool = True, context_fn: Any = _checkpoint.noop_context_fn,
-                  determinism_check: str = "default", debug: bool = False, early_stop: bool = True, *args: Any,
-                  **kwargs: Any) -> Iterator[None]:
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
         tape = recording_tape()
         if tape is None:
-            yield from original(fn, preserve_rng_state, context_fn, determinism_check, debug, early_stop, *args,
-                                **kwargs)
+            yield from original(*args, **kwargs)
             return
-        with tape.checkpoint(use_reentrant=False, preserve_rng_state=preserve_rng_state,
-                             determinism_check=determinism_check, debug=debug, early_stop=early_stop,
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given.get("respect_saved_tensors_hooks") is not None:  # from torch 2.14 on
+            tape.state.assume(
+                f"respect_saved_tensors_hooks of a checkpoint in {tape.where()!r} is not part of the graph")
+        context_fn = given["context_fn"]
+        with tape.checkpoint(use_reentrant=False, preserve_rng_state=given["preserve_rng_state"],
+                             determinism_check=given["determinism_check"], debug=given["debug"],
+                             early_stop=given["early_stop"],
                              context_fn=None if context_fn is _checkpoint.noop_context_fn else context_fn):
             yield
 

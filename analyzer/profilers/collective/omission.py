@@ -18,7 +18,7 @@ SILENT = {
     "symm_mem::_async_input_mm": "a product of what was gathered",
 }
 
-_SWITCH = "how much of it a switch that adds up carries for one rank is not documented"
+_SWITCH = "how much of it a switch that adds up or copies carries for one rank is not documented"
 _SPLITS = "how much goes where stands in tensors on the device"
 _PEER = "one-sided: the whole is what the kernel that calls it makes of it"
 
@@ -30,6 +30,9 @@ NOT_UNDERSTOOD = {
     "symm_mem::all_to_all_vdev_2d_offset": _SPLITS,
     "symm_mem::nvshmem_all_to_all": _PEER,
     "symm_mem::nvshmem_broadcast": _PEER,
+    "symm_mem::_low_contention_all_gather_ce_multicast": _SWITCH,
+    "symm_mem::_low_contention_all_gather_ce_multicast_out": _SWITCH,
+    "symm_mem::memcpy_to_multicast_": _SWITCH,
     "symm_mem::multimem_all_gather_out": _SWITCH,
     "symm_mem::multimem_all_reduce_": _SWITCH,
     "symm_mem::multimem_one_shot_all_reduce": _SWITCH,
@@ -37,12 +40,15 @@ NOT_UNDERSTOOD = {
     "symm_mem::multimem_one_shot_reduce_out": _SWITCH,
     "symm_mem::multi_root_tile_reduce": _PEER,
     "symm_mem::tile_reduce": _PEER,
+    "symm_mem::nccl_all_to_all_nd": _PEER,
     "symm_mem::nccl_get": _PEER,
+    "symm_mem::nccl_get_out": _PEER,
     "symm_mem::nccl_put": _PEER,
     "symm_mem::nccl_put_signal": _PEER,
     "symm_mem::nccl_put_with_signal": _PEER,
     "symm_mem::nccl_reduce_scatter_offset": _PEER,
     "symm_mem::nvshmem_get": _PEER,
+    "symm_mem::nvshmem_get_out": _PEER,
     "symm_mem::nvshmem_put": _PEER,
     "symm_mem::nvshmem_put_with_signal": _PEER,
 }

@@ -88,6 +88,7 @@ _RULES: dict[str, _Rule] = {
     "c10d::reduce_": _rule("reduce", "tensors", wire.towards_root, _ROOT),
     # ranks other than the root hold no outputs of a gather, and no inputs of a scatter
     "c10d::gather_": _Rule("gather", _times_ranks("input_tensors"), wire.own_to_root, _ROOT),
+    "c10d::gather_into_tensor_": _Rule("gather", _times_ranks("input_tensor"), wire.own_to_root, _ROOT),
     "c10d::scatter_": _Rule("scatter", _times_ranks("output_tensors"), wire.from_root, _ROOT),
     "c10d::send": _rule("send", "tensors", wire.everything, _rank_at("dst")),
     "c10d::recv_": _rule("recv", "tensors", wire.nothing, _rank_at("src")),

@@ -16,7 +16,7 @@ VIEW = """
     vsplit dsplit data atleast_1d atleast_2d atleast_3d ravel contiguous positive set set_data resize resize_as
     _resize_output _mkldnn_transpose _mkldnn_reshape _reshape_copy broadcast_to view_of view_of_dtype broadcast_in_dim
     collapse_view collapse split_dim requires_grad_ retain_grad conj resolve_conj resolve_neg _lazy_clone
-    _sparse_broadcast_to"""
+    _sparse_broadcast_to shallow_copy_data"""
 
 MOVE = """
     clone copy _copy_from _copy_from_and_resize _to_copy to to_dense _to_dense _to_cpu cat concat stack _stack hstack
