@@ -90,6 +90,8 @@ def test_a_signal_at_the_first_step_of_what_must_not_be_left_halfway(run, recwar
             assert run() == right, code.co_qualname
 
 
+@pytest.mark.skipif("coverage" in sys.modules and sys.modules["coverage"].Coverage.current() is not None,
+                    reason="an alarm within coverage.py leaves its lock taken, and the process waits for ever")
 def test_alarms_at_random_times(recwarn):
     train()
     right, before, times = train(), observable(), random.Random(0)
