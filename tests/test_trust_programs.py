@@ -93,6 +93,11 @@ FOUND_BY_INPUTS = {
     "the gradients of weights that are transposed": TensorProgram(
         ("torch.rand(2, 4, 8).requires_grad_()", "torch.rand(3, 5, 4).mT.requires_grad_()"), (),
         ("v0 = F.conv1d(x0, x1)",), "v0"),
+    "classes that are known": TensorProgram(
+        ("torch.rand(2, 4, 8)", "torch.arange(4)"), PLAIN.init,
+        ("v0 = F.one_hot(x1).float() @ self.l0(x0)", "v0 = v0[F.one_hot(x1[:2], 3)[:, 0]]"), "v0"),
+    "as many classes as are asked for": TensorProgram(
+        ("torch.rand(2, 4, 8)",), PLAIN.init, ("v0 = self.l0(x0) * F.one_hot(x0.argmax(-1), 8)",), "v0"),
     "activations of what overlaps": TensorProgram(
         ("torch.rand(2, 4, 8).unfold(1, 2, 1).requires_grad_()",), (),
         ("v0 = F.logsigmoid(x0) + F.elu(x0.index_fill(1, x0.new_zeros(1).long(), 2))",), "v0"),

@@ -101,8 +101,23 @@ def test_one_hot_scatters_into_zeros(mode):
     assert out.permute(2, 0, 1)[0].nonzero().shape[0] == 2  # and each class a seventh of twelve, rounded
 
 
-def test_known_classes_stay_known(mode):
-    assert F.one_hot(torch.tensor([1, 0], device="cuda"), 3).tolist() == [[0, 1, 0], [1, 0, 0]]
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_known_classes_stay_known(mode, device):
+    assert F.one_hot(torch.tensor([1, 0], device=device), 3).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert F.one_hot(torch.tensor([1, 0], device=device)).tolist() == [[0, 1], [1, 0]]
+    assert F.one_hot(torch.zeros(0, dtype=torch.long, device=device), 3).shape == (0, 3)
+
+
+@pytest.mark.parametrize(("classes", "count", "text"), [
+    ([0, 2], 2, r"one_hot: classes from 0 to 2 are not all in \[0, 2\)"),
+    ([-1, 1], -1, r"one_hot: classes from -1 to 1 are not all in \[0, 2\)"),
+    ([0, 1], 0, r"num_classes=0 for \[2\], where at least 1 is needed"), ([], -1, r"num_classes=-1 for \[0\], where")])
+def test_classes_that_cannot_be_are_refused_on_the_host(classes, count, text):
+    classes = torch.tensor(classes, dtype=torch.long)
+    with pytest.raises(RuntimeError):
+        F.one_hot(classes, count)
+    with MetaTensorMode(), pytest.raises(RuntimeError, match=text):
+        F.one_hot(classes, count)
 
 
 def test_bincount_has_as_many_bins_as_asked_for(mode):

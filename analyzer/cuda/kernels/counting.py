@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_kernel, new_on_device_of
+from analyzer.cuda.kernel_registry import device_kernel, host_kernel, new_on_device_of
 from analyzer.meta.state import active_state
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import read_known
@@ -33,11 +33,44 @@ def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
     """``aten/src/ATen/native/Onehot.cpp``: zeros with ones scattered in, where meta compares with an enumeration. On
     CUDA nothing is checked on the host when ``num_classes`` is given.
     """
-    if num_classes <= 0 or self.dtype is not torch.int64 or not self.numel() or read_known(self) is not None:
-        return NotImplemented  # classes that are known stay so by comparison
+    if self.dtype is not torch.int64 or not self.numel() or num_classes == 0 or num_classes < -1:
+        return _one_hot_of_none(self, num_classes)
+    return _scatter_ones(self, int(aten.max.default(self).item()) + 1 if num_classes == -1 else num_classes)
+
+
+@host_kernel("one_hot")
+def _one_hot_on_host(self: torch.Tensor, num_classes: int = -1) -> Any:
+    """The same source: the CPU looks for the smallest and the largest class first."""
+    if self.dtype is not torch.int64 or not self.numel() or num_classes == 0 or num_classes < -1:
+        return _one_hot_of_none(self, num_classes)
+    return _scatter_ones(self, _count_classes(self, num_classes))
+
+
+def _count_classes(self: torch.Tensor, num_classes: int) -> int:
+    """The given number, or what the largest class says. Raises RuntimeError for known classes that cannot be."""
+    least, most = aten.aminmax.default(self)
+    if num_classes == -1:
+        num_classes = int(most.item()) + 1
+    low, high = read_known(least), read_known(most)
+    if low is not None and high is not None and not 0 <= int(low) <= int(high) < num_classes:
+        raise RuntimeError(f"one_hot: classes from {int(low)} to {int(high)} are not all in [0, {num_classes})")
+    return num_classes
+
+
+def _one_hot_of_none(self: torch.Tensor, num_classes: int) -> Any:
+    """The result of no elements; another dtype is left to torch, which refuses it."""
+    if self.dtype is not torch.int64:
+        return NotImplemented
+    if num_classes <= 0:
+        raise RuntimeError(f"one_hot: num_classes={num_classes} for {list(self.shape)}, where at least 1 is needed")
+    return new_on_device_of(self, aten.empty.memory_format, [*self.shape, num_classes], dtype=torch.int64)
+
+
+def _scatter_ones(self: torch.Tensor, num_classes: int) -> torch.Tensor:
     zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)
-    out = aten.scatter_.value(zeros, -1, self.unsqueeze(-1), 1)
-    storage = out.untyped_storage()
-    assert isinstance(storage, MetaStorage)
-    storage.density = 1 / num_classes  # every class as likely as the others
+    out: torch.Tensor = aten.scatter_.value(zeros, -1, self.unsqueeze(-1), 1)
+    if read_known(out) is None:
+        storage = out.untyped_storage()
+        assert isinstance(storage, MetaStorage)
+        storage.density = 1 / num_classes  # every class as likely as the others
     return out
