@@ -89,8 +89,11 @@ class MoveDevice(torch.autograd.Function):
 @handles(torch._C._nn._parse_to)
 def _parse_module_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments of ``Module.to``: a device that is named is looked at, nothing is made on it; a number is that of
-    an accelerator.
+    an accelerator. A tensor that is named is where it is simulated to be.
     """
+    like = args[0] if args else kwargs.get("tensor")
+    if isinstance(like, Tensor):
+        return (device_of(own(state, like)), *func(*args, **kwargs)[1:])
     args, kwargs = tuple([_device_of_number(a) for a in args]), {k: _device_of_number(a) for k, a in kwargs.items()}
     return func(*args, **kwargs)
 
