@@ -109,6 +109,16 @@ def test_inputs_that_were_told_wrongly(program: TensorProgram) -> None:
     assert hold(program, compare_step) == EQUAL
 
 
+@pytest.mark.parametrize("forward", [
+    ("l = nn.Linear(8, 3)", "v0 = l(x0) + l(x0.exp())"), ("v0 = nn.MultiheadAttention(8, 2)(x0, x0, x0)[0]",),
+    ("v0 = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU())(x0)",), ("v0 = nn.GRU(8, 2)(x0)[0]",),
+    ("v0 = nn.Linear(8, 3).to(x0)(x0)",), ("v0 = nn.Linear(8, 3).to(tensor=x0.double())(x0.double())",),
+])
+def test_modules_that_forward_makes_are_told_and_traced(forward: tuple[str, ...]) -> None:
+    program = TensorProgram(("torch.rand(2, 4, 8).requires_grad_()",), (), forward, "v0")
+    assert hold(program, compare_step) == hold(program, compare_traced) == EQUAL
+
+
 def test_a_program_is_alike_every_time() -> None:
     assert draw_number(7) == draw_number(7) != draw_number(8)
     (model, (x,)), (other, (y,)) = PLAIN.build(), PLAIN.build()

@@ -124,6 +124,10 @@ class NodeWriter:
         """The node of a tensor, or of a container that a call returned, if it has one."""
         return self._nodes.get(id(value))
 
+    def holds_results(self, module: nn.Module) -> bool:
+        """Whether tensors of ``module`` were made by calls that are written down, as of one that forward builds."""
+        return any(self.find(t) is not None for t in (*module.parameters(), *module.buffers()))
+
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
         if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
