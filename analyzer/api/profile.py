@@ -19,6 +19,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
 from analyzer.recipe.optimizer import REPLAYED
+from analyzer.record.collector import rare_collections
 from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.model_failure import noting_failures
 from analyzer.record.module_walk import walk_modules
@@ -262,7 +263,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             finally:
                 replay.end()
 
-    with InterruptsDeferred():  # also while what a run leaves behind is freed
+    with InterruptsDeferred(), rare_collections():  # also while what a run leaves behind is freed
         while True:
             try:
                 return expect_values(run_once, session.options)

@@ -189,7 +189,8 @@ class BlockCapture:
         finally:
             self.recorder.events = None
             change = before.change()
-            before.put_back()
+            if change:
+                before.put_back()
         if change:
             raise Mismatch(f"its forward pass changes {change}")
         return result
