@@ -25,7 +25,8 @@ _REVEALING = frozenset((
     "saved_tensors_hooks "
     "save_on_cpu").split())
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
-
+_LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+_GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is then for a call that follows
 
 
 class Reachable:
@@ -186,10 +187,22 @@ def _contents(cell: CellType) -> Any:
 @functools.lru_cache(4096)
 def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """The globals that code names, and all of its names, with those of the functions in it."""
-    named = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return (frozenset(named).union(*(names for names, _ in inner)),
+    return (find_globals(code).union(*(names for names, _ in inner)),
             frozenset(code.co_names).union(*(names for _, names in inner)))
+
+
+def find_globals(code: CodeType) -> frozenset[str]:
+    """The globals that code itself names: as `dis.get_instructions` tells, which describes each instruction."""
+    found, extended = set(), 0
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2]):
+        argument |= extended
+        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            found.add(code.co_names[argument >> _GLOBAL_SHIFT])
+        elif operation == _LOAD_NAME:
+            found.add(code.co_names[argument])
+    return frozenset(found)
 
 
 def is_constant(value: Any) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import array
 import collections
+import dis
 import functools
 import itertools
 import logging
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from analyzer.replay.reachable_code import find_globals
 from analyzer.replay.state_fingerprint import StateFingerprint
 
 COUNT = 0
@@ -173,3 +175,18 @@ def test_a_generator_of_numpys_is_put_back():
     state, first = StateFingerprint([], values=(draws,)), draws.rand(3)
     state.put_back()
     assert draws.rand(3).tolist() == first.tolist()
+
+
+def test_globals_are_those_that_dis_names() -> None:
+    """Of every function of some large modules, and of code that needs arguments of more than a byte."""
+    many = compile("\n".join(f"name_{i}; f_{i}(x_{i}.y_{i})" for i in range(400)), "", "exec")
+    inside = compile("def f():\n" + "\n".join(f"    name_{i}; f_{i}(x_{i}.y_{i})" for i in range(400)), "", "exec")
+    functions = [f for module in (nn.functional, torch.overrides, logging, dis) for f in vars(module).values()
+                 if isinstance(f, types.FunctionType)]
+    codes = [many, *inside.co_consts, *(f.__code__ for f in functions)]
+    codes = [code for code in codes if isinstance(code, types.CodeType)]
+    assert len(codes) > 200
+    for code in codes:
+        assert find_globals(code) == {instruction.argval for instruction in dis.get_instructions(code)
+                                      if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    assert len(find_globals(many)) == len(find_globals(codes[1])) == 1200
