@@ -1,6 +1,13 @@
 """Published steps of sharded models: that every row can be run as it says, and a small one is met."""
 from __future__ import annotations
 
+import multiprocessing.dummy
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import accuracy_sharded
+from benchmarks.accuracy_latency import Judged
 from benchmarks.accuracy_memory import DOCUMENT, SHARDED
 from benchmarks.accuracy_sharded import TABLE, Run, cluster_of_run, judge
 from benchmarks.truth_table import read_runs, read_truth
@@ -11,6 +18,16 @@ RUNS = {run.id: run for run in read_runs(TABLE, Run)}
 def test_a_published_step_is_met() -> None:
     """MPT of 125 million parameters on 8 A100."""
     assert judge(RUNS["mpt-125m-seq4096-8xa100_80gb-mb16-ga2-full_shard-acf-amp_bf16"]).error < 0.25
+
+
+def test_one_row_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "mpt-125m-seq4096-8xa100_80gb-mb16-ga2-full_shard-acf-amp_bf16"
+    monkeypatch.setattr("sys.argv", ["accuracy_sharded", name])
+    monkeypatch.setattr(accuracy_sharded, "multiprocessing",
+                        SimpleNamespace(get_context=lambda kind: multiprocessing.dummy))
+    monkeypatch.setattr(accuracy_sharded, "judge", lambda run: Judged("mpt", "a100", "bf16", 2.0, 2.1, 1.9, 2.3, None))
+    assert accuracy_sharded.main() == 0
+    assert name in capsys.readouterr().out
 
 
 def test_every_row_is_of_the_model_that_is_rebuilt() -> None:
