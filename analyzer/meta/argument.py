@@ -25,22 +25,25 @@ def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
     """
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
-    def replace(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in made:
-            if value.layout is torch.strided:
-                base = _base_to_copy(value)
-                out = _on_fake_storage(state, value, device, storages) if base is None else _view(replace(base), value)
-                out = out.requires_grad_(value.requires_grad)
-            else:
-                out = torch.empty_like(value, device=META)
-                out.__dict__["_device"] = device
-                out.__class__ = MetaTensor
-            made[id(value)] = out
-        return made[id(value)]
-    with without_modes():
-        return pytree.tree_map(replace, tree)
+    with without_modes():  # no function of this one that calls itself: the cycle would keep the arguments alive
+        return pytree.tree_map_only(Tensor, lambda value: _fake(state, value, device, storages, made), tree)
+
+
+def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages,
+          made: dict[int, Tensor]) -> Tensor:
+    """The fake tensor of an argument; ``made`` holds those that there are, by the argument."""
+    if id(value) not in made:
+        if value.layout is torch.strided:
+            base = _base_to_copy(value)
+            out = (_on_fake_storage(state, value, device, storages) if base is None
+                   else _view(_fake(state, base, device, storages, made), value))
+            out = out.requires_grad_(value.requires_grad)
+        else:
+            out = torch.empty_like(value, device=META)
+            out.__dict__["_device"] = device
+            out.__class__ = MetaTensor
+        made[id(value)] = out
+    return made[id(value)]
 
 
 def _base_to_copy(tensor: Tensor) -> Tensor | None:

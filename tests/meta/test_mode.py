@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 
 from analyzer import MetaTensor, MetaTensorMode
 from analyzer.errors import UnsupportedOperatorError
+from analyzer.meta.argument import fake_arguments
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -380,3 +383,14 @@ def test_the_first_profile_of_a_process_lies_where_later_ones_do():
             ".memory_events for _ in range(2)]; assert a and a == b, (a[0], b[0])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_arguments_are_held_by_nothing_but_their_caller(mode):
+    gc.disable()
+    try:
+        given = fake_arguments(mode.state, [torch.rand(4), torch.rand(4, 4).mT], torch.device("cuda", 0))
+        seen = [weakref.ref(x) for x in given]
+        del given
+        assert [x() for x in seen] == [None, None]
+    finally:
+        gc.enable()
