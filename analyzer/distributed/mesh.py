@@ -20,9 +20,8 @@ def _init_one_process_group(original: Any, sub_layout: Any, rank_map: torch.Tens
     """Of the groups along a dimension, each a row of a tensor, the lists are asked for one by one; which group a
     dimension has that was given a name is noted.
     """
-    ranks = rank_map.tolist()
     with without_modes():
-        name = original(sub_layout, torch.tensor(ranks, dtype=torch.int), dim_name, *args, **kwargs)
+        name = original(sub_layout, _with_data(rank_map.tolist()), dim_name, *args, **kwargs)
     if name is not None and not dim_name.startswith("dim_"):  # and its number, where it has no name
         active_world_state().dimensions.setdefault(str(name), dim_name)
     return name
@@ -40,11 +39,20 @@ def _concatenate(original: Any, meshes: list[DeviceMesh]) -> DeviceMesh:
 
 
 def _init_process_groups(original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
-    """All groups of a mesh at once, as torch 2.9 makes them."""
-    with without_modes():
-        original(mesh, *args, **kwargs)
+    """All groups of a mesh at once, as torch 2.9 makes them: from the mesh's tensor, which may be simulated."""
+    simulated, mesh.mesh = mesh.mesh, _with_data(mesh.mesh.tolist())
+    try:
+        with without_modes():
+            original(mesh, *args, **kwargs)
+    finally:
+        mesh.mesh = simulated
     for group, name in zip(mesh._dim_group_names, mesh.mesh_dim_names or ()):
         active_world_state().dimensions.setdefault(str(group), name)
+
+
+def _with_data(ranks: Any) -> torch.Tensor:
+    with without_modes():
+        return torch.tensor(ranks, dtype=torch.int)
 
 
 def replacements() -> Iterator[Undo]:

@@ -29,8 +29,11 @@ POINTWISE = frozenset((
 ).split())
 #: The same with numbers drawn in the kernel: their results are saved for backward, never drawn again.
 RANDOM = frozenset("native_dropout rand randn rand_like randn_like bernoulli uniform normal".split())
-#: Reductions without `torch.Tag.reduction`; most give results of the input's size too, from it and what was reduced.
+#: What is tagged `torch.Tag.reduction`, which torch 2.9 does not have, and reductions that no version tags; most of
+#: these give results of the input's size too, from it and what was reduced.
 REDUCTIONS = frozenset((
+    "all amax amin aminmax any argmax argmin count_nonzero linalg__powsum max mean min nansum norm prod std std_mean "
+    "sum var var_mean "
     "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
     "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm cudnn_batch_norm "
     "_native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update batch_norm_backward "
@@ -95,7 +98,7 @@ def _lower(signature: Signature) -> Lowering:
         return EXTERN
     if name in RANDOM:
         return DRAWN
-    if name in REDUCTIONS or torch.Tag.reduction in op.tags:
+    if name in REDUCTIONS:
         found = find_reduction(signature, name)
         return ELEMENTS if found is None else Lowering("reduction", found)
     return ELEMENTS if name in POINTWISE or torch.Tag.pointwise in op.tags else EXTERN
