@@ -204,9 +204,10 @@ class Watched:
         word, lost = "ended well", []
         try:
             answer = trial.run(self.run)
-            if answer != self.right and not (self.stage.tells and _TOLD.search(answer)):
+            is_told = self.stage.tells and answer != self.right and _TOLD.search(answer) is not None
+            if answer != self.right and not is_told:
                 lost.append("another answer than without a fault")
-            if trial.is_struck() and trial.must_surface is not None:
+            if trial.is_struck() and trial.must_surface is not None and not is_told:
                 lost.append(f"{trial.must_surface.__name__} was swallowed")
         except BaseException as error:  # noqa: BLE001
             word = type(error).__name__

@@ -47,6 +47,7 @@ class Reader(NamedTuple):
     is_partial: bool = False  #: fields may be left out
     repeats: str = "hostile"  #: what its errors repeat: the file, or the section that they are about
     skips: Callable[[Place], bool] = lambda place: False  #: what another reader is tried with
+    takes: tuple[str, ...] = ()  #: names of damaged texts that are right ones here
 
 
 class Net(nn.Module):
@@ -106,7 +107,8 @@ def _generation_reader(folder: Path) -> Reader:
     """What `GenerationProfile.to_json` wrote."""
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     found = profile_generate(load_target(f"hf:{folder / 'config.json'}").build, 4, 3, batch_size=1)
-    return Reader("saved generation", found.to_json(), GenerationProfile.from_json, lambda p: p.summary())
+    return Reader("saved generation", found.to_json(), GenerationProfile.from_json, lambda p: p.summary(),
+                  loose=lambda place: _is_free(place[1:]))  # a profile of the prompt, and one of a token
 
 
 def _plan_reader(folder: Path) -> Reader:
@@ -114,7 +116,7 @@ def _plan_reader(folder: Path) -> Reader:
     x = torch.ones(4, 8)
     model = nn.Sequential(*[Net() if i % 2 else nn.Linear(16 if i else 8, 8) for i in range(4)])
     plan = Planner(symbolic_trace(model, meta_args={"input": x}), (x,)).solve(0.9)
-    return Reader("plan", plan.to_json(), Plan.from_json, use_plan)
+    return Reader("plan", plan.to_json(), Plan.from_json, use_plan, loose=lambda place: place == ("offload_seconds",))
 
 
 def _device_reader(folder: Path) -> Reader:
@@ -140,7 +142,7 @@ def _calibration_reader(folder: Path) -> Reader:
     with contextlib.suppress(KeyboardInterrupt):
         calibrate(folder / "card.json", "cuda", quick=True, bench=bench, like=find_device("a10"))
     return Reader("calibration", (folder / "card.json").read_text(), _calibrate,
-                  loose=lambda place: place[-1:] == ("seconds",))
+                  loose=lambda place: "seconds" in place or place[-1:] == ("quick",))  # of which another is begun anew
 
 
 def _sweep_reader(folder: Path) -> Reader:
@@ -159,8 +161,8 @@ def _config_reader(folder: Path) -> Reader:
 def _deepspeed_reader(folder: Path) -> Reader:
     """What its engine is given."""
     return Reader("configuration of DeepSpeed", json.dumps(_DEEPSPEED), lambda path: profile_with_config(Net(), path),
-                  loose=lambda place: "flops_profiler" not in place, is_partial=True,
-                  repeats="")
+                  loose=lambda place: "flops_profiler" not in place or place[-1] == "module_depth", is_partial=True,
+                  repeats="", takes=("500 objects", "500 lists in a field", "only '{}'"))  # what is there is others'
 
 
 _CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_head": 2, "n_embd": 8,
@@ -210,14 +212,15 @@ def _check(path: Path) -> object:
 
 def _is_free(place: Place) -> bool:
     """What is of a user's own making, any names among it, or a figure that follows from others."""
-    is_moment = "start_seconds" in place or place[:1] == ("timeline",) and place[-1] == 5
+    is_moment = "start_seconds" in place or place[:1] == ("timeline",) and place[-1] in (0, 5)  # a call, or its name
     is_own = any(key in place for key in ("extra", "options", "derived", "region", "values"))
-    return is_moment or is_own or place[-2:-1] in (
+    return is_moment or is_own or place == ("peak_by_category",) or place[-2:-1] in (
         ("parameters",), ("peak_by_category",), ("inputs",), ("phases",), ("first_step",), ("mesh",))
 
 
 def _is_free_of_ranks(place: Place) -> bool:
-    return _is_free(place) or place == ("profiles", "0")  # a rank that was not run has none
+    # a rank that was not run has no profile, and the first version no number
+    return _is_free(place) or place in (("profiles", "0"), ("version",))
 
 
 def _is_of_profile(place: Place) -> bool:

@@ -24,7 +24,9 @@ class _TooLongError(BaseException):
 
 def list_wrong(reader: Reader) -> list[Mutation]:
     """Everything that a reader is tried with."""
-    return [*damage(reader.sample), *mutate(json.loads(reader.sample), reader.loose, reader.is_partial, reader.skips)]
+    damaged = [text._replace(must_fail=text.must_fail and text.name not in reader.takes)
+               for text in damage(reader.sample)]
+    return [*damaged, *mutate(json.loads(reader.sample), reader.loose, reader.is_partial, reader.skips)]
 
 
 def try_reader(reader: Reader, wrong: Iterable[Mutation], folder: Path) -> tuple[Counter[str], list[str]]:

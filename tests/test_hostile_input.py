@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from analyzer import Profile, profile, symbolic_trace
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.hardware import find_device
 from analyzer.json_text import load_json
 from benchmarks.hostile_reader import list_readers, profile_net
@@ -97,6 +97,24 @@ def test_a_petabyte_is_refused_and_terabytes_are_counted():
     assert (found.params, found.fwd_flops) == (2**40, 16 * 2**40 + 8 * 2**20)  # and the sum of the outputs
     with pytest.raises(InputError, match="1,125,899,906,842,624 bytes more at once than a device has addresses for"):
         run(2**24)
+    with pytest.raises(InputError, match="70,368,744,177,664 bytes more at once than a device has addresses for"):
+        run(2**22)  # the weight has addresses, its gradient has none
+
+
+@pytest.mark.parametrize(("reader", "change", "said"), [
+    ("plan", lambda data: data["regions"][0].update(nodes=[]), r"nodes=\(\): a checkpoint runs one node or more"),
+    ("rows of a sweep", lambda data: data.update(zz=1), "it has 'zz', which is no column"),
+    ("configuration of DeepSpeed", lambda data: data["flops_profiler"].update(enabled=3),
+     "enabled=3: must be true or false"),
+])
+def test_files_that_were_taken_and_failed_later_are_refused(tmp_path, reader, change, said):
+    found, = list_readers(tmp_path, [reader])
+    data = json.loads(found.sample)
+    change(data)
+    path = tmp_path / f"changed{found.suffix}"
+    path.write_text(json.dumps(data) + "\n")
+    with pytest.raises(AnalyzerError, match=said):
+        found.read(path)
 
 
 def test_moments_before_the_step_and_what_rounding_leaves_are_saved():

@@ -152,6 +152,9 @@ class FlopsProfilerConfig:
             if name not in known:
                 raise InputError(f'"{SECTION}": no setting {name!r}; settings are {", ".join(known)}')
         found = cls(**section)
+        for name in ("enabled", "detailed"):
+            if not isinstance(getattr(found, name), bool):
+                raise InputError(f'"{SECTION}": {name}={getattr(found, name)!r}: must be true or false')
         if not (is_count(found.profile_step) and is_count(found.module_depth, -1) and is_count(found.top_modules, 1)):
             raise InputError(f'"{SECTION}": {dict(section)}: a step is 0 or more, a depth 0 or more or -1 for all, and '
                              "at least one module is named")

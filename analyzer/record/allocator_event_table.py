@@ -20,7 +20,7 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
         # places beyond the columns are made when one of them, or one behind them, is written
         self._length = 0
         self._actions = array("B")  # their numbers
-        self._addresses = array("Q")
+        self._addresses = array("q")  # below 0 in a step beyond all addresses, which is refused after that
         self._sizes = array("Q")
         self._calls = array("I")
         self._numbering: Numbering[str] = Numbering()

@@ -33,6 +33,10 @@ class PlanRegion:
     skips: tuple[int, ...] = ()
     cost: float = 0.0                   #: of running it again, in units of the plan's objective
 
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise InputError(f"nodes={self.nodes!r}: a checkpoint runs one node or more")
+
 
 def apply_to_graph(gm: fx.GraphModule, regions: Iterable[PlanRegion], offloads: Sequence[str],
                    plan_name: str) -> fx.GraphModule:

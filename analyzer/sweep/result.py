@@ -111,6 +111,9 @@ def check_row(row: object) -> None:
     """Raise InputError for what is no row: one that lacks a column of `IDENTITY`, or has a value of another kind."""
     if not isinstance(row, dict):
         raise InputError(f"a {type(row).__name__}")
+    for name in row:
+        if name not in COLUMNS:
+            raise InputError(f"it has {name[:80]!r}, which is no column")
     for name, kind in COLUMNS.items():
         value, kinds = row.get(name), (int, float) if kind is float else (kind,)
         if name not in row and name in IDENTITY:
