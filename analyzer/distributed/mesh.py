@@ -40,12 +40,13 @@ def _concatenate(original: Any, meshes: list[DeviceMesh]) -> DeviceMesh:
 
 def _init_process_groups(original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
     """All groups of a mesh at once, as torch 2.9 makes them: from the mesh's tensor, which may be simulated."""
-    simulated, mesh.mesh = mesh.mesh, _with_data(mesh.mesh.tolist())
+    held = vars(mesh)  # where newer versions have a property
+    simulated, held["mesh"] = mesh.mesh, _with_data(mesh.mesh.tolist())
     try:
         with without_modes():
             original(mesh, *args, **kwargs)
     finally:
-        mesh.mesh = simulated
+        held["mesh"] = simulated
     for group, name in zip(mesh._dim_group_names, mesh.mesh_dim_names or ()):
         active_world_state().dimensions.setdefault(str(group), name)
 
