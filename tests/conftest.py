@@ -9,6 +9,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from analyzer.replay.support import why_unsupported  # noqa: E402
 from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 torch.set_num_threads(1)  # the tests run in parallel processes
@@ -28,6 +29,13 @@ def group():
     yield
     assert dist.group.WORLD is before and dist.get_world_size() == 4
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def replaying_torch():
+    """Leaves a test out where nothing is replayed with this torch."""
+    if reason := why_unsupported():
+        pytest.skip(reason)
 
 
 @pytest.fixture

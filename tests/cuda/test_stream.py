@@ -1,6 +1,7 @@
 """What a program asks of its streams is in the log; what would not be replayed rightly then is run."""
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -72,6 +73,7 @@ def test_an_event_that_was_never_recorded_has_happened():
     assert not log_of(Early(), mode="infer").streams
 
 
+@pytest.mark.usefixtures("replaying_torch")
 def test_a_step_that_uses_streams_is_not_replayed():
     found = profile(nn.Sequential(TwoStreams()), (torch.empty(8, 8, device="meta"),), device="h100", optimizer="sgd")
     reasons = {row.kind: row.reason for row in found.replay}
@@ -84,6 +86,7 @@ class Waiting(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.usefixtures("replaying_torch")
 def test_a_block_that_waits_for_the_device_is_not_replayed():
     blocks = nn.Sequential(*[nn.Sequential(*[Waiting(8, 8) for _ in range(40)]) for _ in range(4)])
     assert len(log_of(blocks, mode="infer").streams) == 160

@@ -20,7 +20,7 @@ from tests.replay.block_model import Block, PostNorm, Stack, Sums, X, list_repla
 
 IDS = torch.ones(2, 32, dtype=torch.int64)
 
-pytestmark = pytest.mark.usefixtures("small_blocks")
+pytestmark = pytest.mark.usefixtures("small_blocks", "replaying_torch")
 
 
 def say_all(gm):

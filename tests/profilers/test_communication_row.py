@@ -139,6 +139,7 @@ def test_the_table_adds_up(stepped):
     assert len(stepped.to_dataframe("comm")) == len(stepped.comm)
 
 
+@pytest.mark.usefixtures("replaying_torch")
 def test_replayed_blocks_have_the_same_rows(mesh):
     replayed, run = step(mesh, blocks=40), step(mesh, blocks=40, reuse=False)
     assert any(part.kind == "block" and part.replayed for part in replayed.replay)

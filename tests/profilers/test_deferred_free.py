@@ -80,6 +80,7 @@ def test_memory_used_on_its_own_stream_alone_is_not_held_back():
     assert p.peak_reserved_bytes_range is None and not any("record_stream" in text for text in p.assumptions)
 
 
+@pytest.mark.usefixtures("replaying_torch")
 def test_the_end_of_a_step_is_waited_for():
     class Model(nn.Module):
         def forward(self, x):

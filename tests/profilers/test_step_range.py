@@ -108,6 +108,7 @@ def test_communication_is_off_by_what_is_not_hidden(monkeypatch: pytest.MonkeyPa
     assert ends(run(monkeypatch, forward)) == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.usefixtures("replaying_torch")
 def test_replayed_layers_have_the_range_of_layers_that_were_run() -> None:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)

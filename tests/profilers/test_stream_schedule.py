@@ -136,6 +136,7 @@ class Blocks(nn.Module):
         return self.blocks(x), y
 
 
+@pytest.mark.usefixtures("replaying_torch")
 @pytest.mark.parametrize(("reduces", "expected"), [(True, 4 * 275), (False, 4 * 75)])  # mul, sin, all_reduce, tan
 def test_replayed_blocks_take_the_same_time(group, reduces, expected):
     replayed, ran = (profile(Blocks(reduces), (torch.empty(8),), device="h100", mode="infer", reuse=reuse)

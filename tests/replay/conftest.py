@@ -1,10 +1,7 @@
-"""What is replayed, where this torch is one that replay is tested with; elsewhere nothing is."""
+"""Nothing is replayed with a torch that replay is not tested with."""
 import pytest
-
-from analyzer.replay.support import why_unsupported
 
 
 @pytest.fixture(autouse=True)
-def supported_torch():
-    if reason := why_unsupported():
-        pytest.skip(reason)
+def is_replayed(replaying_torch):
+    """Leaves all of these tests out there."""

@@ -101,3 +101,10 @@ def _fused_rms_norm_backward_shape(grad_out: Tensor, input: Tensor, normalized_s
                                    output_mask: list[bool]) -> tuple[Tensor | None, Tensor | None]:
     grad_input = torch.empty_like(input, memory_format=torch.contiguous_format) if output_mask[0] else None
     return grad_input, torch.empty_like(weight) if output_mask[1] and weight is not None else None
+
+
+@device_shape("_weight_norm_interface_backward", on_any_device=True)
+def weight_norm_backward(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor,
+                         dim: int) -> tuple[Tensor, Tensor]:
+    """Contiguous gradients of direction and length (WeightNorm.cpp, WeightNorm.cu); torch 2.9 has no kernel on meta."""
+    return saved_v.new_empty(saved_v.shape), saved_g.new_empty(saved_g.shape)
