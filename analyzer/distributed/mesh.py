@@ -20,8 +20,9 @@ def _init_one_process_group(original: Any, sub_layout: Any, rank_map: torch.Tens
     """Of the groups along a dimension, each a row of a tensor, the lists are asked for one by one; which group a
     dimension has that was given a name is noted.
     """
+    ranks = _with_data(rank_map.tolist())
     with without_modes():
-        name = original(sub_layout, _with_data(rank_map.tolist()), dim_name, *args, **kwargs)
+        name = original(sub_layout, ranks, dim_name, *args, **kwargs)
     if name is not None and not dim_name.startswith("dim_"):  # and its number, where it has no name
         active_world_state().dimensions.setdefault(str(name), dim_name)
     return name
