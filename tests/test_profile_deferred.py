@@ -3,7 +3,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pickle
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,3 +101,26 @@ def test_sums_are_those_of_the_rows():
     for phase in ("forward", "backward", "optimizer"):
         assert sum(o.seconds for o in p.operators if o.phase == phase) == pytest.approx(p.phases[phase].kernel_seconds)
     assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_child_that_is_forked_while_a_thread_works_rows_out_reads_its_own():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait():
+        begun.set()
+        assert go_on.wait(60)
+        return {"assumptions": ()}
+
+    known = {f.name: None for f in dataclasses.fields(Profile) if f.name != "assumptions"}
+    slow, own = (Profile.deferred(known, {find: ("assumptions",)}) for find in (wait, lambda: {"assumptions": ("one",)}))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(getattr, slow, "assumptions")
+        assert begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that waits for what no thread of its gives back
+            os._exit(0 if own.assumptions == ("one",) else 1)
+        status = os.waitpid(child, 0)[1]
+        go_on.set()
+        assert reading.result() == () and status == 0

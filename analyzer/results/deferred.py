@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
 """Functions that work out fields of a record, with the names of these."""
@@ -14,8 +15,7 @@ _Record = TypeVar("_Record", bound="DeferredFields")
 class DeferredFields:
     """A dataclass with slots, some of whose fields are worked out when first read; copies and pickles have all."""
 
-    __slots__ = ("_groups", "_request")
-    _lock: ClassVar[threading.RLock] = threading.RLock()
+    __slots__ = ("_groups", "_lock", "_request")  # each has its own lock: a forked child finds those of others' free
 
     @classmethod
     def deferred(cls: type[_Record], known: Mapping[str, Any], groups: Groups) -> _Record:
@@ -25,12 +25,14 @@ class DeferredFields:
             for name in names:
                 object.__delattr__(record, name)
         object.__setattr__(record, "_groups", dict(groups))
+        object.__setattr__(record, "_lock", threading.RLock())
         return record
 
     if not TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any:  # of a slot that is not set
-            with DeferredFields._lock:
-                groups = {} if name.startswith("_") else getattr(self, "_groups", {})
+            is_deferred = not name.startswith("_") and hasattr(self, "_lock")
+            with self._lock if is_deferred else nullcontext():
+                groups = self._groups if is_deferred else {}
                 for make, names in groups.items():
                     if name in names:
                         for field_name, value in make().items():
