@@ -1,6 +1,7 @@
 """Counts of classes without data, as routers make them: ``bincount``, and ``one_hot``, whose sums count."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,20 +34,20 @@ def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
     """``aten/src/ATen/native/Onehot.cpp``: zeros with ones scattered in, where meta compares with an enumeration. On
     CUDA nothing is checked on the host when ``num_classes`` is given.
     """
-    if self.dtype is not torch.int64 or not self.numel() or num_classes == 0 or num_classes < -1:
-        return _one_hot_of_none(self, num_classes)
-    return _scatter_ones(self, int(aten.max.default(self).item()) + 1 if num_classes == -1 else num_classes)
+    return _scatter_ones(self, num_classes, _count_on_device)
 
 
 @host_kernel("one_hot")
 def _one_hot_on_host(self: torch.Tensor, num_classes: int = -1) -> Any:
     """The same source: the CPU looks for the smallest and the largest class first."""
-    if self.dtype is not torch.int64 or not self.numel() or num_classes == 0 or num_classes < -1:
-        return _one_hot_of_none(self, num_classes)
-    return _scatter_ones(self, _count_classes(self, num_classes))
+    return _scatter_ones(self, num_classes, _count_on_host)
 
 
-def _count_classes(self: torch.Tensor, num_classes: int) -> int:
+def _count_on_device(self: torch.Tensor, num_classes: int) -> int:
+    return int(aten.max.default(self).item()) + 1 if num_classes == -1 else num_classes
+
+
+def _count_on_host(self: torch.Tensor, num_classes: int) -> int:
     """The given number, or what the largest class says. Raises RuntimeError for known classes that cannot be."""
     least, most = aten.aminmax.default(self)
     if num_classes == -1:
@@ -57,16 +58,15 @@ def _count_classes(self: torch.Tensor, num_classes: int) -> int:
     return num_classes
 
 
-def _one_hot_of_none(self: torch.Tensor, num_classes: int) -> Any:
-    """The result of no elements; another dtype is left to torch, which refuses it."""
+def _scatter_ones(self: torch.Tensor, num_classes: int, count: Callable[[torch.Tensor, int], int]) -> Any:
+    """The result, of as many classes as ``count`` says; another dtype is left to torch, which refuses it."""
     if self.dtype is not torch.int64:
         return NotImplemented
-    if num_classes <= 0:
+    if num_classes < -1 or num_classes == 0 or num_classes == -1 and not self.numel():
         raise RuntimeError(f"one_hot: num_classes={num_classes} for {list(self.shape)}, where at least 1 is needed")
-    return new_on_device_of(self, aten.empty.memory_format, [*self.shape, num_classes], dtype=torch.int64)
-
-
-def _scatter_ones(self: torch.Tensor, num_classes: int) -> torch.Tensor:
+    if not self.numel():
+        return new_on_device_of(self, aten.empty.memory_format, [*self.shape, num_classes], dtype=torch.int64)
+    num_classes = count(self, num_classes)
     zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)
     out: torch.Tensor = aten.scatter_.value(zeros, -1, self.unsqueeze(-1), 1)
     if read_known(out) is None:
