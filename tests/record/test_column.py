@@ -51,7 +51,7 @@ def test_a_call_whose_place_was_left_cannot_be_read():
 
 
 @settings(deadline=None)
-@given(acts=st.lists(st.tuples(st.sampled_from(["alloc", "free", "segment_map"]), st.integers(-2**50, 2**62),
+@given(acts=st.lists(st.tuples(st.sampled_from(["alloc", "free", "segment_map"]), st.integers(-2**50, 2**63 - 1),
                                st.integers(0, 2**63), st.integers(0, 2**31)),
                      max_size=12), late=st.sets(st.integers(0, 11)))
 def test_acts_come_back(acts, late):
