@@ -9,8 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from analyzer.fork import hold_over_forks
+
 _MODULE_FILE = sys.modules[nn.Module.__module__].__file__
 _lock = threading.Lock()
+hold_over_forks(_lock)
 _wrapped: dict[type, tuple[int, Any]] = {}  # how many watches wrap a class, and what it had itself before the first
 
 

@@ -7,7 +7,7 @@ import torch
 
 from analyzer.record.reference_count import learn_holdings
 
-_OLDEST = (2, 13)  # with 2.9 steps of many ranks are told apart and are run, and a random program aborted the process
+_OLDEST = (2, 13)  # with 2.9.1 a random program aborted the process, and no step of a sharded model was replayed
 
 
 @functools.cache
