@@ -113,7 +113,8 @@ def test_a_child_that_is_forked_while_a_thread_works_rows_out_reads_its_own():
         return {"assumptions": ()}
 
     known = {f.name: None for f in dataclasses.fields(Profile) if f.name != "assumptions"}
-    slow, own = (Profile.deferred(known, {find: ("assumptions",)}) for find in (wait, lambda: {"assumptions": ("one",)}))
+    slow = Profile.deferred(known, {wait: ("assumptions",)})
+    own = Profile.deferred(known, {lambda: {"assumptions": ("one",)}: ("assumptions",)})
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(getattr, slow, "assumptions")
         assert begun.wait(60)

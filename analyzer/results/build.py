@@ -57,6 +57,7 @@ class ProfileBuilder:
         self.is_unfinished = find_unfinished(log)
         self.phase_rows = self._merge(a.phases for a in annotations)
         self.totals = self._merge(({0: a.totals} for a in annotations), may_end=True)[0]
+        self._lanes: tuple[Lanes | None] | None = None
 
     def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
         """The profile, with ``facts`` in place of what the log says. Sums are made at once. Where the log is final, so
@@ -159,22 +160,25 @@ class ProfileBuilder:
                         ranks=None if group is None else group.size,
                         **{name: value for name, value in row.items() if name in _COMM_FIELDS and name != "node"})
 
-    @functools.cached_property
-    def _lanes(self) -> Lanes | None:
-        """When the last step does what; None where that is not known."""
-        known = [a.find_lanes for a in self.annotations if a.find_lanes is not None]
-        return known[-1]() if known else None
+    def _find_lanes(self) -> Lanes | None:
+        """What each lane does, worked out once. A `functools.cached_property` has one lock for all instances up to
+        Python 3.11, for which a child that is forked meanwhile would wait.
+        """
+        if self._lanes is None:
+            known = [a.find_lanes for a in self.annotations if a.find_lanes is not None]
+            self._lanes = (known[-1]() if known else None, )
+        return self._lanes[0]
 
     def _find_spans(self) -> dict[str, Any]:
         """What lanes do, of a step that is whole."""
         with self.log.reading():
-            lanes = None if self.is_unfinished is not None else self._lanes
+            lanes = None if self.is_unfinished is not None else self._find_lanes()
             return {"spans": () if lanes is None else describe_spans(self.log, lanes.spans, self.groups,
                                                                      self.paths.find)}
 
     def _find_memory(self) -> dict[str, Any]:
         with self.log.reading():
-            lanes = self._lanes if self.log.keeps_allocator_events else None
+            lanes = self._find_lanes() if self.log.keeps_allocator_events else None
             timeline, events = read_memory(self.log, {} if lanes is None else lanes.host_starts)
             return {"timeline": timeline, "memory_events": events, "holders": self._list_holders(timeline),
                     "peak_by_category": peak_by_category(self.log)}
