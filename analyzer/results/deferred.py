@@ -24,9 +24,13 @@ class DeferredFields:
         for names in groups.values():
             for name in names:
                 object.__delattr__(record, name)
-        object.__setattr__(record, "_groups", dict(groups))
-        object.__setattr__(record, "_lock", threading.RLock())
+        record._defer(groups)
         return record
+
+    def _defer(self, groups: Groups) -> None:
+        """Work fields that are not set out by ``groups`` when one of them is read."""
+        object.__setattr__(self, "_groups", dict(groups))
+        object.__setattr__(self, "_lock", threading.RLock())
 
     if not TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any:  # of a slot that is not set

@@ -143,7 +143,7 @@ class NodeInfo(DeferredFields):
         info = object.__new__(cls)
         for name, value in known.items():
             setattr(info, name, value)
-        object.__setattr__(info, "_groups", {make: _FIELDS})
+        info._defer({make: _FIELDS})
         return info
 
     def fill(self, info: NodeInfo) -> None:
