@@ -278,6 +278,7 @@ class RuntimeRecorder(Recorder):
             undo, self._undo, self._thread = self._undo, None, -1
             try:
                 self.end()
+                self.book.check()
             finally:
                 if self.whole:
                     self._release_mode()

@@ -38,11 +38,13 @@ class StorageBook:
         self._originals: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._seen: tuple[MetaState | None, int] = (None, 0)
         self._next = count().__next__
+        self._failure: BaseException | None = None  #: what a death was not told for
         #: stands for tensors that have no storage of their own
         self.nowhere = RealStorage(-1, 0, torch.device("cpu"), HostRegion(0, 0))
 
     def find(self, tensor: torch.Tensor) -> tuple[RealStorage, bool]:
         """The storage of ``tensor``, and whether it was not known before."""
+        self.check()
         if tensor.layout is not torch.strided:
             return self.nowhere, False
         try:
@@ -79,12 +81,21 @@ class StorageBook:
 
     def _make_callback(self, record: RealStorage, key: int) -> Callable[[Any], None]:
         def when_gone(_: Any) -> None:
-            if self._found.get(key) is record:
-                del self._found[key]
-            self._memory.free(record.region)
-            self._died(record)
+            try:
+                if self._found.get(key) is record:
+                    del self._found[key]
+                self._memory.free(record.region)
+                self._died(record)
+            except BaseException as error:  # which Python would print, and go on
+                self._failure = error
 
         return when_gone
+
+    def check(self) -> None:
+        """Raise what a death could not be told for, such as too little memory."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     def close(self) -> None:
         """Listen no more: the weak references go, and their callbacks with them."""

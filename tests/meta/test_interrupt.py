@@ -5,6 +5,7 @@ import gc
 import random
 import signal
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from analyzer import profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
+from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld, _watch
 from analyzer.meta.storage import MetaStorage
 
 
@@ -104,6 +106,40 @@ def test_alarms_at_random_times(recwarn):
             pass
         assert observable() == before
     assert train() == right
+
+
+@pytest.mark.parametrize("outer", [nullcontext, InterruptsDeferred, InterruptsHeld])
+@pytest.mark.parametrize("block", [InterruptsDeferred, InterruptsHeld])
+def test_too_little_memory_at_any_line_on_the_way_into_a_block_leaves_the_handlers(outer, block):
+    """Each line of this package that runs in ``__enter__`` raises MemoryError once."""
+    ours, tracer, lines, at = block.__enter__.__code__.co_filename, sys.gettrace(), 0, 0
+
+    def strike(frame, event, arg):
+        nonlocal lines
+        if frame.f_code.co_filename != ours:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                raise MemoryError
+        return strike
+
+    while at <= lines:  # until a run has fewer lines than this
+        lines, at = 0, at + 1
+        with outer():
+            before = signal.getsignal(signal.SIGALRM), _watch.users, _watch.holds
+            entering = block()
+            sys.settrace(strike)
+            try:
+                entering.__enter__()
+            except MemoryError:
+                sys.settrace(tracer)
+            else:
+                sys.settrace(tracer)
+                entering.__exit__()
+            assert (signal.getsignal(signal.SIGALRM), _watch.users, _watch.holds) == before, at
+        assert (signal.getsignal(signal.SIGALRM), _watch.users, _watch.holds) == (time_up, 0, 0)
+    assert at > 3
 
 
 def test_what_a_dying_storage_raises_ends_the_run():

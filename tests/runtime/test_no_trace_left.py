@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from analyzer.meta.address_space import HostMemory
 from analyzer.runtime import FlopsProfiler, measure, measure_generate
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
@@ -179,3 +180,22 @@ def test_compiled_functions_are_compiled_again_afterwards():
     assert not runs and prof.get_total_flops() > 0
     model(x)
     assert runs
+
+
+def test_too_little_memory_when_a_storage_is_freed_ends_the_run(monkeypatch):
+    """Python prints what the callback of a weak reference raises, and goes on."""
+    free, freed = HostMemory.free, []
+
+    def run_out(self, region):
+        freed.append(region)
+        if len(freed) == 5:
+            raise MemoryError
+        free(self, region)
+
+    model, x = Model(), torch.rand(3, 4)
+    torch_before, right = observable_torch(), measure(model, (x,)).peak_allocated_bytes
+    monkeypatch.setattr(HostMemory, "free", run_out)
+    with pytest.raises(MemoryError):
+        measure(model, (x,))
+    assert_unchanged(torch_before)
+    assert measure(model, (x,)).peak_allocated_bytes == right

@@ -53,17 +53,17 @@ class _Watch:
         self._replaced: list[tuple[int, _Handler]] = []
         self._around: set[FrameType] = set()  # callers of the outermost block, which are not looked at
 
-    def enter(self, frame: FrameType | None) -> None:
-        if self.users:
-            self.users += 1
-            return
-        self.users = self.holds = 1
-        try:
-            self._install(frame)
-        except BaseException:  # from a handler that was not replaced yet
-            self._restore()
-            raise
-        self.holds = 0
+    def enter(self, frame: FrameType | None, holds: int) -> None:
+        if self.users:  # the last step of both branches is that which counts
+            self.users, self.holds = self.users + 1, self.holds + holds
+        else:
+            try:
+                self.users = self.holds = 1
+                self._install(frame)
+                self.holds = holds
+            except BaseException:  # from a handler that was not replaced yet
+                self._restore()
+                raise
 
     def leave(self) -> None:
         if self.users > 1:
@@ -131,8 +131,7 @@ class InterruptsDeferred:
     def __enter__(self) -> None:
         self._is_watching = threading.current_thread() is threading.main_thread()
         if self._is_watching:
-            _watch.enter(sys._getframe(1))
-            _watch.holds += self._holds
+            _watch.enter(sys._getframe(1), self._holds)
 
     def __exit__(self, *exc: object) -> None:
         if self._is_watching:
