@@ -14,6 +14,7 @@ import yaml
 from analyzer import Profile
 from analyzer.cli import main, make_parser
 from analyzer.report.limit import parse_condition
+from benchmarks.matrix import PYTHONS, TORCHES
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = yaml.safe_load((ROOT / "examples" / "ci" / "cost.yml").read_text())
@@ -83,3 +84,15 @@ def test_the_flow_end_to_end(tmp_path: Path, hidden: int, code: int, monkeypatch
     assert text == (tmp_path / "cost.md").read_text()
     assert text.startswith("### Cost of a step of `Sequential`: " + (
         "nothing changed, all conditions hold\n" if code == 0 else "1 of 4 conditions failed\n")), text
+
+
+def test_our_own_runs_the_readmes_commands_and_the_oldest_and_newest_versions() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    commands = [step["run"] for step in jobs["pinned"]["steps"] if "run" in step]
+    readme = (ROOT / "README.md").read_text()
+    assert commands == ["make profile", "make test"] and all(command in readme for command in commands)
+    pairs = [(pair["torch"], pair["python"]) for pair in jobs["versions"]["strategy"]["matrix"]["include"]]
+    assert pairs == [(TORCHES[0], PYTHONS[0]), (TORCHES[-1], PYTHONS[-1])]
+    assert jobs["versions"]["steps"][-1]["run"] == "make test TORCH=${{ matrix.torch }}"
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = ">={PYTHONS[0]}"' in settings and f'"torch>={TORCHES[0].rpartition(".")[0]}"' in settings
