@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy
 import torch
 
 from analyzer.meta.argument import own
@@ -43,7 +42,8 @@ def _with_values(tree: Any) -> Any:
 
 
 @handles(torch.tensor, torch.as_tensor, torch.asarray)
-def _tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def make_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.tensor(data)``: the contents are known."""
     kwargs = dict(kwargs)
     data = args[0] if args else kwargs.pop("data", kwargs.pop("obj", None))
     device = kwargs.pop("device", None)
@@ -69,7 +69,7 @@ def _new_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     data = args[1] if len(args) > 1 else named.pop("data")
     named["dtype"] = named.get("dtype") or like.dtype
     named["device"] = device_of(like) if named.get("device") is None else named["device"]
-    return _tensor(state, torch.tensor, (data,), named)
+    return make_tensor(state, torch.tensor, (data,), named)
 
 
 @handles(torch.from_numpy)
@@ -77,39 +77,6 @@ def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     with without_modes():
         value = func(*args, **kwargs)
     return constant(state, value, CPU)
-
-
-@handles(Tensor.__getitem__, Tensor.__setitem__)
-def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``x[[0, 2]]``: C++ would make a tensor of the list where ``x`` really lives, and its contents would be lost."""
-    x, index = args[0], args[1]
-    if type(index) is list and not all(type(i) in (int, bool) for i in index):
-        index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
-    if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in (*_SEQUENCES, tuple) for i in index):
-        device = device_of(x)
-        made = _index_tensor(state, index, device) if type(index) is not tuple else tuple(
-            _index_tensor(state, i, device) for i in index)
-        args = (x, made, *args[2:])
-    return func(*args, **kwargs)
-
-_SEQUENCES = (list, numpy.ndarray)
-
-
-def _index_tensor(state: MetaState, index: Any, device: torch.device) -> Any:
-    if isinstance(index, numpy.ndarray):
-        return _tensor(state, torch.tensor, (index,), {"device": device}) if index.dtype.kind in "iub" else index
-    if type(index) not in (list, tuple) or not index:
-        return index
-    if _holds_numbers(index):
-        return _tensor(state, torch.tensor, (index,), {"device": device})
-    if all(type(i) is int or isinstance(i, Tensor) and i.dim() == 0 for i in index):
-        return torch.stack(
-            [i if isinstance(i, Tensor) else _tensor(state, torch.tensor, (i, ), {"device": device}) for i in index])
-    return index
-
-
-def _holds_numbers(values: Any) -> bool:
-    return all(type(v) in (int, bool) or type(v) in (list, tuple) and _holds_numbers(v) for v in values)
 
 
 @handles(torch.device)

@@ -15,7 +15,7 @@ from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import MetaState, active_state, indexed_device
 from analyzer.meta.tensor import META, MetaTensor
 
-from . import answer, creation, move  # noqa: F401  # which fill the table
+from . import answer, creation, indexing, move  # noqa: F401  # which fill the table
 from .handler import handlers
 
 Tensor = torch.Tensor
