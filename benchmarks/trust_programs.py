@@ -201,9 +201,8 @@ process in torch alone, while the program is drawn: number {', '.join(map(str, T
 what was written to in part).
 
 What is taken for the same: what autograd adds or scatters in place, which under a dispatch mode it does out of place; a
-number written into a part (`fill_`, on devices `copy_`); a product of a vector from the other side; the gradient of a
-weight that oneDNN computes unasked; strides of dimensions of one element. FLOPs of a convolution's gradients are
-counted by hand, which `FlopCounterMode` gets wrong for groups.
+product of a vector from the other side; the gradient of a weight that oneDNN computes unasked; strides of dimensions of
+one element. FLOPs of a convolution's gradients are counted by hand, which `FlopCounterMode` gets wrong for groups.
 
 | programs | a step | its graph | replayed |
 |---|---:|---:|---:|

@@ -24,7 +24,6 @@ IN_PLACE = {"aten.add.Tensor": "aten.add_.Tensor", "aten.scatter_add.default": "
 PRODUCT = "aten.mm.default"
 CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
 ZEROS = {"aten.new_zeros.default", "aten.zeros.default"}
-FILL, COPY = "aten.fill_.Tensor", "aten.copy_.default"
 
 
 def lay_out(tensor: tuple[int, Layout]) -> Layout:
@@ -90,9 +89,7 @@ class Matching:
         """In what two calls differ; their storages are taken to be the same."""
         names = str(one.operator), str(other.operator)
         accumulates = IN_PLACE.get(names[0]) == names[1]
-        if names == (FILL, COPY):  # a number is put into a part: in TensorIndexing.h meta goes the way of CUDA
-            one, other = one._replace(inputs=one.inputs[:1]), other._replace(inputs=other.inputs[:1])
-        elif names == (CONVOLUTION_BACKWARD,) * 2:  # oneDNN gives those of weight and bias, whichever is asked for
+        if names == (CONVOLUTION_BACKWARD,) * 2:  # oneDNN gives those of weight and bias, whichever is asked for
             one = one._replace(outputs=leave_out(one.outputs, other.outputs))
         elif names == (PRODUCT, PRODUCT) and list(map(lay_out, one.inputs)) != list(map(lay_out, other.inputs)):
             other = transpose(other)  # the strides of a vector decide on which side autograd multiplies (mm_mat1_grad)

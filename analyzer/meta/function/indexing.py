@@ -6,8 +6,8 @@ from typing import Any
 import numpy
 import torch
 
-from analyzer.meta.state import MetaState
-from analyzer.meta.tensor import device_of
+from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.tensor import MetaTensor, device_of
 
 from .creation import make_tensor
 from .handler import handles
@@ -15,18 +15,66 @@ from .handler import handles
 Tensor = torch.Tensor
 
 
-@handles(Tensor.__getitem__, Tensor.__setitem__)
-def _index(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(Tensor.__getitem__)
+def _read(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0], _with_tensors(state, args[0], args[1]), **kwargs)
+
+
+@handles(Tensor.__setitem__)
+def _write(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``x[0] = 1.0``: C++ fills a part with a number, or with a tensor of no dimensions on the host; on meta it copies.
+
+    So it is on a CPU and on CUDA, where a number becomes a tensor on the host (`THPVariable_setitem` in
+    torch/csrc/autograd/python_variable_indexing.cpp, `copy_to` in ATen/TensorIndexing.h).
+    """
+    x, index, value = args
+    if type(x) not in _PLAIN or not _is_basic(index) or device_of(x).type not in ("cpu", "cuda"):
+        func(x, _with_tensors(state, x, index), value, **kwargs)
+        return
+    if isinstance(value, (bool, int, float, complex)):
+        value = torch.scalar_tensor(value, dtype=x.dtype, device=CPU)
+    if type(value) not in _PLAIN or value.dim() or device_of(value).type != "cpu":
+        func(x, index, value, **kwargs)
+        return
+    part = x if _is_whole(index, x) else x[index]
+    if part.dim():
+        part.fill_(value)
+    else:
+        part.copy_(value)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter, MetaTensor)
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index makes a view, by integers, slices, new and all other dimensions."""
+    return all(part is None or part is ... or type(part) is int or type(part) is slice and all(
+        bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)) for part in _parts(index))
+
+
+def _is_whole(index: Any, x: Tensor) -> bool:
+    """Whether an index takes all of ``x``, of which no view is made then (`applySlice` in ATen/TensorIndexing.h)."""
+    parts = _parts(index)
+    if not all(part is ... or type(part) is slice for part in parts) or parts.count(...) > 1 or len(parts) > x.dim():
+        return False
+    before = parts.index(...) if ... in parts else len(parts)
+    sizes = [*x.shape[:before], None, *x.shape[x.dim() - len(parts) + before + 1:]]
+    return all(part is ... or part.indices(size) == (0, size, 1) for part, size in zip(parts, sizes))
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if type(index) is tuple else (index,)
+
+
+def _with_tensors(state: MetaState, x: Tensor, index: Any) -> Any:
     """``x[[0, 2]]``: C++ would make a tensor of the list where ``x`` really lives, and its contents would be lost."""
-    x, index = args[0], args[1]
     if type(index) is list and not all(type(i) in (int, bool) for i in index):
         index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
     if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in (*_SEQUENCES, tuple) for i in index):
         device = device_of(x)
-        made = _index_tensor(state, index, device) if type(index) is not tuple else tuple(
+        return _index_tensor(state, index, device) if type(index) is not tuple else tuple(
             _index_tensor(state, i, device) for i in index)
-        args = (x, made, *args[2:])
-    return func(*args, **kwargs)
+    return index
 
 _SEQUENCES = (list, numpy.ndarray)
 
