@@ -52,7 +52,8 @@ def test_what_is_not_finished_is_unknown():
     macs = 4 * 2048**3
     assert (p.fwd_macs, p.fwd_flops) == (macs, 2 * macs + p.fwd_flops - 2 * macs)
     assert {
-        p.bwd_macs, p.bwd_flops, p.recompute_flops, p.optimizer_flops, p.optimizer_bytes, p.step_seconds, p.bwd_seconds
+        p.bwd_macs, p.bwd_flops, p.recompute_flops, p.optimizer_flops, p.optimizer_bytes, p.step_seconds,
+        p.step_seconds_range, p.bwd_seconds
     } == {None}
     assert list(p.first_step) == ["forward"] and p.phases == {}
     assert p.modules.fwd_macs == macs and p.modules.bwd_macs is None

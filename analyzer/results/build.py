@@ -104,7 +104,9 @@ class ProfileBuilder:
         return {**ranges, "assumptions": (*assumptions, *([] if text is None else [text]))}
 
     def _find_step_range(self) -> dict[str, Any]:
-        """Low and high seconds of the last step."""
+        """Low and high seconds of the last step, None of one that was not finished."""
+        if self.is_unfinished is not None:
+            return {"step_seconds_range": None}
         for annotation in reversed(self.annotations):
             if annotation.find_step_range is not None:
                 return {"step_seconds_range": annotation.find_step_range()}
