@@ -36,8 +36,10 @@ def _find_problem(path: str | Path) -> str | None:
         return "a path cannot have a NUL in it"
     if str(path) == "":
         return "is empty; give the name of a file"
-    target = Path(path).absolute()
     try:
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            return "is a link that leads to itself"
         if target.is_dir():
             return "is a folder; give the name of a file"
         if not target.parent.is_dir():

@@ -13,7 +13,7 @@ from analyzer import Profile
 from analyzer.cli import main
 from analyzer.errors import InputError, OutputError
 from analyzer.generation.generation_profile import GenerationProfile
-from analyzer.output import write_output
+from analyzer.output import check_output, write_output
 from analyzer.results.info import MemoryEvent, ModuleInfo
 
 NET = Profile(name="Net", mode="infer", params=3, modules=ModuleInfo(path="", type="Net", params=3),
@@ -67,6 +67,20 @@ def test_a_dry_run_looks_at_its_outputs_first(tmp_path, capsys):
 def test_what_is_no_path():
     with pytest.raises(InputError, match="3: must be the path of a file"):
         NET.to_json(3)
+
+
+def test_links_that_lead_nowhere_are_refused_before_the_work(tmp_path):
+    loop, dangling, fresh = tmp_path / "loop", tmp_path / "dangling", tmp_path / "fresh"
+    loop.symlink_to(loop)
+    dangling.symlink_to(tmp_path / "absent" / "file")
+    fresh.symlink_to(tmp_path / "file")
+    for path, problem in ((loop, "is a link that leads to itself"),
+                          (dangling, f"the folder {tmp_path / 'absent'} does not exist")):
+        with pytest.raises(OutputError) as caught:
+            check_output(path)
+        assert str(caught.value) == f"{str(path)!r}: {problem}" and path.is_symlink()
+    write_output(fresh, "new")
+    assert fresh.is_symlink() and (tmp_path / "file").read_text() == "new"
 
 
 def test_modes_and_links_are_kept(tmp_path):
