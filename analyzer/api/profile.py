@@ -176,7 +176,8 @@ def why_nothing(module: torch.nn.Module, reuse: bool, step: Callable[..., Any] |
         return "memory may run out in the middle of a part"
     if not options.set_to_none:
         return "gradients are added to those of the step before"
-    if any([t is not None and has_gradient_hooks(t) for _, m in walk_modules(module) for t in m._parameters.values()]):
+    if any([has_gradient_hooks(t) for _, m in walk_modules(module) if m._parameters for t in m._parameters.values()
+            if t is not None]):
         return "hooks run with a parameter's gradient"
     return why_unsupported()
 

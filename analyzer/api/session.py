@@ -128,9 +128,10 @@ class Session:
 
     @contextmanager
     def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *,
-             isomorphs: Iterable[Isomorph] = (), eager: bool = True) -> Iterator[Run]:
+             isomorphs: Collection[Isomorph] = (), eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
-        refuse_sharded(module)
+        # an isomorph holds plain tensors, and modules of the classes of an earlier one
+        refuse_sharded(module, [isomorph.block for isomorph in isomorphs])
         with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(
                 module, self.device, isomorphs) as borrowed:
             if self.evaluates:

@@ -25,9 +25,10 @@ def walk_modules(root: nn.Module, prefix: str = "", left_out: Iterable[nn.Module
     while waiting:
         pair = waiting.pop()
         path, module = pair
-        if id(module) in seen:
+        key = id(module)
+        if key in seen:
             continue
-        seen.add(id(module))
+        seen.add(key)
         found.append(pair)
         children = module._modules
         if children:

@@ -37,9 +37,8 @@ from .captured_block import (
     writes_in_place,
 )
 from .match import USES_STREAMS, Mismatch
-from .reachable_code import Reachable
 from .segment import Segment
-from .state_fingerprint import StateFingerprint
+from .state_fingerprint import CodeRecord, StateFingerprint
 
 
 class _CaptureRecorder(Recorder):
@@ -70,7 +69,7 @@ class BlockCapture:
         self.returned: list[torch.Tensor | None] = [None] * len(arguments.tensors)
         self.kept: list[torch.Tensor] = []
         self.reads: set[tuple[str, str]] = set()
-        self.reachable: Reachable | None = None  #: from the block's code, where that was looked through already
+        self.code: CodeRecord | None = None  #: what the block's code reaches, where that was recorded just now
         self.indices: dict[tuple[str, str], Index] = {}
         self.contents: list[Watched] = []
         self.feeders: dict[int, int] = {}  # number of an autograd node that gives an input's gradient, and which input
@@ -115,7 +114,7 @@ class BlockCapture:
         known_alive = set(log.storages)
         recorder.start_step(0)
         first_node = recorder.first_node
-        before, seed = StateFingerprint(self.block.modules(), keeps=True, reachable=self.reachable), state.random_seed
+        before, seed = StateFingerprint(self.block.modules(), keeps=True, code=self.code), state.random_seed
         recorder.begin("forward")
         recorder.skip_sequence()
         forward: list[Event] = []

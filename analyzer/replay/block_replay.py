@@ -338,7 +338,7 @@ class BlockReplay:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
             raise Mismatch(shared.unreadable)
         capture, captured, reason = self.make_capture(module, arguments, None), None, ""
-        capture.reachable = shared.reachable
+        capture.code = shared.code
         try:
             captured = capture.run()
         except Mismatch as mismatch:

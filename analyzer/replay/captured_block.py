@@ -1,6 +1,7 @@
 """What a block does, as plain data: its arguments, its forward pass, and its backward passes by the gradients given."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -155,7 +156,8 @@ def number_of(tensor: torch.Tensor) -> int:
     return storage.number
 
 
+@functools.lru_cache(4096)
 def writes_in_place(op: Any) -> bool:
-    """Whether an operator writes to one of its arguments."""
+    """Whether an operator writes to one of its arguments, as its schema says, which never changes."""
     schema = getattr(op, "_schema", None)
     return schema is not None and any(a.alias_info and a.alias_info.is_write for a in schema.arguments)

@@ -8,14 +8,15 @@ import functools
 import sys
 from collections.abc import Iterable
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from analyzer.meta.plain_type import CODE_CONSTANTS
 
-_CONTAINERS = (dict, list, set, tuple)
+_METHODS = (FunctionType, staticmethod, classmethod, property, functools.partial)
+_ARE_METHODS = frozenset(_METHODS)
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
 _WATCH = "analyzer.replay.attribute_watch"  #: may wrap a method of a class in another thread
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
@@ -25,6 +26,7 @@ _REVEALING = frozenset((
     "saved_tensors_hooks "
     "save_on_cpu").split())
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
+_TELLING = _REVEALING | _ENVIRONMENT
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is then for a call that follows
 
@@ -46,7 +48,7 @@ class Reachable:
 def is_stateless(value: Any) -> bool:
     """Whether a class, function or module comes from where nothing is kept that shows in what a module does."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return isinstance(module, str) and _is_stateless_name(module)
+    return type(module) is str and _is_stateless_name(module)
 
 
 @functools.lru_cache(4096)
@@ -80,31 +82,33 @@ class _Search:
         self.names: set[str] = set()
         self.methods: dict[str, list[Any]] = {}  # of the classes met, by name, those not followed yet
         self._seen: set[Any] = set()
-        self._namespaces: set[tuple[int, str]] = set()
+        self._namespaces: set[tuple[int, str, frozenset[str] | None]] = set()
 
     def add_class(self, cls: type) -> None:
         """Its methods may be called: ``forward`` and those of Python's protocols, others where they are named."""
+        if cls in self._seen:  # and so are its bases
+            return
         is_module = issubclass(cls, nn.Module)
-        has_forward = is_module and any("forward" in vars(base) for base in cls.__mro__ if base is not nn.Module)
+        has_forward = is_module and any(["forward" in vars(base) for base in cls.__mro__ if base is not nn.Module])
         for base in cls.__mro__:
             if base in self._seen or is_stateless(base):
                 continue
             self._seen.add(base)
             self.found.classes.append(base)
+            all_run = is_module and not has_forward or issubclass(base, torch.autograd.Function)
             for name, value in vars(base).items():
-                if isinstance(value, (FunctionType, staticmethod, classmethod, property, functools.partial)) or hasattr(
-                        value, "__wrapped__"):
-                    is_root = (not has_forward or name in ("forward", "__call__")) if is_module else False
-                    if name != "__init__" and (is_root or name in self.names or name.startswith("__")
-                                               or issubclass(base, torch.autograd.Function)):
-                        self.pending.append(value)
-                    elif name != "__init__":
-                        self.methods.setdefault(name, []).append(value)
+                if name == "__init__" or type(value) not in _ARE_METHODS and (type(value) in CODE_CONSTANTS or not (
+                        isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))):
+                    continue
+                if all_run or name == "forward" and is_module or name in self.names or name[:2] == "__":
+                    self.pending.append(value)
+                else:
+                    self.methods.setdefault(name, []).append(value)
 
     def run(self) -> None:
         while self.pending:
             value = self.pending.pop()
-            if isinstance(value, FunctionType):
+            if type(value) is FunctionType:
                 self._call(value, value)
             elif isinstance(value, type):
                 if not is_stateless(value):
@@ -140,16 +144,18 @@ class _Search:
             self.add_class(type(value))
 
     def _follow(self, function: FunctionType) -> None:
-        named_globals, names = _names_in(function.__code__)
+        _, named_globals, names, revealing = _names_in(function.__code__)
         found = self.found
-        revealing = names & _REVEALING - {function.__name__}  # a class's own way to look up attributes
         if revealing:
-            found.unreadable = f"its code asks for {min(revealing)}"
-        found.reads_identities |= "id" in named_globals and "id" not in function.__globals__
-        found.reads_environment |= not names.isdisjoint(_ENVIRONMENT)
-        for name in names - self.names:
-            self.pending += self.methods.pop(name, ())
-        self.names |= names
+            told = revealing & _REVEALING - {function.__name__}  # a class's own way to look up attributes
+            if told:
+                found.unreadable = f"its code asks for {min(told)}"
+            found.reads_identities |= "id" in named_globals and "id" not in function.__globals__
+            found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
+        if not names <= self.names:
+            for name in names - self.names:
+                self.pending += self.methods.pop(name, ())
+            self.names |= names
         for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if cell_name == "__class__":  # which Python keeps for ``super()``
                 continue
@@ -162,12 +168,15 @@ class _Search:
 
     def _look_into(self, namespace: dict[str, Any], named: frozenset[str], attributes: frozenset[str]) -> None:
         """Follow the values of names in a module, and of attributes in the modules that these are."""
+        where = id(namespace)
         for name in named & namespace.keys():
-            if (id(namespace), name) in self._namespaces or name.startswith("__"):
-                continue
-            self._namespaces.add((id(namespace), name))
             value = namespace[name]
-            if isinstance(value, ModuleType):
+            is_module = isinstance(value, ModuleType)  # in which other code names other attributes
+            place = where, name, attributes if is_module else None
+            if place in self._namespaces or name[:2] == "__":
+                continue
+            self._namespaces.add(place)
+            if is_module:
                 if not is_stateless(value):
                     self._look_into(vars(value), attributes - {name}, attributes - {name})
             elif isinstance(value, type):
@@ -184,12 +193,31 @@ def _contents(cell: CellType) -> Any:
         return None
 
 
-@functools.lru_cache(4096)
-def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that code names, and all of its names, with those of the functions in it."""
-    inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return (find_globals(code).union(*(names for names, _ in inner)),
-            frozenset(code.co_names).union(*(names for _, names in inner)))
+class _Names(NamedTuple):
+    """What code names, with the functions in it: globals, all names, and those that tell more than a value."""
+
+    code: CodeType
+    named_globals: frozenset[str]
+    names: frozenset[str]
+    revealing: frozenset[str]
+
+
+# by id(code), which never changes and is kept alive here; hashing code reads all of it
+_names: dict[int, _Names] = {}
+_MOST_NAMES = 4096
+
+
+def _names_in(code: CodeType) -> _Names:
+    found = _names.get(id(code))
+    if found is None:
+        inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
+        named_globals = find_globals(code).union(*(n.named_globals for n in inner))
+        names = frozenset(code.co_names).union(*(n.names for n in inner))
+        found = _Names(code, named_globals, names, names & _TELLING | named_globals & {"id"})
+        if len(_names) >= _MOST_NAMES:
+            _names.clear()
+        _names[id(code)] = found
+    return found
 
 
 def find_globals(code: CodeType) -> frozenset[str]:

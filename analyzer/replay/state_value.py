@@ -24,14 +24,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from analyzer.meta.plain_type import VALUES
 
 from .reachable_code import is_standard, is_stateless
 
 PLAIN = frozenset(VALUES)
-IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset)
+# what an abstract class keeps of the classes that it was asked about shows in nothing
+IMMUTABLE = (type, ModuleType, BuiltinFunctionType, WrapperDescriptorType, enum.Enum, frozenset,
+             type(vars(Iterable)["_abc_impl"]))
 UNREADABLE = (torch.Generator, torch.jit.ScriptFunction)
 MOST_OBJECTS = 20_000  # containers and objects: a model that holds more is not compared
 MISSING = object()
@@ -54,7 +56,7 @@ def revive(before: Any, now: Any) -> Any:
 
 def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What code can change of a tensor besides its contents."""
-    if is_lazy(tensor):  # it has neither shape nor storage yet
+    if isinstance(tensor, UninitializedTensorMixin):  # it has neither shape nor storage yet
         return (id(tensor), )
     attributes = tensor.__dict__
     storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
