@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.cuda.kernels.host_rnn import onednn_workspace_bytes
+from analyzer.cuda.kernels import host_rnn
+from analyzer.cuda.kernels.host_rnn import count_state_spaces, onednn_workspace_bytes
 from analyzer.runtime import measure
 
 X = torch.rand(6, 4, 8)
@@ -73,4 +74,14 @@ def test_onednn_keeps_what_is_predicted(sizes, dtype):
               (batch, hidden), (batch, hidden)]
     kept = torch.mkldnn_rnn_layer(*[torch.zeros(s, dtype=dtype) for s in shapes], False, [], 2, hidden, 1, True, False,
                                   False, True)[3]
-    assert kept.numel() == onednn_workspace_bytes(*sizes, dtype.itemsize)
+    assert kept.numel() == onednn_workspace_bytes(*sizes, dtype.itemsize, count_state_spaces())
+
+
+def test_a_version_of_onednn_that_is_not_known_is_told(monkeypatch):
+    """Torch 2.9 and 2.10 have oneDNN 3.7, which reserves states thrice."""
+    assert count_state_spaces() == (3 if torch.__version__ < (2, 11) else 1)
+    monkeypatch.setattr(host_rnn, "count_state_spaces", lambda: 2)
+    told = profile(nn.LSTM(8, 13), (X,), loss_fn=total, device="cpu", reuse=False).assumptions
+    assert [text for text in told if "oneDNN" in text] == [
+        "what oneDNN's LSTM keeps for its backward pass is not known of this version of oneDNN: it is counted as that "
+        "of oneDNN 3.7 to 3.12"]

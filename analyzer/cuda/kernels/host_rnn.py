@@ -4,12 +4,15 @@ the CPU multiplies that of all steps at once.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from analyzer.cuda.kernel_registry import host_kernel, host_shape
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.state import active_state
 
 from .rnn import GRU, LSTM, RELU, TANH, RnnSpec, register_layers
 
@@ -177,6 +180,9 @@ def _call_onednn(spec: RnnSpec, x: Tensor, weights: CellParameters, state: list[
     if not spec.has_biases:  # zeros of the shape of weights, the last argument first
         b_hh, b_ih = torch.zeros_like(w_hh), torch.zeros_like(w_ih)
     # What backward needs is kept where gradients are enabled, whatever the layer is told (``train``).
+    if torch.is_grad_enabled() and count_state_spaces() not in (1, 3):
+        active_state().assume("what oneDNN's LSTM keeps for its backward pass is not known of this version of oneDNN: "
+                              "it is counted as that of oneDNN 3.7 to 3.12")
     out, hy, cy, _ = aten.mkldnn_rnn_layer.default(
         x, w_ih, w_hh, b_ih, b_hh, *state, reverse, [], LSTM, state[0].shape[-1], spec.num_layers, spec.has_biases,
         spec.bidirectional, spec.batch_first, torch.is_grad_enabled())
@@ -208,7 +214,21 @@ def _leading_dimension(elements: int, itemsize: int) -> int:
     return rounded + line if rounded % 256 == 0 else rounded
 
 
-def onednn_workspace_bytes(steps: int, batch: int, features: int, hidden_size: int, itemsize: int) -> int:
+@functools.cache
+def count_state_spaces() -> int:
+    """How often oneDNN reserves the states of two layers, learned from a layer whose arrays have a page each: once; the
+    versions of torch 2.9 and 2.10 thrice, of which they use one (set_offsets of ``src/cpu/rnn/rnn_utils.cpp``).
+    """
+    shapes = (1, 1, 1), (4, 1), (4, 1), (4,), (4,), (1, 1), (1, 1)
+    with without_modes(), torch.inference_mode(False), torch.enable_grad():
+        given = [torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes]
+        layer: Any = torch.mkldnn_rnn_layer
+        kept = layer(*given, False, [], LSTM, 1, 1, True, False, False, True)[3]
+    return int(kept.numel()) // _PAGE - 6
+
+
+def onednn_workspace_bytes(steps: int, batch: int, features: int, hidden_size: int, itemsize: int,
+                           state_spaces: int = 1) -> int:
     """What oneDNN's LSTM keeps for its backward pass: set_workspace_sizes of oneDNN's ``src/cpu/rnn/rnn_utils.hpp``.
 
     Gates and hidden states of every step, states of two layers, with gradients and cells in float32, on whole pages.
@@ -221,7 +241,7 @@ def onednn_workspace_bytes(steps: int, batch: int, features: int, hidden_size: i
     gradients = states * _leading_dimension(wide, 4) * 4
     arrays = (rows * _leading_dimension(4 * hidden_size, itemsize) * itemsize,
               rows * _leading_dimension(hidden_size, itemsize) * itemsize,
-              states * _leading_dimension(wide, itemsize) * itemsize,
+              *[states * _leading_dimension(wide, itemsize) * itemsize] * state_spaces,
               states * hidden_size * itemsize, states * hidden_size * 4, gradients, gradients)
     return sum(-(-n // _PAGE) * _PAGE for n in arrays)
 
@@ -235,7 +255,7 @@ def shape_onednn_layer(input: Tensor, weight0: Tensor, weight1: Tensor, weight2:
     steps, batch, features = input.shape
     workspace = None
     if train:
-        nbytes = onednn_workspace_bytes(steps, batch, features, hidden_size, input.itemsize)
+        nbytes = onednn_workspace_bytes(steps, batch, features, hidden_size, input.itemsize, count_state_spaces())
         workspace = input.new_empty(nbytes, dtype=torch.uint8)
     return input.new_empty(steps, batch, hidden_size), torch.empty_like(hx_), torch.empty_like(cx_), workspace
 
