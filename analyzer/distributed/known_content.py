@@ -17,6 +17,7 @@ from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
 
 from .call_group import find_process_group
+from .reduction import reduction_name
 
 Tensor = torch.Tensor
 Held = list[Tensor]  # what each rank of a group holds
@@ -84,17 +85,6 @@ def _expect(x: Tensor, out: Tensor, name: str, given: dict[str, Any]) -> None:
     reduction = reduction_name(given) if is_reduced else None
     if source.density is not None and reduction in (None, "sum", "avg"):
         made.density = source.density * (find_process_group(given).size() if reduction == "sum" else 1)
-
-
-def reduction_name(given: dict[str, Any]) -> str:
-    """The reduction of a call, in lower case; "unknown" with torch 2.9, whose script object does not tell."""
-    op = given["reduce_op"]
-    if isinstance(op, str):
-        return op.lower()
-    if not hasattr(op, "op"):
-        return "unknown"
-    number = op.op()  # a script object answers with the number of the enumeration
-    return (dist.ReduceOp.RedOpType(number).name if isinstance(number, int) else str(number).rpartition(".")[2]).lower()
 
 
 def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:

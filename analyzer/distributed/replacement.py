@@ -18,6 +18,7 @@ from . import (
     process_group,
     random_number,
     reducer,
+    reduction,
     shard_chunk,
     sharding_cache,
     store,
@@ -27,8 +28,8 @@ from .world_spec import WorldSpec
 
 
 def _replacements() -> Iterator[Undo]:
-    for family in (process_group, collective, mesh, object_collective, reducer, sharding_cache, dtensor, random_number,
-                   shard_chunk, parameter_group, pipeline_stage, store):
+    for family in (process_group, collective, reduction, mesh, object_collective, reducer, sharding_cache, dtensor,
+                   random_number, shard_chunk, parameter_group, pipeline_stage, store):
         yield from family.replacements()
 
 
