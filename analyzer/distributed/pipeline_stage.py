@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer
@@ -44,6 +47,22 @@ def _send(stage: Any, meta: Any, dst_stage: int) -> None:
         active_world_state().mail[dst_stage] = meta
 
 
+def _receive_objects(stage: Any, object_list: list[Any], *args: Any, **kwargs: Any) -> None:
+    object_list[0] = _receive(stage, stage.stage_index - 1)
+
+
+def _send_objects(stage: Any, object_list: list[Any], *args: Any, **kwargs: Any) -> None:
+    _send(stage, object_list[0], stage.stage_index + 1)
+
+
+def _infer_shapes(original: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
+    """Torch 2.9 to 2.11 has no functions for what a stage is told and tells, but objects that it receives and sends."""
+    with ExitStack() as undo:
+        for name, simulated in (("recv_object_list", _receive_objects), ("send_object_list", _send_objects)):
+            undo.callback(answer(dist, name, partial(simulated, stage), where=current_world))
+        return original(stage, *args, **kwargs)
+
+
 def _note(original: Any, schedule: Any, *args: Any, **kwargs: Any) -> None:
     original(schedule, *args, **kwargs)
     active_world_state().schedules.append(schedule)
@@ -61,7 +80,10 @@ def replacements() -> Iterator[Undo]:
     splitting: Any = importlib.import_module("torch.distributed.pipelining._IR")
     yield answer(schedules._PipelineSchedule, "__init__", _note, passes_original=True, where=current_world)
     yield answer(splitting.Pipe, "_trace_with_export", _refuse, where=current_world)
+    if hasattr(pipelining.PipelineStage, "_shape_inference"):
+        yield answer(pipelining.PipelineStage, "_shape_inference", _infer_shapes, passes_original=True,
+                     where=current_world)
     for name, simulated in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
                             ("_recv_meta", _receive), ("_send_meta", _send)):
-        if hasattr(pipelining.PipelineStage, name):  # torch 2.9 to 2.12 infer shapes in another way
+        if hasattr(pipelining.PipelineStage, name):  # not in torch 2.9 to 2.11
             yield answer(pipelining.PipelineStage, name, simulated, where=current_world)

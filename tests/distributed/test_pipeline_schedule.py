@@ -58,6 +58,11 @@ def run_small(name, **options):
                          step=step, optimizer="sgd", **options)
 
 
+def exchanges_with_itself(name):
+    """Torch 2.9 runs most schedules by a class that sends also from a stage of a rank to another of its own."""
+    return torch.__version__ < (2, 10) and not issubclass(getattr(schedules, name), schedules._PipelineScheduleRuntime)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_each_rank_sends_what_leaves_its_stages(name):
@@ -67,8 +72,9 @@ def test_each_rank_sends_what_leaves_its_stages(name):
     for rank, p in table.profiles.items():
         places = SCHEDULES[name](rank)
         last = RANKS * len(places) - 1
-        before = sum(i > 0 and i - 1 not in places for i in places)
-        after = sum(i < last and i + 1 not in places for i in places)
+        own = [] if exchanges_with_itself(name) else places
+        before = sum(i > 0 and i - 1 not in own for i in places)
+        after = sum(i < last and i + 1 not in own for i in places)
         assert p.param_bytes == len(places) * WIDTH * WIDTH * 4
         sent = {(row.kind, row.phase): 0 for row in p.comm}
         for row in p.comm:
@@ -82,12 +88,14 @@ def test_each_rank_sends_what_leaves_its_stages(name):
 @pytest.mark.filterwarnings("ignore")
 def test_a_rank_keeps_as_many_micro_batches_as_its_schedule_has_under_way():
     """Each keeps the output of its stage. A peak is in the second backward pass, when a gradient is added to the first:
-    GPipe has run all 8 forward, of which 7 are left; 1F1B as many as there are stages from here on.
+    GPipe has run all 8 forward, of which 7 are left; 1F1B as many as there are stages from here on. In torch 2.9 a
+    stage keeps the gradients of what it received until the next step: of each output that is gone, one more.
     """
     peaks = {name: [p.phases["backward"].peak_allocated_bytes for p in run_small(name).profiles.values()]
              for name in ("ScheduleGPipe", "Schedule1F1B")}
     saved = [a - b for a, b in zip(peaks["ScheduleGPipe"], peaks["Schedule1F1B"])]
-    assert saved == [(BATCHES - 1 - (RANKS - rank)) * MESSAGE for rank in range(RANKS)]
+    assert saved == [(BATCHES - 1 - (RANKS - rank)) * MESSAGE if rank == 0 or torch.__version__ >= (2, 10) else 0
+                     for rank in range(RANKS)]
 
 
 CONFIG = LlamaConfig(tie_word_embeddings=False)
@@ -140,8 +148,13 @@ def test_a_pipelined_llama_meets_the_bytes_derived_by_hand(name, rank):
     assert p.params == 4 * layer + {0: vocabulary, 3: vocabulary + 2048}.get(rank, 0)
     # A message is a micro-batch's hidden state. Each of 8 crosses every edge of a stage, and its gradient comes back.
     edges = sum((i > 0) + (i < count - 1) for i in places)
-    assert {row.bytes for row in p.comm} == {512 * 2048 * 4}
-    assert len([row for row in p.comm if row.phase == "forward"]) == 8 * edges
+    first = [row for row in p.comm if row.bytes != 512 * 2048 * 4]
+    # Before torch 2.12 neighbours greet each other first, by a number, which torch 2.9 sends in int64.
+    greetings = 2 * edges if torch.__version__ < (2, 12) else 0
+    sent = 8 if torch.__version__ < (2, 10) else 4
+    assert [row.bytes for row in first] == [sent if row.kind == "send" else 4 for row in first]
+    assert len(first) == greetings and list(p.comm[:greetings]) == first
+    assert len([row for row in p.comm if row.phase == "forward"]) == 8 * edges + greetings
     assert len([row for row in p.comm if row.phase == "backward"]) == 8 * edges
 
 
