@@ -56,10 +56,8 @@ class Collectives:
         return any(number in numbers for numbers in self._bucket_numbers)
 
     def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
-        """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""
-        if info.op.namespace != "c10d":
-            return None
-        return _message_work if info.name in _POINT_TO_POINT else _RETURNS.get(len(info.op._schema.returns))
+        """As `returned_by`."""
+        return returned_by(info.op)
 
     def launching(self, info: OperatorInfo, given: dict[str, Any]) -> AbstractContextManager[object]:
         """A block around a call: one that is asynchronous runs on the stream of its group, after what the current one
@@ -147,9 +145,11 @@ def _message_work(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any
 
 def _work(*args: Any, **kwargs: Any) -> Any:
     """A `Work` that is done, whose future holds the tensors as a list of C++, which DDP's reducer and its hooks read:
-    of what Python can make, only the future of a fork holds one (``fork`` in torch/csrc/jit/python/init.cpp).
+    of what Python can make, only the future of a fork holds one (``fork`` in torch/csrc/jit/python/init.cpp), which has
+    to hold a tensor: a rank that only gives to `gather` writes none.
     """
-    return _boxed_work(torch._C.fork(lambda: tensors_of(args[0])))
+    written = tensors_of(args[0])
+    return _boxed_work(torch._C.fork(lambda: written)) if written else _message_work(*args[1:])
 
 
 def _written_and_work(*args: Any, **kwargs: Any) -> Any:
@@ -162,6 +162,14 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 # By the number of results, of which the last is a Work: torch/csrc/distributed/c10d/Ops.cpp.
 _RETURNS: dict[int, Callable[..., Any]] = {0: _nothing, 1: _work, 2: _written_and_work}
+
+
+def returned_by(op: Any) -> Callable[..., Any] | None:
+    """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""
+    if op.namespace != "c10d":
+        return None
+    name = op._schema.name.partition("::")[2]
+    return _message_work if name in _POINT_TO_POINT else _RETURNS.get(len(op._schema.returns))
 
 
 def current_collectives() -> Collectives:

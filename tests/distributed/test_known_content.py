@@ -18,6 +18,15 @@ def test_all_reduce_of_known_contents(name, expected, dtype):
         assert t.item() == expected
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_gives_or_gets_what_is_gathered(rank):
+    with world(2, rank):
+        t = torch.full((1,), 3, device="cuda")
+        gathered = [torch.empty_like(t) for _ in range(2)] if rank == 0 else None
+        dist.gather(t, gathered)
+        assert gathered is None or [part.item() for part in gathered] == [3, 3]
+
+
 def _offset(kind, ranks, value):
     """Rank ``r`` holds what this one holds, ``10 r`` higher."""
     return [value + 10 * r for r in ranks]
