@@ -11,6 +11,7 @@ from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import CPU
 
+from . import meta_kernel  # noqa: F401  # which registers shapes
 from .live_storage import LiveStorages
 from .world_spec import WorldSpec
 from .world_state import current_world, entered, launched

@@ -71,6 +71,7 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
+    yield from _wrapped_results()
     yield from _function_replacements()
 
 
@@ -266,6 +267,14 @@ _OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")
 def _is_torch_function(func: Any) -> bool:
     """Whether the function mode sees calls of ``func`` itself (not of torch.nn.functional: meta/intercept/patch.py)."""
     return func.__module__ in _OVERRIDABLE
+
+
+def _wrapped_results() -> Iterator[Undo]:
+    """Before torch 2.11 no operator wraps what a functional collective returns: it is waited for, as in torch's own."""
+    if torch.distributed.is_available() and not hasattr(torch.ops._c10d_functional, "_wrap_tensor_autograd"):
+        from torch.distributed import _functional_collectives as functional
+        wait = while_recording(lambda tape, wrap, tensor: functional.wait_tensor(tensor))
+        yield replace(functional, "_maybe_wrap_tensor", wait)
 
 
 def _collectives() -> list[Any]:
