@@ -78,7 +78,8 @@ def is_plain(t: torch.Tensor) -> bool:
 
 
 def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0
+    private: Any = torch._C
+    return bool(private._is_alias_of(a, b))
 
 
 def numbers(t: torch.Tensor, dtype: torch.dtype) -> set[float]:

@@ -149,7 +149,7 @@ NAMES = {
 
 #: the version that has had a name first; in an older one the file does without
 SINCE = {
-    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": (2, 10),
+    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": (2, 11),
     "torch.distributed.tensor.placement_types._StridedShard.local_shard_size_and_offset": (2, 10),
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": (2, 10),
     "torch.distributed.device_mesh.DeviceMesh._init_one_process_group": (2, 10),

@@ -47,6 +47,11 @@ def context_parallel_step(kernel, rotation):
 @pytest.mark.parametrize(("kernel", "rank"), [("flash", 0), ("cudnn", 7), ("efficient", 3)])
 @pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
 def test_keys_and_values_go_round(kernel, rank, rotation):
+    if kernel == "cudnn" and torch.__version__ < (2, 10):
+        with world(RANKS, rank), pytest.raises(RuntimeError, match="Attempting to broadcast a dimension of length 8"):
+            profile(lambda: Attention().cuda().to(torch.bfloat16), step=context_parallel_step(kernel, rotation),
+                    args=(torch.zeros(BATCH, SEQUENCE, HIDDEN, dtype=torch.bfloat16),))
+        return  # as on a GPU: torch 2.9 adds a dimension to cuDNN's log-sum-exp, which has it already
     names = []
 
     def read(log):

@@ -154,7 +154,6 @@ def checkpointed_by_a_backward_pass_of_its_own(mesh, device):
     return checkpointed(mesh, device, use_reentrant=True)
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 reads it from a tensor's contents")
 @pytest.mark.parametrize("rank, row", [(0, 0), (1, 16), (5, 24), (7, 28)])
 def test_a_part_of_a_part_knows_where_it_is(rank, row):
     """Tensor parallelism cuts 32 rows in 2 of 16, and FSDP each of them in 4."""
@@ -179,7 +178,19 @@ def run(function, device):
     return [describe(t) for t in out], {str(op): n for op, n in counted.get_comm_counts().items()}
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 shards fewer operators")
+def run_all(device):
+    """What each case gives; where an older torch does not shard an operator, or not its gradient, what torch says."""
+    found = {}
+    for name, function in CASES.items():
+        try:
+            found[name] = run(function, device)
+        except RuntimeError as error:
+            if torch.__version__ >= (2, 12):
+                raise
+            found[name] = str(error).partition("\n")[0]
+    return found
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rank", [0, 6])
 def test_operators_of_sharded_tensors_are_those_of_torch(rank):
@@ -187,9 +198,9 @@ def test_operators_of_sharded_tensors_are_those_of_torch(rank):
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
     try:
-        expected = {name: run(function, "cpu") for name, function in CASES.items()}
+        expected = run_all("cpu")
     finally:
         dist.destroy_process_group()
         forget_shardings()  # with groups that are gone
     with world(8, rank):
-        assert {name: run(function, "cuda") for name, function in CASES.items()} == expected
+        assert run_all("cuda") == expected

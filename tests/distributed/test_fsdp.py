@@ -233,10 +233,13 @@ def clip(model, optimizer, **inputs):
 
 @pytest.mark.parametrize("build", [fsdp1(), fsdp2()], ids=["fsdp1", "fsdp2"])
 def test_norms_of_shards_are_added_up(build):
-    """FSDP1 adds up one number; torch's own function on DTensors those of all tensors, in one call."""
+    """FSDP1 adds up one number; torch's own function on DTensors those of all tensors, in one call (torch 2.9 takes the
+    norm of a rank's norms first).
+    """
     run = Run(build, step=clip)
     bytes_, = [row.bytes for row in run.profile.comm if row.kind == "all_reduce"]
-    assert bytes_ == (4 if run.profile.modules.type == "FullyShardedDataParallel" else 4 * TENSORS)
+    is_one = run.profile.modules.type == "FullyShardedDataParallel" or torch.__version__ < (2, 10)
+    assert bytes_ == (4 if is_one else 4 * TENSORS)
 
 
 @pytest.mark.parametrize("build, scaler", [(fsdp1(), ShardedGradScaler), (fsdp2(), torch.amp.GradScaler)])

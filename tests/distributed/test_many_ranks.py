@@ -33,6 +33,8 @@ def test_a_mesh_of_sixteen_thousand_ranks_has_the_groups_of_its_rank():
         assert list(mesh.get_coordinate()) == [0, 125, 0]
         ranks = [torch.distributed.get_process_group_ranks(mesh.get_group(name)) for name in ("pp", "dp", "tp")]
         assert ranks == [list(range(1000, 16384, 1024)), list(range(0, 1024, 8)), list(range(1000, 1008))]
+        if torch.__version__ < (2, 10):  # which has no meshes of several dimensions put together
+            return
         joined = DeviceMesh._concatenate([mesh["dp"], mesh["tp"]])
         assert joined is DeviceMesh._concatenate([mesh["dp"], mesh["tp"]])
         assert joined.mesh_dim_names == ("dp", "tp") and tuple(joined.mesh.shape) == (128, 8)

@@ -139,6 +139,9 @@ LATER = {"c10d::gather_into_tensor_", "symm_mem::_low_contention_all_gather_ce_m
          "symm_mem::_low_contention_all_gather_ce_multicast_out", "symm_mem::memcpy_to_multicast_",
          "symm_mem::nccl_all_to_all_nd", "symm_mem::nccl_get_out", "symm_mem::nvshmem_get_out"}
 ABSENT = LATER if torch.__version__ < (2, 14) else set()
+if torch.__version__ < (2, 12):
+    ABSENT |= {*SILENT, *NOT_UNDERSTOOD, *(case[0] for case in CASES)} - {
+        schema.name for schema in torch._C._jit_get_all_schemas()}
 CASES = [case for case in CASES if case[0] not in ABSENT]
 
 
@@ -157,9 +160,10 @@ def test_every_operator_of_torch_that_communicates_is_known():
     names = {name for name in names if not name.startswith("comm_row::")}  # another test's own
     composite = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "CompositeImplicitAutograd")}  # nobody sees these: they call the others
-    assert {name.partition("::")[0] for name in composite} == {"c10d_functional"}
+    assert {name.partition("::")[0] for name in composite} == (
+        {"c10d_functional"} if torch.__version__ >= (2, 12) else set())
     names -= composite
-    assert len(names) > 80
+    assert len(names) > (80 if torch.__version__ >= (2, 12) else 60)
     tested = {case[0] for case in CASES}
     assert {name for name in names if rule.is_understood(name)} == tested
     assert sorted(names - tested) == sorted({*SILENT, *NOT_UNDERSTOOD} - ABSENT), "say what it communicates, or why not"

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-NEWER = pytest.mark.skipif(torch.__version__ < (2, 10), reason="in 2.9 cuDNN's do not follow that of all")
+NEWER = pytest.mark.skipif(torch.__version__ < (2, 13), reason="before 2.13 cuDNN's do not follow that of all")
 CASES = [
     ("", "False True True"),
     ("torch.set_float32_matmul_precision('high')", "True True True"),
