@@ -25,7 +25,14 @@ def first_frame(is_wanted: Callable[[str], bool]) -> FrameType | None:
 
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and this package (the shipped models count as the user's)."""
-    return first_frame(is_user_code)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:  # as `first_frame`, with no call for a file that was met before: every operator asks
+        filename = frame.f_code.co_filename
+        found = _is_users.get(filename)
+        if is_user_code(filename) if found is None else found:
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def is_user_code(filename: str) -> bool:

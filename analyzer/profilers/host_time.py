@@ -15,6 +15,7 @@ from .schedule import PICOSECONDS
 _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal",
                         "aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim",
                         "aten::bincount", "aten::repeat_interleave", "aten::_unique"})
+MEMO_KEY = "host_work"
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 
@@ -40,12 +41,29 @@ class HostTime:
         """The host's time for a call that launches ``kernels``."""
         host = self.host
         pace = self._of.get("recompute" if call.recomputed else call.phase, host.update_seconds)
-        return round(add_launches(host, pace, kernels, count_convolutions(call.signature),
-                                  count_listed(call.signature)) * PICOSECONDS)
+        work = _host_work(call.signature)
+        return round(add_launches(host, pace, kernels, work.convolutions, work.listed) * PICOSECONDS)
 
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""
-        return self.notice_picoseconds if waits_for_device(call.signature) else None
+        return self.notice_picoseconds if _host_work(call.signature).waits else None
+
+
+class _HostWork(NamedTuple):
+    """What a signature alone tells of the host's work."""
+
+    convolutions: int
+    listed: int
+    waits: bool
+
+
+def _host_work(signature: Signature) -> _HostWork:
+    """Worked out once for a signature, which never changes."""
+    found: _HostWork | None = signature.memo.get(MEMO_KEY)
+    if found is None:
+        found = signature.memo[MEMO_KEY] = _HostWork(count_convolutions(signature), count_listed(signature),
+                                                     waits_for_device(signature))
+    return found
 
 
 class ForwardSeconds(NamedTuple):

@@ -28,6 +28,8 @@ NUMBERS = itertools.count()
 CHANCE = random.Random(0)
 TABLE = numpy.zeros(2)
 KINDS = {"relu": torch.relu, "linear": nn.Linear}
+SETTINGS = types.ModuleType("settings")  # two functions read each another name in it
+SETTINGS.width, SETTINGS.depth = 1, 1
 logger = logging.getLogger(__name__)
 
 
@@ -132,6 +134,25 @@ class Reads(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logger.debug("runs")
         return KINDS["relu"](self.act(self.layer(x)) * self.scale + COUNT + self.held.steps)
+
+
+class ReadsSettings(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.width() * self.depth()
+
+    def width(self) -> int:
+        return SETTINGS.width
+
+    def depth(self) -> int:
+        return SETTINGS.depth
+
+
+@pytest.mark.parametrize("name", ["width", "depth"])
+def test_each_name_that_code_reads_in_a_module_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = StateFingerprint([ReadsSettings()])
+    assert state.is_same()
+    monkeypatch.setattr(SETTINGS, name, 2)
+    assert not state.is_same()
 
 
 def test_what_is_only_read_stays_the_same() -> None:
