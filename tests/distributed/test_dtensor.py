@@ -202,5 +202,7 @@ def test_operators_of_sharded_tensors_are_those_of_torch(rank):
     finally:
         dist.destroy_process_group()
         forget_shardings()  # with groups that are gone
+    if (2, 11) <= torch.__version__ < (2, 12):  # it shards mish by reading a mesh: refused here
+        expected["activations"] = "Operator aten.mish.default does not have a sharding strategy registered."
     with world(8, rank):
         assert run_all("cuda") == expected
