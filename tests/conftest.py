@@ -1,6 +1,7 @@
 """What every test runs under."""
 import gc
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test may need a network
 os.environ.setdefault("ANALYZER_MEASURE_HOST", "0")  # what a host is measured at differs from run to run
@@ -48,3 +49,11 @@ def pytest_collection_finish():
     """No collection of garbage needs to look at what was imported for the tests."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish():
+    """What coverage.py saw is written by now: pytest-xdist kills a process that takes ten seconds to end."""
+    coverage = sys.modules.get("coverage")
+    running = coverage and coverage.Coverage.current()
+    if running is not None:
+        running.save()
