@@ -15,6 +15,7 @@ from analyzer import profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld, _watch
+from analyzer.meta.intercept.replacement import SharedReplacements
 from analyzer.meta.storage import MetaStorage
 
 
@@ -156,3 +157,15 @@ def test_what_a_dying_storage_raises_ends_the_run():
     finally:
         sys.settrace(tracer)
     assert train() == right
+
+
+def test_what_one_replacement_raises_when_it_is_put_back_leaves_no_other():
+    undone = []
+
+    def stop():
+        raise KeyboardInterrupt
+
+    shared = SharedReplacements(lambda: [lambda: undone.append("first"), stop, lambda: undone.append("last")])
+    with pytest.raises(KeyboardInterrupt), shared.installed():
+        pass
+    assert undone == ["last", "first"]

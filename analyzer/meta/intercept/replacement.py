@@ -44,8 +44,13 @@ class SharedReplacements:
                 self._put_back()
 
     def _put_back(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        """Undo all, whatever one of them raises."""
+        try:
+            while self._undo:
+                self._undo.pop()()
+        finally:
+            if self._undo:
+                self._put_back()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
