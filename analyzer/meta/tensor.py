@@ -138,6 +138,10 @@ class MetaTensor(torch.Tensor):
         return rebuild, (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, state)
 
 
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, MetaTensor})
+"""Classes of tensors that are nothing but themselves: they override no function."""
+
+
 def _outside(func: Any, reason: str) -> UnsupportedOperatorError:
     name = getattr(func, "__name__", str(func))
     return UnsupportedOperatorError(

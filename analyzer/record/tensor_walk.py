@@ -7,9 +7,7 @@ import torch
 
 from analyzer.meta.plain_type import LEAVES
 from analyzer.meta.spec import TensorSpec, spec_of
-from analyzer.meta.tensor import MetaTensor
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, MetaTensor})
+from analyzer.meta.tensor import PLAIN_TENSORS
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -33,7 +31,7 @@ def _collect_tensors(tree: Any, found: list[torch.Tensor]) -> None:
 
 def local_part(tensor: Any) -> torch.Tensor:
     """What this process has of a tensor: the part of a DTensor, what a collective that is under way gives."""
-    while type(tensor) not in _PLAIN:
+    while type(tensor) not in PLAIN_TENSORS:
         # of torch.distributed.tensor.DTensor, and of AsyncCollectiveTensor in _functional_collectives.py
         inner = getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))
         if not isinstance(inner, torch.Tensor):

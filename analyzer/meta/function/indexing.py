@@ -7,7 +7,7 @@ import numpy
 import torch
 
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import MetaTensor, device_of
+from analyzer.meta.tensor import PLAIN_TENSORS, device_of
 
 from .creation import make_tensor
 from .handler import handles
@@ -28,12 +28,12 @@ def _write(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     torch/csrc/autograd/python_variable_indexing.cpp, `copy_to` in ATen/TensorIndexing.h).
     """
     x, index, value = args
-    if type(x) not in _PLAIN or not _is_basic(index) or device_of(x).type not in ("cpu", "cuda"):
+    if type(x) not in PLAIN_TENSORS or not _is_basic(index) or device_of(x).type not in ("cpu", "cuda"):
         func(x, _with_tensors(state, x, index), value, **kwargs)
         return
     if isinstance(value, (bool, int, float, complex)):
         value = torch.scalar_tensor(value, dtype=x.dtype, device=CPU)
-    if type(value) not in _PLAIN or value.dim() or device_of(value).type != "cpu":
+    if type(value) not in PLAIN_TENSORS or value.dim() or device_of(value).type != "cpu":
         func(x, index, value, **kwargs)
         return
     part = x if _is_whole(index, x) else x[index]
@@ -41,9 +41,6 @@ def _write(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         part.fill_(value)
     else:
         part.copy_(value)
-
-
-_PLAIN = (Tensor, torch.nn.Parameter, MetaTensor)
 
 
 def _is_basic(index: Any) -> bool:

@@ -13,7 +13,7 @@ from analyzer.meta.opaque import call_opaque
 from analyzer.meta.restart import touched
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import MetaState, active_state, indexed_device
-from analyzer.meta.tensor import META, MetaTensor
+from analyzer.meta.tensor import META, PLAIN_TENSORS
 
 from . import answer, creation, indexing, move  # noqa: F401  # which fill the table
 from .handler import handlers
@@ -34,11 +34,11 @@ class MetaFunctionMode(TorchFunctionMode):
         assert state is not None
         if state.lazy and args and id(args[0]) in state.lazy and func not in _ANSWERED_LAZILY:
             raise touched(state.lazy[id(args[0])])
-        if type(func) is MethodWrapperType and state.tape is None and _PLAIN_KINDS.issuperset(
+        if type(func) is MethodWrapperType and state.tape is None and PLAIN_TENSORS.issuperset(
                 types) and func not in handlers:
             return func(*args, **(kwargs or {}))  # an attribute is read or written
         call: Callable[..., Any] = call_function
-        if types and not _PLAIN_KINDS.issuperset(
+        if types and not PLAIN_TENSORS.issuperset(
                 types) and func not in handlers and torch._C._is_torch_function_enabled():
             call = next((self._calling(kind, types) for kind in types if _overrides(kind)), call_function)
         before, state.arguments = state.arguments, args
@@ -55,8 +55,6 @@ class MetaFunctionMode(TorchFunctionMode):
             with self:
                 return kind.__torch_function__(func, types, args, kwargs)
         return call
-
-_PLAIN_KINDS = frozenset({Tensor, torch.nn.Parameter, MetaTensor})  # override no function
 
 
 def _overrides(kind: type) -> bool:

@@ -20,11 +20,9 @@ import torch.utils._foreach_utils
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.state import active, active_state, current, mode_in_force
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, device_of
+from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
 from .replacement import SharedReplacements, Undo, answer, replace
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, MetaTensor)
 
 
 def _overrides(values: Any) -> bool:
@@ -33,7 +31,7 @@ def _overrides(values: Any) -> bool:
         return False
     for v in values:
         kind = type(v)
-        if kind not in _PLAIN:
+        if kind not in PLAIN_TENSORS:
             override = getattr(kind, "__torch_function__", None)
             if override is not None and override is not torch._C._disabled_torch_function_impl:
                 return True
