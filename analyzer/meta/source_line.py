@@ -13,7 +13,6 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SKIPPED = (_PACKAGE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<eval_with_key>", "<string>",
             "<frozen")
 _OWN_MODELS = os.path.join(_PACKAGE, "zoo")
-_is_users: dict[str, bool] = {}  # by file name
 
 
 def first_frame(is_wanted: Callable[[str], bool]) -> FrameType | None:
@@ -26,22 +25,13 @@ def first_frame(is_wanted: Callable[[str], bool]) -> FrameType | None:
 
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and this package (the shipped models count as the user's)."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # as `first_frame`, with no call for a file that was met before: every operator asks
-        filename = frame.f_code.co_filename
-        found = _is_users.get(filename)
-        if is_user_code(filename) if found is None else found:
-            return frame
-        frame = frame.f_back
-    return None
+    return first_frame(is_user_code)
 
 
+@functools.cache  # every operator asks, of each frame
 def is_user_code(filename: str) -> bool:
     """Whether a source file is neither torch's nor this package's (its models count as the user's)."""
-    found = _is_users.get(filename)
-    if found is None:
-        found = _is_users[filename] = filename.startswith(_OWN_MODELS) or not filename.startswith(_SKIPPED)
-    return found
+    return filename.startswith(_OWN_MODELS) or not filename.startswith(_SKIPPED)
 
 
 def is_outside(filename: str) -> bool:
