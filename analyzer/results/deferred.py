@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,7 @@ class DeferredFields:
     """A dataclass with slots, some of whose fields are worked out when first read; copies and pickles have all."""
 
     __slots__ = ("_groups", "_lock", "_request")  # each has its own lock: a forked child finds those of others' free
+    _groups: Groups
 
     @classmethod
     def deferred(cls: type[_Record], known: Mapping[str, Any], groups: Groups) -> _Record:
@@ -34,19 +34,21 @@ class DeferredFields:
 
     if not TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any:  # of a slot that is not set
-            is_deferred = not name.startswith("_") and hasattr(self, "_lock")
-            with self._lock if is_deferred else nullcontext():
-                groups = self._groups if is_deferred else {}
-                for make, names in groups.items():
-                    if name in names:
-                        for field_name, value in make().items():
-                            object.__setattr__(self, field_name, value)
-                        object.__setattr__(self, "_groups", {m: n for m, n in groups.items() if m is not make})
-                        break
-                else:
-                    if not any(f.name == name for f in fields(self)):
-                        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-                return object.__getattribute__(self, name)
+            if not any(f.name == name for f in fields(self)):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if hasattr(self, "_lock"):
+                with self._lock:
+                    self._work_out(name)
+            return object.__getattribute__(self, name)
+
+    def _work_out(self, name: str) -> None:
+        """Set the field and those that are worked out with it, unless another thread has done so meanwhile."""
+        for make, names in self._groups.items():
+            if name in names:
+                for field_name, value in make().items():
+                    object.__setattr__(self, field_name, value)
+                object.__setattr__(self, "_groups", {m: n for m, n in self._groups.items() if m is not make})
+                return
 
     @property
     def request(self) -> dict[str, Any] | None:
