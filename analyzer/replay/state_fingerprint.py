@@ -118,7 +118,6 @@ class StateFingerprint(StateRecord):
             {type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)}, self.functions,
             set(map(id, modules)), own, self.seen if own else None)
         self.add(code)
-        self.classes, self.class_contents, self.class_names = code.classes, code.class_contents, code.class_names
         for value in self.functions:
             self.capture(value)
         self.capture(values)
@@ -140,8 +139,8 @@ class StateFingerprint(StateRecord):
             if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else are_alike(
                     sequence, items)):
                 return "a list or set"
-        if list(map(len, self.class_contents)) != list(map(len, self.class_names)) and any(
-                map(find_added, self.class_contents, self.class_names)):
+        if list(map(len, self.code.class_contents)) != list(map(len, self.code.class_names)) and any(
+                map(find_added, self.code.class_contents, self.code.class_names)):
             return "an attribute of a class"
         if (name := self._find_changed_variable()) is not None:
             return f"the variable {name or 'of a closure'}"
@@ -181,7 +180,7 @@ class StateFingerprint(StateRecord):
                 mapping.update(found)
         for container in self.empty:
             container.clear()
-        for cls, contents, names in zip(self.classes, self.class_contents, self.class_names):
+        for cls, contents, names in zip(self.code.classes, self.code.class_contents, self.code.class_names):
             for name in find_added(contents, names):
                 delattr(cls, name)
         for sequence, items in self.sequences:

@@ -125,9 +125,9 @@ class StateRecord:
         """Keep what tells one object's state; the result are the objects in it."""
         if kind is FunctionType:
             return self._take_function(value)
-        if kind is dict:
+        if isinstance(value, dict):
             self.add_mapping(value)
-            return list(value.values())
+            return (*value.values(), *getattr(value, "__dict__", {}).values())
         if isinstance(value, torch.Tensor):
             self.tensors.append((weakref.ref(value), describe_tensor_state(value)))
             return ()
@@ -135,9 +135,6 @@ class StateRecord:
             return ()
         if isinstance(value, tuple):
             return value
-        if isinstance(value, dict):
-            self.add_mapping(value)
-            return (*value.values(), *getattr(value, "__dict__", {}).values())
         if isinstance(value, (list, deque)):
             self.sequences.append((value, list(self.let_die(value))))
             return value
@@ -239,4 +236,3 @@ class StateRecord:
 
         self.objects.append((read, put_back, read()))
         return [x for item in items for x in (item if isinstance(found, MutableMapping) else (item, ))]
-

@@ -54,7 +54,7 @@ class _Watch:
         self._around: set[FrameType] = set()  # callers of the outermost block, which are not looked at
 
     def enter(self, frame: FrameType | None, holds: int) -> None:
-        if self.users:  # the last step of both branches is that which counts
+        if self.users:  # counted by the last step: after an error no ``__exit__`` runs
             self.users, self.holds = self.users + 1, self.holds + holds
         else:
             try:
