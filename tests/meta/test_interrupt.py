@@ -14,7 +14,7 @@ from torch import nn
 from analyzer import profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld, _watch
+from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld, _watch, waiting
 from analyzer.meta.intercept.replacement import SharedReplacements
 from analyzer.meta.storage import MetaStorage
 
@@ -107,6 +107,34 @@ def test_alarms_at_random_times(recwarn):
             pass
         assert observable() == before
     assert train() == right
+
+
+@pytest.mark.parametrize("block", [InterruptsDeferred, InterruptsHeld])
+def test_a_signal_at_any_line_on_the_way_out_of_a_block_leaves_nothing(block):
+    """Signals of a later run did not wait, since a block was still counted whose handlers were gone."""
+    ours, tracer, lines, at, struck = block.__exit__.__code__.co_filename, sys.gettrace(), 0, 0, 0
+
+    def strike(frame, event, arg):
+        nonlocal lines
+        if frame.f_code.co_filename != ours or frame.f_code.co_name == "__call__":
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                signal.raise_signal(signal.SIGALRM)
+        return strike
+
+    while at <= lines:  # until a run has fewer lines than this
+        lines, at = 0, at + 1
+        try:
+            with block():
+                sys.settrace(strike)
+        except TimeUp:
+            struck += 1
+        sys.settrace(tracer)
+        assert signal.getsignal(signal.SIGALRM) is time_up
+        assert not any((_watch.users, _watch.holds, _watch._replaced, _watch._around, waiting)), at
+    assert struck == at - 1 > 15
 
 
 @pytest.mark.parametrize("outer", [nullcontext, InterruptsDeferred, InterruptsHeld])

@@ -86,15 +86,19 @@ class _Watch:
                 signal.signal(number, mine)
 
     def _restore(self) -> None:
+        """Put back the handlers. A signal may interrupt this as soon as its own is back: the rest is done all the same.
+        """
         try:
             while self._replaced:
                 number, mine = self._replaced[-1]
                 if signal.getsignal(number) is mine:
                     signal.signal(number, mine.original)
                 self._replaced.pop()
-        finally:
             self._around.clear()
             self.holds = self.users = 0
+        finally:
+            if self.users:
+                self._restore()
 
     def may_interrupt(self, frame: FrameType | None) -> bool:
         if self.holds:
