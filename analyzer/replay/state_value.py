@@ -205,9 +205,11 @@ def refill_environment(old: dict[str, str]) -> None:
 
 
 def read_generators() -> tuple[Any, ...]:
-    """The states of Python's and numpy's generators of random numbers."""
-    numpy = sys.modules.get("numpy.random")
+    """The states of Python's and numpy's generators of random numbers. Numpy imports its own when it is first asked for,
+    which torch does at its first layer norm on meta: it is there from the first look on.
+    """
+    numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(), )
-    _, keys, *rest = numpy.get_state()
+    _, keys, *rest = numpy.random.get_state()
     return random.getstate(), keys.tobytes(), *rest

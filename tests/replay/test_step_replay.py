@@ -1,6 +1,9 @@
 """The second step, played from the first one's events, equals a second run of the model's code."""
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -105,3 +108,15 @@ def test_gradients_that_are_kept_are_added_to_and_not_played(monkeypatch):
     played, run = (profile(nn.Linear(4, 4), args=(torch.empty(2, 4), ), optimizer="sgd", options=options, reuse=r)
                    for r in (True, False))
     assert played == run
+
+
+def test_the_first_run_of_a_process_is_replayed_as_any_other(replaying_torch):
+    """Torch's first layer norm on meta imports numpy's generator, which was taken for one that had changed."""
+    code = """if True:
+        import torch
+        from analyzer import profile
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+        print(profile(model, (torch.ones(4, 8),)).replay.rows)
+        """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert "replayed=True" in done.stdout and "generators" not in done.stdout
