@@ -20,6 +20,8 @@ import numpy
 import torch
 from torch import nn
 
+from analyzer.meta.intercept import interrupt, patch, replacement
+
 Fingerprint = dict[str, Any]
 
 _PLAIN = (type(None), bool, int, float, str, bytes, complex)
@@ -143,12 +145,21 @@ def read_process(folder: Path) -> Fingerprint:
         "files": {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")},
         "lists of torch": [*map(len, _lists_of_torch())], "operators": [str(op.non_fallthrough_keys) for op in [
             *torch._ops._higher_order_ops.values()]][:40],
+        "kernels of operators": [[*map(str, op.python_key_table)] for op in torch._ops._higher_order_ops.values()],
+        "this package": _read_package(),
     }
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is not None:
         found["process groups"] = (distributed.is_initialized(), len(distributed._world.pg_map),
                                    len(distributed._world.pg_names), distributed._world.group_count)
     return found
+
+
+def _read_package() -> tuple[int, ...]:
+    """What this package counts while something of it runs; what is left over would harm a later run."""
+    watch = interrupt._watch
+    return (watch.users, watch.holds, len(watch._replaced), len(watch._around), len(interrupt.waiting),
+            patch.mode_replacements._users, len(patch.mode_replacements._undo), len(replacement._chains))
 
 
 def _list_children() -> list[str]:

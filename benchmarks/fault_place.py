@@ -63,7 +63,7 @@ def list_lines(run: Callable[[], Any], is_wanted: Callable[[str], bool], fails: 
         able = _able_to_fail(code) if fails else None
 
         def line(frame: FrameType, event: str, arg: Any) -> Any:
-            if event == "line" and (able is None or frame.f_lineno in able):
+            if event == "line" and (able is None or frame.f_lineno in able) and not _does_nothing(frame):
                 key = (*first, frame.f_lineno)
                 reached[key] += 1
             return line
@@ -73,6 +73,19 @@ def list_lines(run: Callable[[], Any], is_wanted: Callable[[str], bool], fails: 
     with traced(start):
         run()
     return reached
+
+
+def _does_nothing(frame: FrameType) -> bool:
+    """Whether a frame's next step is a NOP, which ``try:`` compiles to. No signal's handler is called there and nothing
+    fails, so that CPython lets it be outside of the ``with`` block that it is in: its ``__exit__`` would not be called
+    (``BEFORE_WITH`` and the exception table in the output of `dis`).
+    """
+    return frame.f_lasti in _list_nops(frame.f_code)
+
+
+@functools.cache
+def _list_nops(code: CodeType) -> frozenset[int]:
+    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname == "NOP")
 
 
 @functools.cache
@@ -125,7 +138,7 @@ class Fault:
 
     def line(self, frame: FrameType, event: str, arg: Any) -> Any:
         """The tracer of the lines of one function."""
-        if event == "line" and frame.f_lineno == self.place.line and not self.is_struck:
+        if event == "line" and frame.f_lineno == self.place.line and not self.is_struck and not _does_nothing(frame):
             self.left -= 1
             if self.left == 0 and not (self.spares_cleanup and puts_back(frame)):
                 self.is_struck = True
