@@ -15,7 +15,7 @@ from analyzer import profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld, _watch, waiting
-from analyzer.meta.intercept.replacement import SharedReplacements
+from analyzer.meta.intercept.replacement import SharedReplacements, _chains, replace
 from analyzer.meta.storage import MetaStorage
 
 
@@ -197,3 +197,20 @@ def test_what_one_replacement_raises_when_it_is_put_back_leaves_no_other():
     with pytest.raises(KeyboardInterrupt), shared.installed():
         pass
     assert undone == ["last", "first"]
+
+
+@pytest.mark.parametrize("name", ["own", "inherited"])
+def test_a_replacement_that_cannot_be_made_leaves_what_there_was(name):
+    class Base:
+        inherited = 1
+
+    class Derived(Base):
+        own = 2
+
+    def make(original):
+        raise MemoryError
+
+    contents, count = dict(vars(Derived)), len(_chains)
+    with pytest.raises(MemoryError):
+        replace(Derived, name, make)
+    assert dict(vars(Derived)) == contents and len(_chains) == count

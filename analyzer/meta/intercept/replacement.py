@@ -82,10 +82,10 @@ class _Chain:
             value = make(value)
             if isinstance(self.own, staticmethod):
                 value = staticmethod(value)
-        if self.missing and not self.links:
-            delattr(self.owner, self.name)
-        else:
+        if self.links or not self.missing:
             setattr(self.owner, self.name, value if self.links else self.own)
+        elif self.name in vars(self.owner):  # or what was to replace it could not be made
+            delattr(self.owner, self.name)
 
 
 _chains: dict[tuple[int, str], _Chain] = {}
