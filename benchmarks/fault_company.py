@@ -202,7 +202,12 @@ def interrupt_kernel(rounds: int) -> Iterator[str]:
                 pass
             time.sleep(draw.uniform(0.01, 1.0))
             manager.interrupt_kernel()
-            reply = _reply(client, wanted)
+            try:
+                reply = _reply(client, wanted)
+            except queue.Empty:
+                yield "an interrupt was swallowed"
+                manager.interrupt_kernel()
+                reply = _reply(client, wanted)
             if reply.get("ename") != "KeyboardInterrupt":
                 yield f"an interrupted cell ended with {reply.get('ename')}: {reply.get('evalue')}"
             told = _execute(client, _CHECK)
@@ -231,7 +236,7 @@ def _execute(client: Any, code: str) -> str:
 def _reply(client: Any, wanted: str) -> dict[str, Any]:
     """What the kernel says of a cell that ended."""
     while True:
-        message = client.get_shell_msg(timeout=60)
+        message = client.get_shell_msg(timeout=30)
         if message["parent_header"].get("msg_id") == wanted:
             return dict(message["content"])
 

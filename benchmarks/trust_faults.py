@@ -102,7 +102,8 @@ profile must have the losses, bit by bit, of training alone; of two threads each
 alone, but for which blocks were replayed; a forked child and its parent profile, also where another thread was
 profiling; a kernel of Jupyter is interrupted at random times, looked over, and profiles again.
 
-Not tried: errors within the end of a block that puts things back. Known to fall short: random numbers of Python and
+Not tried: errors within the end of a block that puts things back, and steps of Python that do nothing (`NOP`), at which
+no signal is handled. Known to fall short: random numbers of Python and
 numpy that another thread draws while a model is profiled are drawn again afterwards, and those of torch too where the
 profiled model sets torch's generator (activation checkpointing does).
 """, {"faults": sum(total[kind] for kind in KINDS), "kinds of company": len(company)}, lost)

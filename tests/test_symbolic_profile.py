@@ -1,6 +1,8 @@
 """symbolic_trace + symbolic_profile: the annotated graph, against published figures and against the eager profile."""
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch import nn
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx import ShapeProp
+from analyzer.meta.storage import MetaStorage
 from analyzer.profilers.annotation import Annotation
 from analyzer.results.node_info import NodeInfo
 from analyzer.zoo import MODELS
@@ -201,3 +204,23 @@ def test_a_function_that_has_no_gradient_for_one_of_its_inputs(reuse):
         2 * 8 * 8) and rows["_0_up"].bwd_macs == 2 * 8 * 8, "the first input needs no gradient"
     assert all(rows[f"_{i}_gate"].bwd_macs == rows["relu" if i == 0 else f"relu_{i}"].bwd_flops == 0
                for i in range(4)), "never reached"
+
+
+def test_no_tensor_of_a_run_is_left_in_a_cycle():
+    """Ctrl-C was lost in one of thirty tries: Python's collector called a storage's finaliser, which swallows it."""
+    def run():
+        x = torch.empty(4, 8)
+        return symbolic_profile(symbolic_trace(nn.Linear(8, 8), meta_args={"input": x}), x)
+
+    def count():
+        return sum(type(x) is MetaStorage for x in gc.get_objects())
+
+    run()  # what is cached at first
+    gc.collect()
+    gc.disable()
+    try:
+        before = count()
+        run()
+        assert count() == before
+    finally:
+        gc.enable()

@@ -51,7 +51,10 @@ class GraphInterpreter(fx.Interpreter):
         self._arguments = bound.arguments
         self._offloaded = OffloadedTensors()
         self.env = {}
-        return self._run_function(self._statements, {}, [])
+        try:
+            return self._run_function(self._statements, {}, [])
+        finally:
+            self._arguments = {}
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a node, in containers that can be changed."""
