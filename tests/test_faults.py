@@ -72,6 +72,16 @@ def test_a_cast_that_is_interrupted_does_not_keep_others_from_being_cast():
     assert len(trials) > 3 and list_lost(watched, trials) == []
 
 
+def test_an_interrupt_at_the_end_of_an_autocast_block_that_is_traced():
+    """Autocast stayed on: what took the place of its ``__exit__`` was left before the original was called."""
+    watched = Watched(ALONE["symbolic_trace"])
+    lines = list_lines(watched.run, of_package)
+    places = [Place(*line, lines[line]) for line in lines if line[1] in ("_enter_autocast", "_exit_autocast") or (
+        line[1] in ("call", "__enter__", "__exit__") and line[0].endswith("recording.py"))]
+    trials = [at_place("interrupt", place, interrupt, KeyboardInterrupt) for place in places]
+    assert len(trials) > 5 and list_lost(watched, trials) == []
+
+
 def test_a_training_in_another_thread_draws_what_it_draws_alone():
     """The generator's state was put back after each run, so that its dropout repeated itself."""
     model, x, is_done = Stack(1), torch.ones(4, 8), threading.Event()

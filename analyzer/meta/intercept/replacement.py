@@ -80,6 +80,8 @@ class _Chain:
         value = self.original
         for (make,) in self.links:
             value = make(value)
+            if self.name in ("__enter__", "__exit__"):  # by this name of a frame's code a signal waits
+                value.__code__ = value.__code__.replace(co_name=self.name)
             if isinstance(self.own, staticmethod):
                 value = staticmethod(value)
         if self.links or not self.missing:
