@@ -21,6 +21,8 @@ import torch.distributed.pipelining.schedules
 import torch.utils.checkpoint
 from torch import nn
 
+from analyzer import MetaTensorMode
+
 NAMES = {
     "meta/intercept/mode_stack.py": [
         "torch._C._DisableTorchDispatch", "torch._C.DisableTorchFunction", "torch._C._EnableTorchFunction",
@@ -37,7 +39,8 @@ NAMES = {
         "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
         "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
         "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward",
-        "torch.Tensor._make_wrapper_subclass", "torch.jit._builtins._find_builtin"
+        "torch.Tensor._make_wrapper_subclass", "torch.jit._builtins._find_builtin",
+        "torch._compile._disable_dynamo"
     ],
     "cuda/kernels/flex_attention.py": [
         f"torch._higher_order_ops.flex_attention.{name}"
@@ -347,3 +350,13 @@ def test_hooks_inside_an_optimizers_step_are_seen():
         assert has_step_hooks(optimizer)
         own.remove()
         assert not has_step_hooks(optimizer)
+
+
+def test_what_is_not_to_be_compiled_imports_no_compiler_under_the_mode(monkeypatch):
+    """``torch._compile`` asks a function for ``__dynamo_disable``, by ``getattr``, before it imports torch._dynamo."""
+    for name in ("torch._dynamo", "torch._dynamo.eval_frame"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    called = torch._disable_dynamo(lambda: "called")
+    with MetaTensorMode():
+        assert called() == "called"
+    assert "torch._dynamo" not in sys.modules and not hasattr(torch._compile, "getattr")

@@ -205,8 +205,8 @@ def refill_environment(old: dict[str, str]) -> None:
 
 
 def read_generators() -> tuple[Any, ...]:
-    """The states of Python's and numpy's generators of random numbers. Numpy imports its own when it is first asked for,
-    which torch does at its first layer norm on meta: it is there from the first look on.
+    """The states of Python's and numpy's generators of random numbers. Numpy imports its own when it is first asked
+    for, which torch does at its first layer norm on meta: it is there from the first look on.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None:

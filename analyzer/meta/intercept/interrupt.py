@@ -86,8 +86,7 @@ class _Watch:
                 signal.signal(number, mine)
 
     def _restore(self) -> None:
-        """Put back the handlers. A signal may interrupt this as soon as its own is back: the rest is done all the same.
-        """
+        """Put back the handlers, all of them also where a signal interrupts this as soon as its own is back."""
         try:
             while self._replaced:
                 number, mine = self._replaced[-1]

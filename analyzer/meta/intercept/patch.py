@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._compile
 import torch.jit._builtins
 import torch.nn.functional
 import torch.nn.init
@@ -22,7 +23,7 @@ from analyzer.meta.state import active, active_state, current, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
-from .replacement import SharedReplacements, Undo, answer, replace
+from .replacement import SharedReplacements, Undo, answer, replace, supply
 
 
 def _overrides(values: Any) -> bool:
@@ -63,6 +64,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
     yield from _higher_order_operators()
+    yield supply(torch._compile, "getattr", _get_without_dynamo)
     if "torch._dynamo.eval_frame" in sys.modules:  # nothing was compiled before, where it is not there
         _run_eagerly()
     yield _run_compiled
@@ -152,6 +154,15 @@ def _higher_order_operators() -> Iterator[Undo]:
 
 
 _compiled: list[Undo] = []  # what lets functions that are compiled run so again
+
+
+def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
+    """As ``getattr`` in ``torch._compile``, where a function that is not to be compiled looks for its own form of that,
+    else imports the compiler to make it, which takes longer than most profiles: what is there before is as good.
+    """
+    if name == "__dynamo_disable" and "torch._dynamo" not in sys.modules and current() is not None:
+        return function
+    return getattr(function, name, *default)
 
 
 def _run_eagerly() -> None:
