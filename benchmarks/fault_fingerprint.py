@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from analyzer.meta.intercept import interrupt, patch, replacement
+from analyzer.record import optimizer_step
 
 Fingerprint = dict[str, Any]
 
@@ -159,7 +160,8 @@ def _read_package() -> tuple[int, ...]:
     """What this package counts while something of it runs; what is left over would harm a later run."""
     watch = interrupt._watch
     return (watch.users, watch.holds, len(watch._replaced), len(watch._around), len(interrupt.waiting),
-            patch.mode_replacements._users, len(patch.mode_replacements._undo), len(replacement._chains))
+            patch.mode_replacements._users, len(patch.mode_replacements._undo), len(replacement._chains),
+            len(optimizer_step._observers))
 
 
 def _list_children() -> list[str]:
@@ -175,7 +177,10 @@ def _list_children() -> list[str]:
 
 def _lists_of_torch() -> Iterator[Any]:
     yield torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
-    yield sys.modules["torch.optim.optimizer"]._foreach_supported_types
+    optimizer: Any = sys.modules["torch.optim.optimizer"]
+    yield optimizer._foreach_supported_types
+    yield optimizer._global_optimizer_pre_hooks
+    yield optimizer._global_optimizer_post_hooks
     yield torch.utils._foreach_utils._foreach_supported_types
     for name, value in vars(nn.modules.module).items():
         if name.startswith("_global_") and isinstance(value, dict):

@@ -82,6 +82,15 @@ def test_an_interrupt_at_the_end_of_an_autocast_block_that_is_traced():
     assert len(trials) > 5 and list_lost(watched, trials) == []
 
 
+def test_too_little_memory_while_optimizers_are_observed():
+    """The observer of a run that never began heard the steps of later ones, whose profiles were others."""
+    watched = Watched(ALONE["profile, own step"])
+    lines = list_lines(watched.run, of_package, fails=True)
+    trials = [at_place("memory", Place(*line, 1), raise_error(MemoryError), spares_cleanup=True)
+              for line in lines if line[1] == "observed_steps"]
+    assert len(trials) > 4 and list_lost(watched, trials) == []
+
+
 def test_a_training_in_another_thread_draws_what_it_draws_alone():
     """The generator's state was put back after each run, so that its dropout repeated itself."""
     model, x, is_done = Stack(1), torch.ones(4, 8), threading.Event()

@@ -32,12 +32,12 @@ def observed_steps(before: Callable[..., None], after: Callable[..., None]) -> I
     """
     global _observers
     pair = before, after
-    with _lock:
-        _observers += pair,
-        if not _handles:
-            _handles.extend((_module.register_optimizer_step_pre_hook(_before_step),
-                             _module.register_optimizer_step_post_hook(_after_step)))
     try:
+        with _lock:
+            _observers += pair,
+            if not _handles:
+                _handles.append(_module.register_optimizer_step_pre_hook(_before_step))
+                _handles.append(_module.register_optimizer_step_post_hook(_after_step))
         yield
     finally:
         with _lock:
