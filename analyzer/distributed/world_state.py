@@ -125,8 +125,8 @@ def launched(spec: WorldSpec) -> Iterator[None]:
     """A block in which the environment is that of a process that ``torchrun`` started."""
     told = spec.environment()
     before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
     try:
+        os.environ.update(told)
         yield
     finally:
         for name, value in before.items():

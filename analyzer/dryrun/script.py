@@ -135,9 +135,9 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
 def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
     """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path, the working one last."""
     before = sys.argv, list(sys.path)
-    sys.argv = [str(path), *arguments]
-    sys.path[:] = [str(path.absolute().parent), *sys.path, os.getcwd()]
     try:
+        sys.argv = [str(path), *arguments]
+        sys.path[:] = [str(path.absolute().parent), *sys.path, os.getcwd()]
         yield
     finally:
         sys.argv, sys.path[:] = before

@@ -5,26 +5,37 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from analyzer.fork import hold_over_forks
 
 _MODULE_FILE = sys.modules[nn.Module.__module__].__file__
+_Watch = tuple[dict[int, str], set[tuple[str, str]]]  # paths by id of the module, and what was read
+
 _lock = threading.Lock()
 hold_over_forks(_lock)
-_wrapped: dict[type, tuple[int, Any]] = {}  # how many watches wrap a class, and what it had itself before the first
 
 
 class _Watches(threading.local):
-    """Of one thread, the innermost last: paths by id of the module, and what was read."""
+    """Those of one thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.active: list[tuple[dict[int, str], set[tuple[str, str]]]] = []
+        self.active: list[_Watch] = []
 
 
 _watches = _Watches()
+
+
+class _WatchedClass(NamedTuple):
+    """The watches that wrap a class, and what it had itself before the first."""
+
+    watches: list[_Watch]
+    before: Any
+
+
+_watched: dict[type, _WatchedClass] = {}
 
 
 @contextmanager
@@ -32,25 +43,25 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
     """Collect (path, attribute) of every attribute that this thread reads from the modules below ``root``; "*" where it
     read a whole ``__dict__``. Watches may overlap, in one thread or several, and end in any order.
     """
-    watch: tuple[dict[int, str], set[tuple[str, str]]] = {id(m): path for path, m in root.named_modules()}, set()
+    watch: _Watch = {id(m): path for path, m in root.named_modules()}, set()
     classes = {type(m) for m in root.modules()}
-    with _lock:
-        for cls in classes:
-            _wrap(cls)
-    _watches.active.append(watch)
     try:
-        yield watch[1]
-    finally:
-        _watches.active.remove(watch)
         with _lock:
             for cls in classes:
-                _unwrap(cls)
+                _wrap(cls, watch)
+        _watches.active.append(watch)
+        yield watch[1]
+    finally:
+        _watches.active = [other for other in _watches.active if other is not watch]
+        with _lock:
+            for cls in classes:
+                _unwrap(cls, watch)
 
 
-def _wrap(cls: type) -> None:
-    count, before = _wrapped.get(cls, (0, cls.__dict__.get("__getattribute__")))
-    _wrapped[cls] = count + 1, before
-    if count:
+def _wrap(cls: type, watch: _Watch) -> None:
+    watches = _watched.setdefault(cls, _WatchedClass([], vars(cls).get("__getattribute__"))).watches
+    watches.append(watch)
+    if len(watches) > 1:
         return
     original = cls.__getattribute__
 
@@ -69,11 +80,16 @@ def _wrap(cls: type) -> None:
     cls.__getattribute__ = __getattribute__  # type: ignore[method-assign,assignment]
 
 
-def _unwrap(cls: type) -> None:
-    count, before = _wrapped.pop(cls)
-    if count > 1:
-        _wrapped[cls] = count - 1, before
-    elif before is None:
+def _unwrap(cls: type, watch: _Watch) -> None:
+    """Undo what was done of `_wrap`, which may have failed or not been reached."""
+    watched = _watched.get(cls)
+    if watched is None:
+        return
+    watched.watches[:] = [other for other in watched.watches if other is not watch]
+    if watched.watches:
+        return
+    del _watched[cls]
+    if watched.before is not None:
+        cls.__getattribute__ = watched.before  # type: ignore[method-assign]
+    elif "__getattribute__" in vars(cls):
         del cls.__getattribute__
-    else:
-        cls.__getattribute__ = before  # type: ignore[method-assign]

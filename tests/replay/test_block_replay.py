@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
+from analyzer.replay import attribute_watch
 from analyzer.replay.attribute_watch import watch_reads
 from analyzer.zoo import MODELS
 from analyzer.zoo.llama import llama_1b
@@ -230,6 +232,31 @@ def test_reads_are_seen_by_path_and_classes_are_as_they_were():
     assert ("blocks.0", "up") in reads
     assert ("blocks.0", "index") not in reads
     assert {cls: cls.__dict__.get("__getattribute__") for cls in before} == before
+
+
+@pytest.mark.parametrize("other", [nullcontext, watch_reads])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_watch_that_fails_halfway_leaves_no_class_wrapped(other, is_done, monkeypatch):
+    """Too little memory for one class left those before it wrapped, or it was taken to be watched and was not."""
+    model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.GELU())
+    before, wrap = [cls.__dict__.get("__getattribute__") for cls in map(type, model.modules())], attribute_watch._wrap
+
+    def fail(cls, watch):
+        if cls is not nn.Tanh or is_done:
+            wrap(cls, watch)
+        if cls is nn.Tanh:
+            raise MemoryError
+
+    with other(model) as seen:
+        monkeypatch.setattr(attribute_watch, "_wrap", fail)
+        with pytest.raises(MemoryError), watch_reads(model):
+            pass
+        monkeypatch.undo()
+        assert model[1].training and (other is nullcontext or ("1", "training") in seen)
+    assert [cls.__dict__.get("__getattribute__") for cls in map(type, model.modules())] == before
+    with watch_reads(model) as reads:
+        assert model[1].training
+    assert ("1", "training") in reads
 
 
 class Penalized(Stack):
