@@ -5,6 +5,7 @@ import gc
 import random
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -135,6 +136,20 @@ def test_a_signal_at_any_line_on_the_way_out_of_a_block_leaves_nothing(block):
         assert signal.getsignal(signal.SIGALRM) is time_up
         assert not any((_watch.users, _watch.holds, _watch._replaced, _watch._around, waiting)), at
     assert struck == at - 1 > 15
+
+
+def test_a_block_that_another_thread_ends_lets_signals_through():
+    """Python's collector may end a suspended generator there, where no handler can be put back."""
+    block = InterruptsHeld()
+    block.__enter__()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(block.__exit__).result()
+    assert (_watch.users, _watch.holds) == (0, 0)
+    with pytest.raises(TimeUp):
+        signal.raise_signal(signal.SIGALRM)
+    with InterruptsHeld():
+        pass
+    assert signal.getsignal(signal.SIGALRM) is time_up and not _watch._replaced
 
 
 @pytest.mark.parametrize("outer", [nullcontext, InterruptsDeferred, InterruptsHeld])

@@ -86,9 +86,11 @@ class _Watch:
                 signal.signal(number, mine)
 
     def _restore(self) -> None:
-        """Put back the handlers, all of them also where a signal interrupts this as soon as its own is back."""
+        """Put back the handlers, all of them also where a signal interrupts this as soon as its own is back. Where a
+        block is ended by another thread than the main one, which may not, they stay and let every signal through.
+        """
         try:
-            while self._replaced:
+            while self._replaced and threading.current_thread() is threading.main_thread():
                 number, mine = self._replaced[-1]
                 if signal.getsignal(number) is mine:
                     signal.signal(number, mine.original)
