@@ -236,7 +236,7 @@ def _execute(client: Any, code: str) -> str:
 def _reply(client: Any, wanted: str) -> dict[str, Any]:
     """What the kernel says of a cell that ended."""
     while True:
-        message = client.get_shell_msg(timeout=30)
+        message = client.get_shell_msg(timeout=60)
         if message["parent_header"].get("msg_id") == wanted:
             return dict(message["content"])
 

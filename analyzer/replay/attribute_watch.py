@@ -19,7 +19,7 @@ hold_over_forks(_lock)
 
 
 class _Watches(threading.local):
-    """Those of one thread, the innermost last."""
+    """The watches of one thread, the innermost last."""
 
     def __init__(self) -> None:
         self.active: list[_Watch] = []

@@ -153,16 +153,17 @@ def _higher_order_operators() -> Iterator[Undo]:
             operator.fallthrough(key)
 
 
-_compiled: list[Undo] = []  # what lets functions that are compiled run so again
-
-
 def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
-    """As ``getattr`` in ``torch._compile``, where a function that is not to be compiled looks for its own form of that,
-    else imports the compiler to make it, which takes longer than most profiles: what is there before is as good.
+    """``getattr`` for ``torch._compile``, which asks a function that is not to be compiled for ``__dynamo_disable`` and
+    imports the compiler, slower than most profiles, to make it. Until something else has imported that, the function
+    itself will do: nothing is compiled.
     """
     if name == "__dynamo_disable" and "torch._dynamo" not in sys.modules and current() is not None:
         return function
     return getattr(function, name, *default)
+
+
+_compiled: list[Undo] = []  # what lets functions that are compiled run so again
 
 
 def _run_eagerly() -> None:
