@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -78,6 +79,16 @@ def test_files_can_be_written_whatever_names_are(tmp_path, name):
             path.read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def default_recursion_limit():
+    """Python's own: libraries that other tests import raise it and leave it so."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("default_recursion_limit")
 def test_modules_nested_deeper_than_python_allows_are_told_so():
     model: nn.Module = nn.Linear(4, 4)
     for _ in range(300):
