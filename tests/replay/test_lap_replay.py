@@ -30,6 +30,16 @@ class ReadsIndex(Block):
         return super().forward(x) * (1 if self.index < 100 else 2)
 
 
+class HoldsFunction(Block):
+    """Its function names a variable that is never set."""
+
+    def __init__(self, index):
+        super().__init__(index)
+        self.find = lambda: later
+        if index < 0:
+            later = index
+
+
 class Model(nn.Module):
     def __init__(self, block=Block, count=BLOCKS):
         super().__init__()
@@ -127,10 +137,10 @@ def without_replay(p):
     (tensor_parallel, {"optimizer": lambda p: torch.optim.AdamW(p, foreach=False)}),
     (sharded_tensor_parallel, {}), (fsdp2, {"optimizer": "adamw_fused"}), (fsdp2, {"optimizer": None}),
     (fsdp2, {"optimizer": two_groups}), (fsdp2, {"optimizer": torch.optim.Adagrad}), (fsdp2, {"optimizer": decaying}),
-    (fsdp2, {"optimizer": None, "mode": "infer"}),
+    (fsdp2, {"optimizer": None, "mode": "infer"}), (lambda: fsdp2(HoldsFunction), {"optimizer": None}),
 ], ids=["fp32", "bf16", "last_stays", "hsdp", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel",
         "sharded_tensor_parallel", "fused", "no_optimizer", "two_groups", "states_from_the_start",
-        "rate_by_depth", "inference"])
+        "rate_by_depth", "inference", "closure_that_is_not_set"])
 def test_replayed_is_run(build, settings):
     replayed, whole = run(build, True, **settings), run(build, False, **settings)
     assert [row.path.rpartition(".")[2] for row in replayed.replay if row.replayed] == [

@@ -15,6 +15,7 @@ from analyzer.meta.plain_type import LEAVES
 from analyzer.record.module_walk import walk_modules
 
 from ..match import Mismatch
+from ..state_value import look_up
 
 HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not
 REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for each of them
@@ -67,7 +68,7 @@ def find_chain(root: nn.Module) -> Chain:
 
 
 def _compare(below: list[tuple[str, nn.Module]], block: nn.Module, unread: set[tuple[str, str]]) -> None:
-    others = list(walk_modules(block))
+    others = walk_modules(block)
     if [path for path, _ in below] != [path for path, _ in others]:
         raise Mismatch("its blocks have other modules")
     for (path, mine), (_, other) in zip(below, others):
@@ -131,7 +132,7 @@ def _same(mine: Any, other: Any, depth: int = 0) -> bool:
 
 
 def _cells(function: FunctionType) -> tuple[Any, ...]:
-    return tuple([cell.cell_contents for cell in function.__closure__ or ()])
+    return tuple([look_up(cell, "") for cell in function.__closure__ or ()])
 
 
 def _same_owner(mine: Any, other: Any, depth: int) -> bool:

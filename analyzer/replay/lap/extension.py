@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,7 +14,6 @@ from analyzer.meta.stream_mark import NO_EVENT, StreamAction
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import MemoryRecorder
-from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from ..match import Mismatch
@@ -26,27 +25,6 @@ from .replayed_lap import LapSegment, Regions, ReplayedLap, renamed_module_call,
 from .stretch import LapKind, Stretch
 from .tape import KEPT, ORDERED, STEP, Tape
 from .update import insert, insert_specs
-
-
-class _Life(NamedTuple):
-    """What a birth writes down."""
-
-    device: torch.device
-    name: str
-    phase: str
-    step: int
-    node: int
-    module: int
-    category: str
-    requires_grad: bool
-    spec: object
-    label: str
-
-    @classmethod
-    def of(cls, life: StorageLifetime) -> _Life:
-        """That of a storage."""
-        return cls(torch.device(life.device), life.device, life.phase, life.step, life.node, life.module, life.category,
-                   life.requires_grad, life.spec, life.label)
 
 
 class Extension:
@@ -68,8 +46,6 @@ class Extension:
         self._before = tuple(before.storage_table)
         if before.keeps_allocator_events:
             self.writer.memory.observer = self._observe
-        self._lives: dict[int, _Life] = {}
-        self._read: dict[int, OpCall] = {}
         self._segments: dict[LapKind, LapSegment] = {}
         beside = Stretch(None, REFERENCE, [])
         self._storages: Any = None
@@ -83,7 +59,7 @@ class Extension:
         """Write the whole log. Raises Mismatch where that is found not to be possible."""
         clones = self.layout.skipped
         for stretch in self.layout.stretches:
-            here = None if stretch.lap is None else self.naming.extended(stretch.block)
+            here = None if stretch.lap is None else self.layout.run[stretch.block]
             is_reference = stretch.lap is not None and stretch.block == REFERENCE
             for place in reversed(clones) if is_reference and stretch.descends else ():
                 self._replay(stretch, place)
@@ -107,19 +83,17 @@ class Extension:
                            for call in source.outer_calls]
         for module, run in zip(log.modules, source.modules):
             module.calls, module.inputs, module.outputs = run.calls, run.inputs, run.outputs
-        reference = self.layout.run[REFERENCE]
         for index, (place, path) in self.layout.block_of_module.items():
             if place in self.layout.skipped:
-                run, module = source.modules[self.naming.modules[reference, path]], log.modules[index]
+                run, module = source.modules[self.naming.modules[REFERENCE, path]], log.modules[index]
                 module.calls, module.inputs, module.outputs = run.calls, run.inputs, run.outputs
 
     def _copy_layouts(self) -> None:
         """Those of storages that are there as they are here, and of parameters of blocks that were not run."""
         layouts = self.log.layouts
         layouts.update(self.source.layouts)
-        reference = self.layout.run[REFERENCE]
         for number, (place, name) in self.layout.own.items():
-            if place == reference:
+            if place == REFERENCE:
                 for shape, placements in self.naming.placements.get(number, ()):
                     for other in self.layout.skipped:
                         layouts[self.naming.own[other, name], shape] = placements
@@ -174,9 +148,7 @@ class Extension:
         return mine
 
     def _write_call(self, index: int, stretch: Stretch, here: int | None) -> None:
-        call, log = self._read.get(index), self.log
-        if call is None:
-            call = self._read[index] = self.source.call_slots[index]
+        call, log = self.source.call_slots[index], self.log
         storages = self._storages
         self.naming.calls[index] = len(log.call_slots)
         forward = None if call.forward is None else self.naming.forward_call(call.forward, stretch, here)
@@ -193,21 +165,20 @@ class Extension:
 
     def _bear(self, what: tuple[int, int], stretch: Stretch, here: int | None) -> None:
         number, nbytes = what
-        log, life, origin = self.log, self._lives.get(number), self.layout.storages.get(number)
-        if life is None:
-            life = self._lives[number] = _Life.of(self.source.storage_table[number])
+        log, life, origin = self.log, self.source.storage_table[number], self.layout.storages.get(number)
         if origin is not None and here is not None and origin[:2] == (stretch.lap, stretch.block):
             born: Any = self.naming.born[origin.lap, here]
             if len(born) == origin.place:  # for the first time
                 born.append(number)
                 self._storages[number] = number
         mine = self._storages[number]
-        region = self.space.reserve(life.device, nbytes)
-        self._regions[mine] = life.device, region
+        device = torch.device(life.device)
+        region = self.space.reserve(device, nbytes)
+        self._regions[mine] = device, region
         log.events += 1
         made = log.storage_table[mine] = StorageLifetime(
-            log.lifetime_table, mine, nbytes, region.bytes, region.address, life.name, log.events, len(log.call_slots),
-            life.phase, life.step, self._nodes_here[life.node], self._modules_here[life.module])
+            log.lifetime_table, mine, nbytes, region.bytes, region.address, life.device, log.events,
+            len(log.call_slots), life.phase, life.step, self._nodes_here[life.node], self._modules_here[life.module])
         if life.category:
             made.category = life.category
         if life.requires_grad:
@@ -256,7 +227,7 @@ class Extension:
     def _order(self, what: tuple[StreamAction, int, int], call: int, stretch: Stretch, here: int | None) -> None:
         """The program asks something of a stream."""
         action, stream, event = what
-        is_copy = here is not None and here != self.naming.extended(stretch.block)
+        is_copy = here is not None and here != self.layout.run[stretch.block]
         if action is StreamAction.SWITCH:
             self.space.stream = stream
         elif action is StreamAction.RECORD and is_copy:

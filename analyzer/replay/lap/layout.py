@@ -17,7 +17,16 @@ from ..match import Mismatch
 from .chain import HEAD, REFERENCE, TAIL
 from .stretch import LapKind, Origin, Stretch
 from .tape import LAP, ORDERED, STEP, Cut, Tape
-from .update import UPDATE, Insertion, UpdateMismatch, cut_updates, find_insertion, rows_of_block, specs_of_block
+from .update import (
+    UPDATE,
+    WINDOW,
+    Insertion,
+    UpdateMismatch,
+    cut_updates,
+    find_insertion,
+    rows_of_block,
+    specs_of_block,
+)
 
 _HELD = ("parameter", "buffer")
 REACH = 2  #: how many blocks from its own a lap may speak of storages and events
@@ -241,7 +250,7 @@ class Layout:
         call, insertion = self.log.call_slots[index], self.insertions[index]
         found = [([[self._name(n, Stretch(None, block, []), REACH) for n in numbers]
                    for numbers in rows_of_block(call, insertion, block)],
-                  _frozen(specs_of_block(call.signature, insertion, block))) for block in insertion.window]
+                  _frozen(specs_of_block(call.signature, insertion, block))) for block in WINDOW]
         if any(other != found[0] for other in found):
             raise UpdateMismatch("the optimizer does not do the same to each block")
 

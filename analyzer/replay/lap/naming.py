@@ -35,7 +35,6 @@ class Naming:
 
     def __init__(self, layout: Layout, source: Log) -> None:
         self.layout, self.source = layout, source
-        self.added = len(layout.skipped)
         self.born: dict[Placed, Sequence[int]] = {}      #: numbers of what is born in a lap, in order
         self.recorded: dict[Placed, list[int]] = {}      #: events of streams, likewise
         self.call_at: dict[Placed, tuple[int, int]] = {}  #: the first call of a forward lap there and here
@@ -55,10 +54,6 @@ class Naming:
         self._lap_of_call: dict[int, Origin] = {}
         self._lap_of_module_call: dict[int, Origin] = {}
         self._trace()
-
-    def extended(self, block: int) -> int:
-        """The block here that was run as the one of this number."""
-        return block if block <= REFERENCE else block + self.added
 
     def _trace(self) -> None:
         for stretch in self.layout.stretches:
@@ -153,7 +148,7 @@ class Naming:
             return others.get(index, index)
         place = self._seen(origin, stretch, here, LOOK)
         if place is None:
-            place = self.extended(origin.block)
+            place = self.layout.run[origin.block]
         return starts[origin.lap, place][1] + origin.place
 
     def node(self, index: int, stretch: Stretch, here: int | None) -> int:

@@ -52,10 +52,9 @@ class Tape:
         self.gradients: dict[int, int] = {}
         self.stand_ins: dict[int, tuple[int, int]] = {}
         self._place = {id(block): place for place, block in enumerate(chain.blocks)}
-        self._output: Any = None  # what the last block gave: whether it is a tuple, and its tensor
+        self._output: Any = None  # what the last block gave: its tensor, and in a tuple which others are None
         self._parameters = [[p for m in walk_modules(block) for p in m[1]._parameters.values() if p is not None]
                             for block in chain.blocks]
-        self._like: dict[int, Any] = {}  # by place of a block that is not run: gradients by that of the reference
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -87,7 +86,7 @@ class Tape:
 
         def note_output(module: nn.Module, token: int, result: Any) -> None:
             leave(module, token, result)
-            if self._place.get(id(module), -1) >= 0 and recorder.phase == "forward":
+            if id(module) in self._place and recorder.phase == "forward":
                 self._left(result)
 
         def note_states(optimizer: torch.optim.Optimizer) -> None:
@@ -124,8 +123,7 @@ class Tape:
         self.events.append((LAP, Cut(place, len(log.node_slots), count - is_own)))
         if place not in self.chain.skipped:
             return NotImplemented
-        before = self._given(args, kwargs)
-        return before
+        return self._given(args, kwargs)
 
     def _left(self, result: Any) -> None:
         """A block that was run gave ``result``."""

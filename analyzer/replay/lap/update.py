@@ -1,25 +1,24 @@
 """What an optimizer does to each block's parameters, found in what was noted: laps, and places in lists."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
 from analyzer.record.call_table import CallTable
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED
 from analyzer.record.op_call import OpCall
 
 from ..match import Mismatch
-from ..optimizer.list_call import derive, length_of_lists, list_positions, rows_of, spread_owners
+from ..optimizer.list_call import derive, fit_lists, length_of_lists, list_positions, rows_of, spread_owners
 from .chain import REFERENCE
 from .stretch import Stretch
 from .tape import STEP
 
 UPDATE = "update"  #: laps of what is done to a block's parameters
 _PHASES = ("optimizer", "zero_grad")
-_WINDOW = range(REFERENCE - 1, REFERENCE + 2)  # blocks whose laps have to be there
+WINDOW = range(REFERENCE - 1, REFERENCE + 2)  # blocks whose laps have to be there
 
 Owned = tuple[int | None, Any]
 """A block, as numbered among those that are run, and what is done to its tensors; None: to none's."""
@@ -30,16 +29,15 @@ class UpdateMismatch(Mismatch):
 
 
 class Insertion(NamedTuple):
-    """Where in the lists of a call the tensors of the ``window`` of blocks are: ``starts``, ``length`` of each."""
+    """Where in the lists of a call the tensors of the blocks of `WINDOW` are: from ``start`` on, ``length`` of each."""
 
-    window: range
-    starts: list[int]
+    start: int
     length: int
 
-    @property
-    def place(self) -> int:
-        """Where those of blocks that were not run belong."""
-        return self.starts[self.window.index(REFERENCE)] + self.length
+    def place_of(self, block: int) -> slice:
+        """Where those of a block are."""
+        start = self.start + WINDOW.index(block) * self.length
+        return slice(start, start + self.length)
 
 
 def cut_updates(stretches: Sequence[Stretch], owners: dict[int, int], calls: CallTable) -> list[Stretch]:
@@ -113,7 +111,7 @@ def _cut(rows: Sequence[Owned], step: int, stretch: Stretch) -> Iterator[Stretch
         while stop < len(groups) and (turn := _turn(groups[stop - 1][0], groups[stop][0])) and direction in (0, turn):
             stop, direction = stop + 1, turn
         blocks = [owner for owner, _ in groups[start:stop]]
-        if set(_WINDOW).issubset(blocks):
+        if set(WINDOW).issubset(blocks):
             if others:
                 yield _between(stretch, others)
             others = []
@@ -121,7 +119,7 @@ def _cut(rows: Sequence[Owned], step: int, stretch: Stretch) -> Iterator[Stretch
                 assert owner is not None
                 yield _between(stretch, events, (UPDATE, step, ordinal), owner, direction < 0)
             ordinal += 1
-        elif not set(_WINDOW).isdisjoint(blocks):
+        elif not set(WINDOW).isdisjoint(blocks):
             raise UpdateMismatch("the optimizer does not update one block after the other")
         else:
             others += [event for _, events in groups[start:stop] for event in events]
@@ -156,27 +154,26 @@ def find_insertion(call: OpCall, owners: Mapping[int, int]) -> Insertion | None:
         if len(found) != 1:
             raise UpdateMismatch(f"{call.signature.op} gets tensors of several blocks")
         blocks.append(found.pop())
-    if set(_WINDOW).isdisjoint(blocks):
+    if set(WINDOW).isdisjoint(blocks):
         return None
     length = blocks.count(REFERENCE)
-    start = blocks.index(_WINDOW[0]) if _WINDOW[0] in blocks else 0
-    if blocks[start:start + 3 * length] != [block for block in _WINDOW for _ in range(length)] or len(
+    start = blocks.index(WINDOW[0]) if WINDOW[0] in blocks else 0
+    if blocks[start:start + 3 * length] != [block for block in WINDOW for _ in range(length)] or len(
             list_positions(call.signature)) != len(call.inputs):
         raise UpdateMismatch(f"{call.signature.op} does not get one block after the other")
-    return Insertion(_WINDOW, [start + i * length for i in range(3)], length)
+    return Insertion(start, length)
 
 
 def rows_of_block(call: OpCall, insertion: Insertion, block: int) -> Sequence[Any]:
     """Storages and what the signature says of them, of a block, by their place in the lists."""
-    start = insertion.starts[insertion.window.index(block)]
-    return _rows_of(call)[start:start + insertion.length]
+    return _rows_of(call)[insertion.place_of(block)]
 
 
 def insert(numbers: Sequence[int], places: Sequence[int | None], insertion: Insertion,
            others: Sequence[Mapping[int, int]], here: Mapping[int, int]) -> list[int]:
     """Storages of lists as they are ``here``, with those of blocks that were not run, as ``others`` tell them."""
     found: list[int] = []
-    last, length = insertion.place - 1, insertion.length
+    last, length = insertion.place_of(REFERENCE).stop - 1, insertion.length
     for i, (number, place) in enumerate(zip(numbers, places)):
         found.append(here[number])
         if place == last:
@@ -188,28 +185,17 @@ def insert(numbers: Sequence[int], places: Sequence[int | None], insertion: Inse
 
 def specs_of_block(signature: Signature, insertion: Insertion, block: int) -> Any:
     """A signature in whose lists is what they hold for a block."""
-    start, length = insertion.starts[insertion.window.index(block)], length_of_lists(signature)
-    return [_fit_lists(value, length, lambda found: found[start:start + insertion.length])
+    place, length = insertion.place_of(block), length_of_lists(signature)
+    return [fit_lists(value, length, lambda found: found[place])
             for value in (signature.args, signature.kwargs, signature.outputs)]
 
 
 def insert_specs(signature: Signature, insertion: Insertion, times: int) -> Signature:
     """A signature with the specs of so many more blocks in its lists."""
-    stop, start = insertion.place, insertion.place - insertion.length
+    place = insertion.place_of(REFERENCE)
 
     def fit(value: Any) -> Any:
-        return type(value)([*value[:stop], *value[start:stop] * times, *value[stop:]])
+        return type(value)([*value[:place.stop], *value[place] * times, *value[place.stop:]])
 
-    return derive(signature, ("blocks", start, stop, times), lambda value: _fit_lists(
+    return derive(signature, ("blocks", place.start, place.stop, times), lambda value: fit_lists(
         value, length_of_lists(signature), fit))
-
-
-def _fit_lists(value: Any, length: int, fit: Callable[[Any], Any]) -> Any:
-    """A part of a signature in which ``fit`` was applied to each list of that length."""
-    if isinstance(value, dict):
-        return {name: _fit_lists(x, length, fit) for name, x in value.items()}
-    if isinstance(value, TensorSpec) or not isinstance(value, (list, tuple)):
-        return value
-    if len(value) != length or not isinstance(value[0], (TensorSpec, float)):
-        return type(value)([_fit_lists(x, length, fit) for x in value])
-    return fit(value)

@@ -11,7 +11,7 @@ from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.record.event import BORN, CALLED, DIED
 
-from .list_call import derive
+from .list_call import derive, fit_lists
 from .parameter import ParameterInfo
 
 Place = int
@@ -180,17 +180,12 @@ class Expansion:
         positions = [call.position_of[info.kind] for info in selection.distinct]
 
         def fit(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: fit(x) for name, x in value.items()}
-            if isinstance(value, TensorSpec) or not isinstance(value, (list, tuple)):
-                return value
-            if len(value) != call.length or not isinstance(value[0], (TensorSpec, float)):
-                return type(value)([fit(x) for x in value])
             elements = [_fit_specs(value[at], *pair) for at, *pair in zip(positions, prototypes, selection.distinct)]
             return type(value)([elements[number] for number in selection.numbers])
 
         shapes = tuple([(at, info.shape, info.stride) for at, info in zip(positions, selection.distinct)])
-        return derive(call.signature, (shapes, selection.numbers), fit)
+        return derive(call.signature, (shapes, selection.numbers),
+                      lambda value: fit_lists(value, call.length, fit))
 
 
 def _fit_specs(value: Any, prototype: ParameterInfo, info: ParameterInfo) -> Any:

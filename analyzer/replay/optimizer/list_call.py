@@ -69,6 +69,17 @@ def derive(signature: Signature, key: Any, fit: Callable[[Any], Any]) -> Signatu
     return found
 
 
+def fit_lists(value: Any, length: int, fit: Callable[[Any], Any]) -> Any:
+    """A part of a signature in which ``fit`` was applied to each list of that length."""
+    if isinstance(value, dict):
+        return {name: fit_lists(x, length, fit) for name, x in value.items()}
+    if isinstance(value, TensorSpec) or not isinstance(value, (list, tuple)):
+        return value
+    if len(value) != length or not isinstance(value[0], (TensorSpec, float)):
+        return type(value)([fit_lists(x, length, fit) for x in value])
+    return fit(value)
+
+
 def specs_in(value: Any) -> list[TensorSpec]:
     """The specs in nested lists, in order."""
     if isinstance(value, TensorSpec):
