@@ -31,7 +31,7 @@ def listen(recorder: Any, *, is_simulated: bool = False) -> Iterator[None]:
 
     shared = _simulated if is_simulated else SharedReplacements(partial(_replacements, hearing))
     with shared.installed(), SharedReplacements(partial(_backward_of_stages, hearing)).installed(), observed_steps(
-            *_optimizer_steps(recorder, recorder.hears)):
+            *_optimizer_steps(recorder)):
         yield
 
 
@@ -149,17 +149,17 @@ _simulated = SharedReplacements(partial(_replacements, _find_simulated))
 hold_over_forks(_simulated.lock)
 
 
-def _optimizer_steps(recorder: Any, mine: Any) -> tuple[Callable[..., None], Callable[..., None]]:
+def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., None]]:
     """What is done before and after every optimizer's step: each has a ``step`` of its own class."""
     interrupted: list[str] = []
 
     def before(optimizer: Any) -> None:
-        if mine():
+        if recorder.hears():
             interrupted.append(recorder.phase)
             recorder.begin("optimizer")
 
     def after(optimizer: Any) -> None:
-        if mine():
+        if recorder.hears():
             phase = interrupted.pop()
             if interrupted:  # it is the one inside another, which may communicate afterwards
                 recorder.resume("optimizer")

@@ -15,7 +15,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import template
 from analyzer.meta.value.known_value import Watched
-from analyzer.record.event import BORN, CALLED, DIED, Event
+from analyzer.record.event import BORN, CALLED, DIED, HELD, Event
 from analyzer.record.log import Log, LogModule, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
@@ -156,7 +156,7 @@ class BlockCapture:
         del args, kwargs
         self._check(forward, set(numbers), set(held))
         slot_of = {number: slot for slot, number in enumerate((*numbers, *held))}
-        segment = Segment(log, [e for e in forward if e[0] < 4], slot_of,
+        segment = Segment(log, [e for e in forward if e[0] <= HELD], slot_of,
                     len(numbers) + len(held), set(), {}, self.main.memory)
         outputs = [(slot_of[o[0]], *o[1:]) if isinstance(o, tuple) else o for o in outputs]
         first_call = next((what for kind, what in forward if kind == CALLED), len(log.calls))
@@ -329,7 +329,7 @@ class BlockCapture:
 
     def _finish(self, captured: CapturedBlock, forward: list[Event]) -> CapturedBackward:
         log = self.recorder.log
-        events = [e for e in self._backward if e[0] < 4]
+        events = [e for e in self._backward if e[0] <= HELD]
         returned = [None if grad is None else (number_of(grad), template(grad), grad._is_view())
                     for grad in self.returned]
         kept = {r[0] for r in returned if r is not None}

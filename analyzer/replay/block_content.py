@@ -17,7 +17,7 @@ from .cache_slot import CacheLike
 from .match import Mismatch
 from .state_value import tensor_attributes
 
-LEAF_TYPES = (torch.Tensor, *ARGUMENTS)
+LEAF_TYPES = (torch.Tensor, *ARGUMENTS)  #: of arguments that a forward pass cannot change
 _UNCHANGING = (*ARGUMENTS, CacheLike)
 
 

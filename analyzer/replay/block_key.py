@@ -14,6 +14,7 @@ from torch import nn
 
 from analyzer.meta.plain_type import VALUES
 from analyzer.record.module_walk import REGISTRIES, walk_modules
+from analyzer.record.optimizer_step import has_gradient_hooks
 
 from .state_value import list_reached, reaches_inside, tensor_attributes
 
@@ -47,8 +48,7 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
         for name, tensor in held.items():
             if tensor is None:
                 key += name, None
-            elif tensor.layout is not torch.strided or tensor._backward_hooks or getattr(
-                    tensor, "_post_accumulate_grad_hooks", None):
+            elif tensor.layout is not torch.strided or has_gradient_hooks(tensor):
                 return None
             else:
                 attributes = tensor_attributes(tensor)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.tensor import template
 from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.event import Event
 from analyzer.record.module_walk import walk_modules
 
+from .block_content import LEAF_TYPES
 from .lazy_block import LazyBlock, one_by_one
 from .match import USES_STREAMS
 from .optimizer.eligibility import why_run
@@ -23,9 +23,6 @@ from .unmaterialized_gradient import BlockGradients, UnmaterializedGradients
 
 if TYPE_CHECKING:
     from .optimizer.replay import OptimizerReplay
-
-# arguments that a forward pass cannot change
-_PLAIN = (torch.Tensor, *ARGUMENTS)
 
 
 class ReplayedStep(EagerStep):
@@ -143,7 +140,7 @@ class ReplayedStep(EagerStep):
 
     def _why_run_again(self, before: list[StateFingerprint | LazyBlock]) -> str | None:
         """Why a second run of the model could differ from the one that just ended."""
-        if not all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
+        if not all(isinstance(leaf, LEAF_TYPES) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
             return "an argument is an object that its forward pass could change"
         for state in before:
             if isinstance(state, StateFingerprint):

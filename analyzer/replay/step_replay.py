@@ -16,14 +16,15 @@ import torch
 from analyzer.memory.allocator_replay import Placements
 from analyzer.memory.allocator_segment import Span
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.storage import MetaStorage, take_numbers
+from analyzer.meta.storage import take_numbers
 from analyzer.meta.tensor import revive, template
 from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, LogNode, Pending, PlacedPart
 from analyzer.record.recorder import Recorder
 
+from .captured_block import number_of
 from .expansion import EventWriter
-from .segment import START, Segment, run_instructions
+from .segment import START, Mark, Segment, run_instructions
 
 
 class StepReplay:
@@ -70,10 +71,9 @@ class StepReplay:
         if tensor.layout is not torch.strided:
             self._closed = False  # a sparse gradient is several tensors
             return
-        storage = tensor.untyped_storage()
-        assert isinstance(storage, MetaStorage)
-        self._shared = self._shared or storage.number in self._left
-        self._left[storage.number] = (template(tensor), receive)
+        number = number_of(tensor)
+        self._shared = self._shared or number in self._left
+        self._left[number] = (template(tensor), receive)
 
     def leave_unmaterialized(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
         """Say that the stretch leaves storages behind whose likes are never looked at; ``receive`` gets their numbers
@@ -110,16 +110,15 @@ class StepReplay:
                 continue
             placements = Placements(log.peak_bytes)
             again.placements.append(placements)
+            segment, start, stop = part.span()
             if part.kind == TAKEN:
                 instance = part.what
-                segment, start, stop = instance.segment, instance.start, instance.stop
                 mine = blocks.get(id(instance.site))
                 if mine is None:
                     mine = blocks[id(instance.site)] = [None] * instance.site.count_slots()
                 for slot, number in instance.freed:
                     mine[slot] = slots[self._slot_of[number]]
             else:
-                segment, start, stop = part.what
                 mine = slots
             if stop.instruction > start.instruction:
                 run_instructions(recorder, segment, start.instruction, stop.instruction, mine, placements)
@@ -192,13 +191,15 @@ class Part(NamedTuple):
     what: Any
     survivors: list[tuple[Sequence[int], Sequence[int], int | None]]
 
+    def span(self) -> tuple[Segment, Mark, Mark]:
+        """The segment that is repeated, and the marks between which it is; not of the begin or end of a phase."""
+        return (self.what.segment, self.what.start, self.what.stop) if self.kind == TAKEN else self.what
+
     def events_and_sizes(self) -> tuple[list[Event], Sequence[int]]:
         """What happens in it, in terms of the first step's log, and the sizes of what is born in it."""
-        if self.kind == TAKEN:
-            instance = self.what
-            return list(instance.events()), instance.segment.sizes[instance.start.birth:instance.stop.birth]
-        segment, start, stop = self.what
-        return segment.events[start.event:stop.event], segment.sizes[start.birth:stop.birth]
+        segment, start, stop = self.span()
+        events = list(self.what.events()) if self.kind == TAKEN else segment.events[start.event:stop.event]
+        return events, segment.sizes[start.birth:stop.birth]
 
 
 class Repetition(Pending):
@@ -215,17 +216,15 @@ class Repetition(Pending):
         live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
         if live is not None:
             yield self.step, live, 0, live.end.event
-        for part in self.parts:
-            if part.kind == TAKEN:
-                yield self.step, part.what.segment, part.what.start.event, part.what.stop.event
+        for segment, start, stop in [part.span() for part in self.parts if part.kind == TAKEN]:
+            yield self.step, segment, start.event, stop.event
 
     def placed_parts(self) -> Iterator[PlacedPart]:
         """As `Pending`."""
         first = self.call
         for part in self.parts:
             if part.kind in (CALLED, TAKEN):
-                segment, start, stop = (part.what.segment, part.what.start, part.what.stop) if part.kind == TAKEN \
-                    else part.what
+                segment, start, stop = part.span()
                 yield PlacedPart(first, stop.call - start.call, self.step, segment, start.event, stop.event)
                 first += stop.call - start.call
 

@@ -13,11 +13,11 @@ from torch import nn
 from analyzer.memory.allocator_replay import Opcode, Placements
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.restart import Restart
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import revive
 from analyzer.record.event import DIED
 from analyzer.record.log import Log, Pending
 
+from .captured_block import number_of
 from .lazy_block import LazyBlock, one_by_one
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ class UnmaterializedGradients:
                 numbers.append(found.number)
             else:
                 assert parameter.grad is not None
-                storage = parameter.grad.untyped_storage()
-                assert isinstance(storage, MetaStorage)
-                numbers.append(storage.number)
+                numbers.append(number_of(parameter.grad))
         return numbers
 
     def show(self, parameters: Iterable[torch.Tensor]) -> None:
