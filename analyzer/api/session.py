@@ -77,6 +77,8 @@ class Session:
         options = options or ProfileOptions()
         check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
         self.spec = None if device is None else find_device(device)
+        #: of a device that does not come with the package, for the profile to keep
+        self.own_spec = None if self.spec is None or self.spec == read_shipped(self.spec.name) else self.spec
         if self.spec is not None and self.spec == read_shipped("cpu"):  # its figures are those of the host at hand
             self.spec = measured_cpu()
             remarks = (*remarks, *([describe_measurement(self.spec)] if self.spec.memory_bandwidth else []))
@@ -149,8 +151,10 @@ class Session:
 
     def build_unplaced(self, module: torch.nn.Module, error: DeviceOutOfMemoryError) -> Profile:
         """The profile of a model that does not fit before its first step."""
-        return build_unplaced_profile(module, error, name=type(uncompiled(module)).__name__, **self.facts,
+        found = build_unplaced_profile(module, error, name=type(uncompiled(module)).__name__, **self.facts,
                                       assumptions=self.remarks)
+        found.keep_device(self.own_spec)
+        return found
 
 
 class Run:
@@ -234,9 +238,11 @@ class Run:
             world = describe_world(self.recorder.log, self.root.parameters())
         builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, world.names)
         with torch._C.DisableTorchFunction():
-            return builder.build(is_final=is_final, **{
+            found = builder.build(is_final=is_final, **{
                 "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world.info,
                 **self.session.facts, **facts})
+        found.keep_device(self.session.own_spec)
+        return found
 
 
 def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:

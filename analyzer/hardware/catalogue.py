@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,7 +65,7 @@ def knowing(device: object) -> Iterator[None]:
         yield
 
 
-def find_device(device: str | DeviceSpec) -> DeviceSpec:
+def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
     """The spec that ``device`` names, or ``device`` itself if it is one.
 
     Takes names of the catalogue, their aliases and what ``torch.cuda.get_device_name()`` returns for them, and the path
@@ -76,8 +77,11 @@ def find_device(device: str | DeviceSpec) -> DeviceSpec:
     """
     if isinstance(device, DeviceSpec):
         return device
+    if isinstance(device, os.PathLike):
+        return read_device(device)
     if not isinstance(device, str):
-        raise InputError(f"find_device({device!r}): takes a name, for example 'h200', or a DeviceSpec")
+        raise InputError(f"find_device({device!r}): takes a name, for example 'h200', the path of a "
+                         "file, or a DeviceSpec")
     spec = register_device.find(device)
     if spec is None and is_device_file(device):
         return read_device(device)

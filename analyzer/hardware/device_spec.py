@@ -116,7 +116,8 @@ class DeviceSpec:
                  and all(isinstance(a, str) and a.strip() for a in aliases), "must be a tuple of names"),
                 ("compute_capability", pair is None or isinstance(pair, (tuple, list)) and len(pair) == 2
                  and all(type(n) is int and n >= 0 for n in pair), "must be a pair of ints such as (9, 0)"),
-                ("flops_per_second", isinstance(self.flops_per_second, PeakRates), "must be a PeakRates")):
+                ("flops_per_second", isinstance(self.flops_per_second, PeakRates), "must be a PeakRates, in JSON "
+                 "rates by format: {\"fp32\": 35e12}")):
             if not is_right:
                 raise self._error(field_name, getattr(self, field_name), problem)
         object.__setattr__(self, "aliases", tuple(aliases))  # JSON brings lists

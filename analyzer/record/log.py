@@ -288,7 +288,7 @@ class Log:
 
     @property
     def module_calls(self) -> list[LogModuleCall]:
-        """Runs of modules in the first step's forward pass."""
+        """Runs of modules in the forward pass of the step that is described."""
         self.write_out()
         return self.module_call_slots  # type: ignore[return-value]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
 from analyzer.results.fit import FitInfo, FitLine
 from analyzer.results.profile import Profile
@@ -50,7 +50,7 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     device = profile.device if device is None else device
     if device is None:
         raise InputError("fits(): this profile names no device; give one, as in fits('h200')")
-    spec = find_device(device)
+    spec = profile.find_device(device)
     capacity = FitLine("memory of the device", spec.memory_bytes,
                        spec.sources.get("memory_bytes", "unknown for this device"))
     own = _list_own_needs(profile)

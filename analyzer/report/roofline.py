@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware import DeviceSpec
 from analyzer.hardware.roofline import find_peak
 from analyzer.output import check_output, write_output
 from analyzer.profilers.kernel_time.precision import convolutions_use_tf32, products_use_tf32
@@ -39,7 +39,7 @@ def find_roofline(profile: Profile) -> Roofline:
     """What `Profile.roofline` gives."""
     if profile.device is None:
         raise InputError("roofline(): the profile names no device; profile with device=, e.g. device='h100'")
-    spec, kind = find_device(profile.device), find_product_dtype(profile) or "float32"
+    spec, kind = profile.find_device(profile.device), find_product_dtype(profile) or "float32"
     peaks = _Peaks(find_peak(kind, spec, True, allow_tf32=products_use_tf32()),
                    find_peak(kind, spec, True, allow_tf32=convolutions_use_tf32()),
                    find_peak(kind, spec, False))

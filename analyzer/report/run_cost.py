@@ -5,7 +5,6 @@ import math
 import textwrap
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
-from analyzer.hardware import find_device
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import Range, RunCost
 from analyzer.results.view import register_view
@@ -101,7 +100,7 @@ def _find_power(profile: Profile, given: float | None) -> tuple[float | None, st
     if given is not None:
         return float(given), f"kWh are {given:g} W for each device-hour, as given, {bounds}"
     try:
-        watts = None if profile.device is None else find_device(profile.device).power_watts
+        watts = None if profile.device is None else profile.find_device(profile.device).power_watts
     except UnknownDeviceError:
         watts = None
     if watts is None:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from analyzer.errors import InputError
-from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware import DeviceSpec
 from analyzer.hardware.roofline import find_peak
 from analyzer.profilers.kernel_time.precision import convolutions_use_tf32, products_use_tf32
 from analyzer.results.info import OperatorInfo
@@ -24,7 +24,7 @@ def find_utilization(profile: Profile, name: str, seconds: float | None, device:
     if asked is None:
         raise InputError(f"{name}(): the profile names no device; pass device=, e.g. device='h100'")
     taken = profile.step_seconds if seconds is None else seconds
-    least = find_least_seconds(profile, _PARTS[name], find_device(asked), dtype)
+    least = find_least_seconds(profile, _PARTS[name], profile.find_device(asked), dtype)
     return None if least is None or not taken else least / taken
 
 

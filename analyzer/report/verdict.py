@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from analyzer.errors import UnknownDeviceError
-from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.hardware import DeviceSpec, register_device
 from analyzer.results.info import ModuleInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -51,7 +51,7 @@ def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: 
 def _find_spec(profile: Profile, device: str | DeviceSpec) -> DeviceSpec:
     """The spec of that device. Of one that was never registered a profile knows no more than where memory ran out."""
     try:
-        return find_device(device)
+        return profile.find_device(device)
     except UnknownDeviceError:
         if device != profile.device:
             raise

@@ -13,7 +13,7 @@ from analyzer.units import add_quantities
 from .advice import Advice
 from .command import CommandInfo
 from .communication import CommInfo
-from .deferred import DeferredFields
+from .device_record import DeviceRecord
 from .fit import FitInfo
 from .fused import FusedInfo
 from .info import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Profile(DeferredFields):
+class Profile(DeviceRecord):
     """What a step of a model costs. Phases are those of a steady-state step, peaks the maximum over both steps.
 
     >>> Profile(name="demo", mode="infer", params=3).summary().splitlines()[0]

@@ -252,7 +252,8 @@ def test_unknown_names_are_answered_with_near_ones(name: str, hint: str) -> None
 
 
 def test_what_is_no_name_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^find_device\(0\): takes a name, for example 'h200', or a DeviceSpec$"):
+    with pytest.raises(InputError, match=r"^find_device\(0\): takes a name, for example 'h200', the path of a file, "
+                                         r"or a DeviceSpec$"):
         find_device(0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"^register_device\('h200'\): takes a DeviceSpec"):
         register_device("h200")  # type: ignore[arg-type]

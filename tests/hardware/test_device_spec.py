@@ -50,7 +50,8 @@ _FIGURES = (
             {"flops_per_second": PeakRates(bf16=float("nan"))},
             "DeviceSpec('x', flops_per_second.bf16=nan): must be a positive number, in FLOP/s, or None if unknown",
         ),
-        ({"flops_per_second": 1e12}, "DeviceSpec('x', flops_per_second=1000000000000.0): must be a PeakRates"),
+        ({"flops_per_second": 1e12}, "DeviceSpec('x', flops_per_second=1000000000000.0): must be a PeakRates, in JSON "
+         "rates by format: {\"fp32\": 35e12}"),
         ({"clock_hertz": 0},
          "DeviceSpec('x', clock_hertz=0): must be a positive number, in Hz, or None if unknown"),
         ({"power_watts": "700W"},
@@ -158,7 +159,8 @@ def test_plain_data_brings_the_same_spec_back(spec: DeviceSpec) -> None:
         ({"name": "x", "memory": 1}, "DeviceSpec.from_dict: unknown field 'memory'"),
         ({"name": "x", "flops_per_second": {"fp23": 1.0}},
          "PeakRates.from_dict: unknown field 'fp23', did you mean 'fp32'?"),
-        ({"name": "x", "flops_per_second": [1.0]}, "DeviceSpec('x', flops_per_second=[1.0]): must be a PeakRates"),
+        ({"name": "x", "flops_per_second": [1.0]}, "DeviceSpec('x', flops_per_second=[1.0]): must be a PeakRates, in "
+         "JSON rates by format: {\"fp32\": 35e12}"),
     ],
 )
 def test_from_dict_refuses(data: dict[str, Any], message: str) -> None:
