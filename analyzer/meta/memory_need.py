@@ -6,12 +6,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from analyzer.errors import InputError, is_count
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.registry import Registry
 
 from .operator_info import OperatorInfo
 from .signature import Signature
 from .state import MetaState
+
+_AT_LEAST_0 = "a whole number of bytes, at least 0"
 
 
 class Stage(NamedTuple):
@@ -28,8 +31,10 @@ class Stage(NamedTuple):
 class MemoryNeed(NamedTuple):
     """What an operator takes besides its inputs and outputs, in bytes, and when."""
 
-    workspace_bytes: int = 0  #: held while the kernel runs, once its outputs are there
-    saved_bytes: int = 0      #: held from forward until backward, besides saved inputs and outputs
+    workspace_bytes: int = 0  #: held once the outputs are there: a stage of its own, after all others
+    #: held from forward until backward, besides saved inputs and outputs, by an operator with `register_shape_impl`;
+    #: one with an autograd formula of its own holds what that saves
+    saved_bytes: int = 0
     stages: tuple[Stage, ...] = ()  #: what is held while the kernel runs, where one block at its end does not say it
     output_order: tuple[int, ...] | None = None
     """The numbers of the outputs in the order in which the kernel allocates them, None where it is that of the result.
@@ -88,6 +93,31 @@ def has_rule(info: OperatorInfo) -> bool:
     return info.has_rule
 
 
+def check_need(need: Any, signature: Signature) -> None:
+    """Raise InputError, with the operator and the value, for what no rule may return for a call."""
+    def refuse(found: str, problem: str) -> InputError:
+        return InputError(f"register_memory_impl({signature.op}): {found}: {problem}")
+
+    if not isinstance(need, MemoryNeed):
+        raise refuse(f"returned {need!r}", "return a MemoryNeed, as in MemoryNeed(workspace_bytes=x.nbytes)")
+    for name in ("workspace_bytes", "saved_bytes"):
+        if not is_count(getattr(need, name)):
+            raise refuse(f"{name}={getattr(need, name)!r}", f"must be {_AT_LEAST_0}")
+    # where some returns are None, they are counted too; a list of tensors is one return
+    count = max(len(signature.outputs), len(signature.op._schema.returns))
+    if not isinstance(need.stages, tuple) or not all(isinstance(stage, Stage) for stage in need.stages):
+        raise refuse(f"stages={need.stages!r}", "must be a tuple of Stage, as in (Stage((x.nbytes,), before=0),)")
+    for stage in need.stages:
+        if not isinstance(stage.blocks, tuple) or not all(map(is_count, stage.blocks)):
+            raise refuse(f"{stage!r}", f"its blocks must be a tuple, of each block {_AT_LEAST_0}")
+        if stage.before is not None and not (is_count(stage.before) and stage.before < count):
+            raise refuse(f"{stage!r}", f"this call has outputs 0 to {count - 1}; None: after the last one")
+    order = need.output_order
+    if order is not None and not (isinstance(order, tuple) and all(map(is_count, order))
+                                  and sorted(order) == list(range(count))):
+        raise refuse(f"output_order={order!r}", f"must be a tuple that holds each of 0 to {count - 1} once")
+
+
 def kernel_memory(signature: Signature) -> KernelMemory:
     """The memory of a call, by the rule registered for the operator, else by PyTorch's own kernel's."""
     packet = getattr(signature.op, "overloadpacket", None)
@@ -95,6 +125,7 @@ def kernel_memory(signature: Signature) -> KernelMemory:
     if impl is not None:
         outputs = signature.outputs
         need = impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
+        check_need(need, signature)
         return need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()), need.output_order
     key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
     found: KernelMemory | None = signature.memo.get(key)
