@@ -34,9 +34,10 @@ def train():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for i in range(4):
         print("step", i, end=" ")
+        model(torch.rand(2, 8))
+        print("looked at")  # a bar is drawn below finished lines alone
         model(torch.rand(2, 8)).sum().backward()
         optimizer.step()
-        print("done")
 
 if __name__ == "__main__":
     train()
