@@ -40,22 +40,23 @@ if TYPE_CHECKING:
     from analyzer.report.comparison.compare import compare
     from analyzer.results.comparison import ProfileChange
     from analyzer.solver.fit import max_batch_size, max_sequence_length
+    from analyzer.solver.solver_registry import register_solver
 
 __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileChange",
            "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "compare",
            "dry_run", "fits", "max_batch_size", "max_sequence_length", "profile", "profile_generate",
            "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
            "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
-           "register_time_impl", "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile",
-           "symbolic_trace"]
+           "register_solver", "register_time_impl", "register_tracer_impl", "reprofile", "run_passes",
+           "symbolic_profile", "symbolic_trace"]
 
 # what few need
 __getattr__ = find_later(__name__, {
     "ProfileChange": "analyzer.results.comparison", "advise": "analyzer.advice.search",
     "compare": "analyzer.report.comparison.compare", "dry_run": "analyzer.dryrun.script",
     "max_batch_size": "analyzer.solver.fit", "max_sequence_length": "analyzer.solver.fit",
-    "profile_generate": "analyzer.generation", "reprofile": "analyzer.api.reprofile",
-    "run_passes": "analyzer.api.reprofile"})
+    "profile_generate": "analyzer.generation", "register_solver": "analyzer.solver.solver_registry",
+    "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"})
 
 
 def __dir__() -> list[str]:

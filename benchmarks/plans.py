@@ -22,7 +22,7 @@ from analyzer import symbolic_trace
 from analyzer.errors import InputError
 from analyzer.record.eager import default_loss
 from analyzer.solver import InfeasibleBudgetError, Plan, Planner
-from analyzer.solver.solve import solve_units
+from analyzer.solver.solver_registry import solve_units
 from analyzer.solver.unit import total_cost
 from analyzer.units import format_bytes
 from analyzer.zoo.llama import Llama, LlamaConfig

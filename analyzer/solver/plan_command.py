@@ -22,6 +22,8 @@ from analyzer.zoo.command_option import (
     model_errors,
 )
 
+from .solver_registry import register_solver
+
 _HELP = """\
 Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
 memory, and runs as little as possible again. The plan is replayed before it is printed: the peak and the overhead are
@@ -55,8 +57,9 @@ def add_plan_command(commands: Any) -> None:
                         help="memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%%")
     parser.add_argument("--device",
                         help="whose time to save and whose kernels to expect (default: none; then FLOPs are saved)")
-    parser.add_argument("--method", choices=("auto", "greedy", "chain", "exact"), default="auto",
-                        help="default auto; exact needs scipy")
+    parser.add_argument("--method", default="auto", metavar="NAME",
+                        help=f"one of {', '.join(register_solver)} (default auto; exact needs scipy), or what the "
+                        "TARGET's file registers with register_solver")
     parser.add_argument(
         "--granularity", choices=("operator", "module"), default="operator", help=
         "checkpoints around any operators of the traced graph (default), or around whole modules, which the model's "
@@ -86,6 +89,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from .solve import Planner
 
     target = load_target(arguments.target)
+    register_solver.look_up(arguments.method, f"--method {arguments.method}")  # which the target's file may add
     recipe = read_recipe(arguments)
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
     autocast = find_autocast(arguments)

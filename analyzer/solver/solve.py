@@ -22,15 +22,22 @@ from analyzer.units import format_bytes, parse_bytes
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit, solve_chain
+from .exact import solve_exact
+from .greedy import solve_greedy
 from .plan import InfeasibleBudgetError, Plan
 from .problem import Problem, read_problem
 from .recorded_step import record_step
+from .solver_registry import register_solver, solve_units
 from .step_info import FrontierPoint, StepInfo
 from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
-METHODS = ("auto", "greedy", "chain", "exact")
 _ROUNDS = 6          # replays of plans, of limits that close in on the budget
 _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved
+
+register_solver("auto", solve_chain)
+register_solver("greedy", solve_greedy)
+register_solver("chain", solve_chain)
+register_solver("exact", solve_exact)
 
 
 class Planner:
@@ -100,8 +107,7 @@ class Planner:
 
     def solve(self, budget: int | float | str, method: str = "auto") -> Plan:
         """The plan for ``budget``; see `solve`."""
-        if method not in METHODS:
-            raise InputError(f"method={method!r}: must be one of {', '.join(METHODS)}")
+        register_solver.look_up(method, f"method={method!r}")
         nbytes, of = self.budget_bytes(budget)
         if self._peak(self.unplanned, of) <= nbytes:
             return self._plan([], nbytes, of, method, 0.0)
@@ -123,7 +129,7 @@ class Planner:
         before = self.held_bytes + int(self.step.static_bytes.max(initial=0)) if of == "step" else 0
         peaks: list[int] = []
 
-        def replay(division: Division) -> Plan:
+        def replay(division: Division, method: str) -> Plan:
             plan = self._plan(division.units, budget, of, method, division.bound)
             assert plan.planned is not None
             peaks.append(self._peak(plan.planned, of))
@@ -138,7 +144,7 @@ class Planner:
                 division = solve_units(units, limit, method)
                 if division is None:
                     break
-                plan = replay(division)
+                plan = replay(division, method)
             peak = peaks[-1]
             if peak <= budget:
                 if best is None or (plan.overhead or 0) <= (best.overhead or 0):
@@ -156,7 +162,7 @@ class Planner:
         if best is None and (limit != least or not peaks):
             division = solve_units(units, least, "chain")
             assert division is not None
-            plan = replay(division)
+            plan = replay(division, "auto" if method == "auto" else "chain")
             if peaks[-1] <= budget:
                 best = plan
         return best if best is not None else min(peaks)
@@ -233,7 +239,8 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
 
     ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the
     activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``,
-    ``"chain"`` (dynamic programming), ``"exact"`` (a mixed-integer program; extra ``[solver]``) or ``"auto"``.
+    ``"chain"`` (dynamic programming), ``"exact"`` (a mixed-integer program; extra ``[solver]``), ``"auto"``, which
+    takes one of these, or one of `register_solver`.
     ``options`` are those of `Planner`.
 
     Every plan is replayed before it is returned; ``plan.planned`` is what it was measured to take.
@@ -252,21 +259,6 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
     True
     """
     return Planner(profile_or_gm, **options).solve(budget, method)
-
-
-def solve_units(units: list[Unit], limit: int, method: str) -> Division | None:
-    """Units within the limit by one of the methods."""
-    if method == "exact":
-        from .exact import solve_exact
-
-        return solve_exact(units, limit)
-    if method == "greedy":
-        from .greedy import solve_greedy
-
-        chosen = solve_greedy(units, limit)
-    else:
-        chosen = solve_chain(units, limit)
-    return None if chosen is None else Division(chosen)
 
 
 def find_program(profile_or_gm: Any) -> fx.GraphModule:

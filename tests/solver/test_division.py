@@ -14,7 +14,7 @@ from analyzer.solver.bound import UnitGraph, find_prices, units_left
 from analyzer.solver.chain import least_limit, solve_chain
 from analyzer.solver.exact import solve_exact
 from analyzer.solver.greedy import solve_greedy
-from analyzer.solver.solve import solve_units
+from analyzer.solver.solver_registry import solve_units
 from analyzer.solver.unit import Unit, peak_bytes, total_cost
 
 

@@ -1,0 +1,92 @@
+"""Where solvers are registered, and what is asked of the division that one returns."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from analyzer.errors import InputError
+from analyzer.registry import Registry
+from analyzer.units import format_bytes
+
+from .unit import Division, Unit, peak_bytes
+
+Solver = Callable[[list[Unit], int], Division | list[Unit] | None]
+
+
+class SolverRegistry(Registry[str, Solver]):
+    """Solvers by the name that ``solve(method=...)`` and ``analyzer plan --method`` take.
+
+    A solver gets a list of `analyzer.solver.unit.Unit` and a limit of memory in bytes. A unit stands for the atoms
+    ``first`` to ``last`` of the program, run plainly or under a checkpoint (``is_region``): ``cost`` is what running it
+    again takes, in FLOPs, or in seconds where the plan is for a device; ``held_bytes`` is what it adds to memory until
+    its backward has run, ``work_bytes`` the most that it needs on top of what the units before it hold. The solver
+    returns a list of those that it chose, which follow each other from atom 0 to the last of all and stay within the
+    limit, or None where it finds none; ``peak_bytes`` and ``total_cost`` of `analyzer.solver.unit` are the memory and
+    the cost of such a list. One that knows a cost that no division has less than returns
+    `analyzer.solver.unit.Division` of the list and that bound. It is asked several times, with limits that close in on
+    the budget. Where none of its plans is within the budget, that of least memory is tried, by ``"chain"``.
+
+    >>> import torch
+    >>> from analyzer import register_solver, symbolic_trace
+    >>> from analyzer.solver import solve
+    >>> from analyzer.solver.unit import peak_bytes
+    >>> def checkpoint_alike(units, limit_bytes):
+    ...     for length in range(1, 9):                                # checkpoints of so many atoms, or fewer
+    ...         chosen, place = [], 0
+    ...         while place <= max(u.last for u in units):
+    ...             there = [u for u in units if u.first == place and u.last < place + length and not u.offloads]
+    ...             chosen.append(min(there, key=lambda u: (u.held_bytes / (u.last + 1 - place), u.cost)))
+    ...             place = chosen[-1].last + 1
+    ...         if peak_bytes(chosen) <= limit_bytes:
+    ...             return chosen
+    >>> model = torch.nn.Sequential(*(m for _ in range(8) for m in (torch.nn.Linear(64, 64), torch.nn.GELU())))
+    >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
+    >>> with register_solver.scope():                             # without it, for as long as the process runs
+    ...     _ = register_solver("alike", checkpoint_alike)
+    ...     plan = solve(gm, "70%", "alike", args=(torch.empty(512, 64),))
+    >>> plan.method, plan.planned.peak_activation_bytes <= plan.budget_bytes
+    ('alike', True)
+    """
+
+    def look_up(self, method: object, given: str) -> Solver:
+        """The solver of that name. Raises InputError, which begins with ``given``, for what is none."""
+        found = self.find(method) if isinstance(method, str) else None
+        if found is None:
+            raise InputError(f"{given}: must be one of {', '.join(self)}; register_solver adds one")
+        return found
+
+
+register_solver = SolverRegistry("register_solver")
+"""Register a way to solve plans: a function of a list of `analyzer.solver.unit.Unit` and a limit in bytes that returns
+a list of some of them, or None. `SolverRegistry` says what is asked of it."""
+
+
+def solve_units(units: Sequence[Unit], limit: int, method: str) -> Division | None:
+    """Units within the limit by the solver of that name. Raises InputError for a result that is no such division."""
+    found = register_solver.look_up(method, f"method={method!r}")(list(units), limit)
+    if found is None:
+        return None
+    division = found if isinstance(found, Division) else Division(found)
+    _check_division(division.units, units, limit, f"method={method!r}: its solver")
+    return division
+
+
+def _check_division(chosen: object, units: Sequence[Unit], limit: int, solver: str) -> None:
+    if not isinstance(chosen, list):
+        raise InputError(f"{solver} returned {chosen!r:.200}: must be a list of units that it was given, or None where "
+                         "it finds none within the limit")
+    known = set(units)
+    for unit in chosen:
+        if not isinstance(unit, Unit) or unit not in known:
+            raise InputError(f"{solver} returned a list with {unit!r:.200}: must be of units that it was given")
+    end = max(u.last for u in units) + 1
+    begins, ends = [0, *(u.last + 1 for u in chosen)], [*(u.first for u in chosen), end]
+    for place, following in zip(begins, ends, strict=True):
+        if place != following:
+            what = "none follows" if following == end else f"one that begins at {following} follows"
+            raise InputError(f"{solver} returned units that leave a gap or overlap: they must follow each other from "
+                             f"atom 0 to {end - 1}, and where one is to begin at {place}, {what}")
+    peak = peak_bytes(chosen)
+    if peak > limit:
+        raise InputError(f"{solver} returned units that take {peak:,} bytes ({format_bytes(peak)}), above the limit of "
+                         f"{limit:,} bytes ({format_bytes(limit)}) that it was given: it must return None where it "
+                         "finds none within it")
