@@ -33,6 +33,7 @@ from analyzer.solver.fits_command import add_fits_command, run_fits
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 from analyzer.view.command import add_view_command, run_view
+from analyzer.zoo.target import import_own_code
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
@@ -177,6 +178,7 @@ def run_devices(arguments: argparse.Namespace) -> int:
 def run_profile(arguments: argparse.Namespace) -> int:
     """``analyzer profile``."""
     shown = choice.read_shown(arguments.show, _SHOWN)
+    import_own_code(arguments.target)  # which may register reports and exporters
     for path in (arguments.json, arguments.output):
         check_output(path)
     check_page(arguments.html)

@@ -60,11 +60,12 @@ def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
     from analyzer.api.argument import build_model
     from analyzer.hardware import find_device
-    from analyzer.zoo.target import load_target
+    from analyzer.zoo.target import import_own_code, load_target
 
     from .run import profile_generate
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
+    import_own_code(arguments.target)  # which may register reports
     read_report_options(arguments, own=("fmt",))
     for path in (arguments.json, arguments.output):
         check_output(path)

@@ -30,8 +30,9 @@ _TABLES: dict[str, Callable[..., str]] = {"table": list_nodes, "modules": list_m
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Options of a command that prints a report of a profile."""
     group = parser.add_argument_group("reports of modules")
-    group.add_argument("--report", choices=tuple(register_report),
-                       help="print this report, in the layout of the tool of that name")
+    group.add_argument("--report", metavar="NAME",
+                       help=f"print this report, in the layout of the tool of that name: {', '.join(register_report)}, "
+                       "or one that the TARGET's file registers with register_report")
     group.add_argument("--depth", type=parse_depth, metavar="N",
                        help="show modules (and nodes by the module that holds them) down to this depth")
     group.add_argument(
@@ -74,8 +75,13 @@ def save_profile(profile: Profile, json: Path | None, html: Path | None) -> None
 
 
 def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()) -> dict[str, Any]:
-    """Options of the report, or ``own`` ones of a command. InputError, before any work, for one that none follows."""
+    """Options of the report, or ``own`` ones of a command. InputError, before any work, for one that none follows, and
+    for a report that neither the package nor the target's file, which is imported by then, has registered.
+    """
     kind = arguments.report
+    if kind is not None and kind not in register_report:
+        raise InputError(f"argument --report: invalid choice: {kind!r} (choose from "
+                         f"{', '.join(map(repr, register_report))}); register_report in the TARGET's file adds one")
     given = {"depth": arguments.depth, "sort": arguments.sort, "module_depth": arguments.module_depth,
              "top_modules": arguments.top_modules, "detailed": False if arguments.no_detail else None,
              "ignore_modules": arguments.ignore_modules, "fmt": arguments.format,

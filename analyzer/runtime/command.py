@@ -62,11 +62,13 @@ def run_measure(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, arguments.output):
         check_output(path)
     check_page(arguments.html)
+
+    from analyzer.zoo.target import import_own_code, load_target
+
+    import_own_code(arguments.target)  # which may register reports
     choice.read_report_options(arguments, own=("columns", "depth", "fmt"))  # those of --against
 
     import torch
-
-    from analyzer.zoo.target import load_target
 
     from .measure import measure
 

@@ -71,6 +71,14 @@ def names_own_code(text: str) -> bool:
     return scheme not in LIBRARIES and (bool(colon) or text.endswith(".py"))
 
 
+def import_own_code(text: str) -> None:
+    """Import the file or module of the user's own that ``text`` names, if it names one, for what it registers. Raises
+    TargetError as `load_target` does.
+    """
+    if names_own_code(text):
+        load_target(text)
+
+
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
         hint = f"; did you mean hf:{name}?" if find_shape(name) is not None else find_close(name, MODELS)

@@ -33,8 +33,9 @@ class Export(NamedTuple):
 def add_export_option(parser: argparse.ArgumentParser) -> None:
     """``--export``, as often as there are files."""
     parser.add_argument("--export", action="append", default=[], metavar="[KIND=]FILE",
-                        help=f"save a file for another tool, of one of {', '.join(list_kinds())}; without KIND by the "
-                        f"file's ending, one of {', '.join(ENDINGS)}; may be given several times")
+                        help=f"save a file for another tool, of one of {', '.join(list_kinds())}, or one that the "
+                        "TARGET's file registers with register_exporter; without KIND by the file's ending, one of "
+                        f"{', '.join(ENDINGS)}; may be given several times")
 
 
 def list_kinds() -> list[str]:
@@ -68,7 +69,8 @@ def _read_export(text: str) -> Export:
             raise InputError(f"--export {text}: its ending tells no kind of file; write KIND={file}, of one of "
                              f"{', '.join(list_kinds())}, or end it in {', '.join(ENDINGS)}")
     if kind not in list_kinds():
-        raise InputError(f"--export {text}: {kind!r} is no kind of file; there are {', '.join(list_kinds())}")
+        raise InputError(f"--export {text}: {kind!r} is no kind of file; there are {', '.join(list_kinds())}; "
+                         "register_exporter in the TARGET's file adds one")
     if not file:
         raise InputError(f"--export {text}: which file? write {kind}=FILE")
     return Export("table", Path(file), {"what": kind}) if kind in TABLES else Export(kind, Path(file), {})
@@ -77,4 +79,4 @@ def _read_export(text: str) -> Export:
 def write_exports(profile: Profile, exports: Iterable[Export]) -> None:
     """Write the files."""
     for export in exports:
-        profile.export(export.exporter, export.path, **export.options)
+        profile.export(export.exporter, path=export.path, **export.options)

@@ -1,0 +1,93 @@
+"""The command takes the reports and exporters that the target's own file registers."""
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from analyzer import register_exporter, register_report
+from analyzer.cli import main, make_parser
+
+FILE = """
+import torch
+from analyzer import register_exporter, register_report
+
+@register_exporter("parameter_lines")
+def write_lines(profile, *, path):
+    path.write_text(f"params {profile.params}\\n")
+
+@register_exporter("parameter_count")
+def count(profile):
+    return profile.params
+
+@register_report("own_report")
+def tell(profile, *, depth=1):
+    return f"params {profile.params} at depth {depth}"
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.linear(x)
+"""
+PROFILE, MEASURE = ["profile", "--mode", "infer"], ["measure", "--mode", "infer", "--steps", "1"]
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+    """The exit code and what is printed and complained of, of a command on a file of the user's own."""
+    (tmp_path / "view_net.py").write_text(FILE)
+
+    def call(command, *words):
+        code = main([*command, f"{tmp_path / 'view_net.py'}:Net", "--input", "4x16", *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    path = list(sys.path)
+    with register_exporter.scope(), register_report.scope():
+        yield call
+    sys.modules.pop("view_net", None)
+    sys.path[:] = path
+
+
+@pytest.mark.parametrize("command", [PROFILE, MEASURE], ids=["profile", "measure"])
+def test_a_report_of_the_targets_file(run, command):
+    code, out, err = run(command, "--report", "own_report", "--depth", "3")
+    assert (code, err) == (0, "") and out.startswith("params 136 at depth 3\n")
+
+
+def test_an_exporter_of_the_targets_file_gets_its_path_by_keyword(run, tmp_path):
+    code, _, err = run(PROFILE, "--export", f"parameter_lines={tmp_path / 'lines.txt'}", "--show", "brief")
+    assert (code, err) == (0, "") and (tmp_path / "lines.txt").read_text() == "params 136\n"
+
+
+@pytest.mark.parametrize(("command", "words", "said"), [
+    (PROFILE, ["--report", "own_reprot"], ("argument --report: invalid choice: 'own_reprot' (choose from ",
+                                           "'tree', ", "'own_report'); register_report in the TARGET's file adds one")),
+    (MEASURE, ["--report", "own_reprot"], ("invalid choice: 'own_reprot'", "'own_report')")),
+    (PROFILE, ["--report", "own_report", "--sort", "params"], ("--sort: --report own_report has no such option",)),
+    (PROFILE, ["--export", "lines=o.txt"], ("--export lines=o.txt: 'lines' is no kind of file; there are json, ",
+                                            "parameter_lines, ", "; register_exporter in the TARGET's file adds one")),
+    (PROFILE, ["--export", "parameter_count=o.txt"], ("'parameter_count' is no kind of file; there are",)),
+])
+def test_names_that_are_not_there(run, command, words, said):
+    code, out, err = run(command, *words)
+    assert (code, out) == (2, "") and all(text in err for text in said)
+
+
+@pytest.mark.parametrize("command", ["profile", "measure", "generate"])
+def test_a_shipped_target_has_the_reports_of_the_package(capsys, command):
+    assert main([command, "gpt2", "--report", "tre"]) == 2
+    assert "argument --report: invalid choice: 'tre' (choose from " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "said"), [
+    ("profile", ["deepspeed, flops-profiler", "chrome_trace", "with register_report", "with register_exporter"]),
+    ("plan", ["auto, greedy, chain, exact", "with register_solver"])])
+def test_the_help_lists_those_of_the_package(capsys, command, said):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert [part for part in said if part not in text] == []
