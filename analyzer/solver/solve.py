@@ -21,9 +21,7 @@ from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
-from .chain import least_limit, solve_chain
-from .exact import solve_exact
-from .greedy import solve_greedy
+from .chain import least_limit
 from .plan import InfeasibleBudgetError, Plan
 from .problem import Problem, read_problem
 from .recorded_step import record_step
@@ -33,11 +31,6 @@ from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
 _ROUNDS = 6          # replays of plans, of limits that close in on the budget
 _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved
-
-register_solver("auto", solve_chain)
-register_solver("greedy", solve_greedy)
-register_solver("chain", solve_chain)
-register_solver("exact", solve_exact)
 
 
 class Planner:

@@ -7,6 +7,9 @@ from analyzer.errors import InputError
 from analyzer.registry import Registry
 from analyzer.units import format_bytes
 
+from .chain import solve_chain
+from .exact import solve_exact
+from .greedy import solve_greedy
 from .unit import Division, Unit, peak_bytes
 
 Solver = Callable[[list[Unit], int], Division | list[Unit] | None]
@@ -25,26 +28,15 @@ class SolverRegistry(Registry[str, Solver]):
     `analyzer.solver.unit.Division` of the list and that bound. It is asked several times, with limits that close in on
     the budget. Where none of its plans is within the budget, that of least memory is tried, by ``"chain"``.
 
-    >>> import torch
-    >>> from analyzer import register_solver, symbolic_trace
-    >>> from analyzer.solver import solve
-    >>> from analyzer.solver.unit import peak_bytes
-    >>> def checkpoint_alike(units, limit_bytes):
-    ...     for length in range(1, 9):                                # checkpoints of so many atoms, or fewer
-    ...         chosen, place = [], 0
-    ...         while place <= max(u.last for u in units):
-    ...             there = [u for u in units if u.first == place and u.last < place + length and not u.offloads]
-    ...             chosen.append(min(there, key=lambda u: (u.held_bytes / (u.last + 1 - place), u.cost)))
-    ...             place = chosen[-1].last + 1
-    ...         if peak_bytes(chosen) <= limit_bytes:
-    ...             return chosen
-    >>> model = torch.nn.Sequential(*(m for _ in range(8) for m in (torch.nn.Linear(64, 64), torch.nn.GELU())))
-    >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
+    >>> from analyzer.solver.unit import Unit
+    >>> def checkpoint_all(units, limit_bytes):
+    ...     chosen = [u for u in units if u.is_region]
+    ...     return chosen if peak_bytes(chosen) <= limit_bytes else None
+    >>> run, again = Unit(0, 3, False, 0.0, 8, 8), Unit(0, 3, True, 64.0, 2, 8)
     >>> with register_solver.scope():                             # without it, for as long as the process runs
-    ...     _ = register_solver("alike", checkpoint_alike)
-    ...     plan = solve(gm, "70%", "alike", args=(torch.empty(512, 64),))
-    >>> plan.method, plan.planned.peak_activation_bytes <= plan.budget_bytes
-    ('alike', True)
+    ...     _ = register_solver("all", checkpoint_all)
+    ...     solve_units([run, again], 8, "all").units == [again]
+    True
     """
 
     def look_up(self, method: object, given: str) -> Solver:
@@ -58,6 +50,10 @@ class SolverRegistry(Registry[str, Solver]):
 register_solver = SolverRegistry("register_solver")
 """Register a way to solve plans: a function of a list of `analyzer.solver.unit.Unit` and a limit in bytes that returns
 a list of some of them, or None. `SolverRegistry` says what is asked of it."""
+register_solver("auto", solve_chain)
+register_solver("greedy", solve_greedy)
+register_solver("chain", solve_chain)
+register_solver("exact", solve_exact)
 
 
 def solve_units(units: Sequence[Unit], limit: int, method: str) -> Division | None:
