@@ -1,14 +1,56 @@
 """One kind of registry for every extension point."""
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from .errors import DuplicateRegistrationError
+from .errors import DuplicateRegistrationError, InputError
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Callable[..., Any])
+
+
+class Call(NamedTuple):
+    """How what is registered will be called."""
+
+    text: str  #: as errors show it
+    arguments: int = 0  #: how many come by position, as far as that is known beforehand
+    keywords: tuple[str, ...] = ()  #: those that always come
+
+    def check(self, caller: str, impl: Any) -> None:
+        """Raise InputError, which begins with ``caller``, for what cannot be called so."""
+        if not callable(impl):
+            raise InputError(f"{caller}: {impl!r} cannot be called; give a function that is called as {self.text}")
+        try:
+            takes = inspect.signature(impl)
+        except ValueError:  # a builtin that does not tell
+            return
+        try:
+            takes.bind_partial(*[None] * self.arguments, **dict.fromkeys(self.keywords))
+        except TypeError as error:
+            raise InputError(f"{caller}: {impl!r}: {error}; it is called as {self.text}") from None
+
+
+ANY_CALL = Call("f(...)")
+
+
+def accept(key: K, caller: str) -> K:
+    """The key itself: the check of a registry that takes any."""
+    return key
+
+
+def check_name(key: str, caller: str) -> str:
+    """The key, if it is a name that fits in a command line. Raises InputError, which begins with ``caller``, else.
+
+    >>> check_name("yaml", "register_exporter('yaml')")
+    'yaml'
+    """
+    if isinstance(key, str) and key and not key.startswith("-") and not any(c.isspace() or c == "=" for c in key):
+        return key
+    example = f"@{caller.partition('(')[0]}(\"name\")"
+    raise InputError(f"{caller}: must be a name, as in {example}: text without blanks and '=', that begins with no '-'")
 
 
 class Registry(Generic[K, V]):
@@ -31,8 +73,10 @@ class Registry(Generic[K, V]):
     2
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, check_key: Callable[[K, str], K] = accept, call: Call = ANY_CALL) -> None:
+        """``check_key(key, caller)`` gives the key that is used, or raises InputError for one that cannot be meant."""
         self.name = name
+        self._check_key, self._call = check_key, call
         self.version = 0  #: grows with every change, so that what was derived from the table can tell that it is stale
         self._table: dict[K, V] = {}
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
@@ -41,12 +85,20 @@ class Registry(Generic[K, V]):
         """Register what comes with the package: called before each use, for a table that is filled at the first one."""
 
     def __call__(self, key: K, impl: V | None = None, *, override: bool = False) -> Any:
-        """Register ``impl``, or return a decorator. DuplicateRegistrationError where taken, unless ``override``."""
+        """Register ``impl``, or return a decorator. DuplicateRegistrationError where taken, unless ``override``;
+        InputError for a key that nothing would find, and for what cannot be called as it will be.
+        """
         self.fill()
-        return self.add(key, impl, override) if impl is not None else lambda f: self(key, f, override=override)
+        known = self._check_key(key, caller := f"{self.name}({key!r})")
+
+        def register(impl: V) -> V:
+            self._call.check(caller, impl)
+            return self.add(known, impl, override)
+
+        return register if impl is None else register(impl)
 
     def add(self, key: K, impl: V, override: bool = False) -> V:
-        """Register ``impl``, without filling the table first."""
+        """Register ``impl`` as it is, without filling the table first."""
         may_replace = override or (self._scoped and key not in self._scoped[-1])
         if key in self._table and not may_replace:
             raise DuplicateRegistrationError(

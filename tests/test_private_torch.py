@@ -55,6 +55,7 @@ NAMES = {
         "torch.library.fallthrough_kernel"
     ],
     "cuda/sdp_choice.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
+    "meta/operator_key.py": ["torch.library.CustomOpDef._qualname"],
     "meta/operator_info.py": [
         "torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
         "torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add.Tensor.tags"

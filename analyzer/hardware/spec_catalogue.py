@@ -85,7 +85,7 @@ class SpecCatalogue(Generic[S]):
                 raise DuplicateRegistrationError(
                     f"register_{self.noun}({spec!r}): {name!r} already stands for {other!r}; give this {self.noun} "
                     "another name or alias")
-        self._specs(key, spec, override=override)
+        self._specs.add(key, spec, override)  # `by_key` has filled it
         return spec
 
     def scope(self) -> AbstractContextManager[None]:

@@ -8,9 +8,10 @@ import torch
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware.current_spec import simulated_spec
-from analyzer.registry import Registry
+from analyzer.registry import Call, Registry
 
 from .operator_info import OperatorInfo
+from .shape_registry import check_loaded_operator
 from .signature import Signature
 from .state import MetaState
 
@@ -41,9 +42,11 @@ class MemoryNeed(NamedTuple):
     It decides which of the allocator's free blocks each of them gets."""
 
 
-register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry("register_memory_impl")
+register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry(
+    "register_memory_impl", check_loaded_operator, Call("f(*args, out=..., **kwargs)", keywords=("out",)))
 """Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
-the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all.
+the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all,
+what ``@torch.library.custom_op`` made, or a Python function with a registered shape. Raises InputError for another key.
 A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`."""
 
 _Rule = TypeVar("_Rule")
@@ -93,8 +96,20 @@ def has_rule(info: OperatorInfo) -> bool:
     return info.has_rule
 
 
-def check_need(need: Any, signature: Signature) -> None:
-    """Raise InputError, with the operator and the value, for what no rule may return for a call."""
+def registered_need(signature: Signature) -> MemoryNeed | None:
+    """What the rule that is registered for the operator says of a call, None where there is none. Raises InputError for
+    what no rule may return.
+    """
+    op, outputs = signature.op, signature.outputs
+    rule = register_memory_impl.find(op) or register_memory_impl.find(getattr(op, "overloadpacket", None))
+    if rule is None:
+        return None
+    need = rule(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
+    _check_need(need, signature)
+    return need
+
+
+def _check_need(need: Any, signature: Signature) -> None:
     def refuse(found: str, problem: str) -> InputError:
         return InputError(f"register_memory_impl({signature.op}): {found}: {problem}")
 
@@ -104,7 +119,8 @@ def check_need(need: Any, signature: Signature) -> None:
         if not is_count(getattr(need, name)):
             raise refuse(f"{name}={getattr(need, name)!r}", f"must be {_AT_LEAST_0}")
     # where some returns are None, they are counted too; a list of tensors is one return
-    count = max(len(signature.outputs), len(signature.op._schema.returns))
+    schema = getattr(signature.op, "_schema", None)  # a Python function has none
+    count = max(len(signature.outputs), len(schema.returns) if schema else 0)
     if not isinstance(need.stages, tuple) or not all(isinstance(stage, Stage) for stage in need.stages):
         raise refuse(f"stages={need.stages!r}", "must be a tuple of Stage, as in (Stage((x.nbytes,), before=0),)")
     for stage in need.stages:
@@ -121,11 +137,8 @@ def check_need(need: Any, signature: Signature) -> None:
 def kernel_memory(signature: Signature) -> KernelMemory:
     """The memory of a call, by the rule registered for the operator, else by PyTorch's own kernel's."""
     packet = getattr(signature.op, "overloadpacket", None)
-    impl = register_memory_impl.find(signature.op) or register_memory_impl.find(packet)
-    if impl is not None:
-        outputs = signature.outputs
-        need = impl(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
-        check_need(need, signature)
+    need = registered_need(signature)
+    if need is not None:
         return need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()), need.output_order
     key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
     found: KernelMemory | None = signature.memo.get(key)

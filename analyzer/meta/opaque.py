@@ -7,13 +7,13 @@ import torch
 
 from .dispatch.account import hold_before
 from .intercept.mode_stack import without_modes
-from .memory_need import hold_blocks, kernel_memory, register_memory_impl
+from .memory_need import hold_blocks, kernel_memory, registered_need
 from .shape_registry import register_shape_impl
 from .signature import Signature
 from .spec import TensorSpec, spec_of, to_specs
-from .state import active_state, current
+from .state import active_state
 from .storage import MetaStorage
-from .tensor import META, MetaTensor, attach, device_of, kernel
+from .tensor import MetaTensor, attach, kernel
 
 Tensor = torch.Tensor
 
@@ -36,8 +36,8 @@ class Opaque(torch.autograd.Function):
     def forward(ctx: Any, func: Any, args: Any, kwargs: Any, *tensors: Tensor) -> Any:
         """The outputs by the registered shape."""
         ctx.func = func
-        result = run_shape(func, args, kwargs, tensors)
-        extra = saved_besides(func, args, kwargs, result) if any(ctx.needs_input_grad) else None
+        result, signature = run_shape(func, args, kwargs, tensors)
+        extra = saved_besides(signature, result) if any(ctx.needs_input_grad) else None
         ctx.save_for_backward(*tensors, *(() if extra is None else (extra,)))
         return result
 
@@ -50,22 +50,17 @@ class Opaque(torch.autograd.Function):
         return tuple(results)
 
 
-def saved_besides(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
+def saved_besides(signature: Signature, result: Any) -> Tensor | None:
     """The memory that the operator's registered rule says it keeps for backward besides its inputs and outputs."""
-    impl = register_memory_impl.find(func) or register_memory_impl.find(getattr(func, "overloadpacket", None))
-    if impl is None:
+    need = registered_need(signature)
+    if need is None or not need.saved_bytes:
         return None
-    need = impl(*to_specs(args), out=to_specs(result), **to_specs(kwargs))
-    state = current()
-    if not need.saved_bytes or state is None:
-        return None
-    first = result if isinstance(result, Tensor) else result[0]
-    made: Tensor = state.call_on(device_of(first), torch.empty, need.saved_bytes, dtype=torch.uint8, device=META)
-    return made
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first.new_empty(need.saved_bytes, dtype=torch.uint8)  # named, a device would be one of the model's choice
 
 
-def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> Any:
-    """The outputs of the registered shape, placed and recorded as one call."""
+def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> tuple[Any, Signature]:
+    """The outputs of the registered shape, placed and recorded as one call, and its signature."""
     state = active_state()
     impl = register_shape_impl.find(func) or register_shape_impl.find(getattr(func, "overloadpacket", None))
     assert impl is not None
@@ -97,4 +92,4 @@ def run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) ->
     if state.recorder is not None:
         born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]
         state.recorder.called(signature, storages, born)
-    return result if single else tuple(outputs)
+    return result if single else tuple(outputs), signature

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from analyzer.errors import InputError, is_count
 from analyzer.meta.signature import Signature
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.flop_formula.registration import FlopCount, Formula, register_flop_impl
@@ -56,8 +57,23 @@ def apply_formula(formula: Formula, signature: Signature) -> FlopCount | None:
     if not is_inexact_call and family(signature.op)[-1] not in QUANTIZED_PRODUCTS:
         return NO_FLOPS
     kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(signature.op)}
-    count = formula(*signature.args, out=result_of(signature), **kwargs)
-    return count if count is None or isinstance(count, FlopCount) else FlopCount(int(count))
+    return to_count(formula(*signature.args, out=result_of(signature), **kwargs), signature.op)
+
+
+def to_count(result: Any, op: Hashable) -> FlopCount | None:
+    """What a formula returned, as a count. Raises InputError for what is none.
+
+    >>> to_count(8.0, "ext::scan"), to_count(None, "ext::scan")
+    (FlopCount(flops=8, macs=0, executed_flops=None), None)
+    """
+    if result is None:
+        return None
+    count = result if isinstance(result, FlopCount) else FlopCount(
+        int(result) if isinstance(result, float) and result.is_integer() else result)
+    if all(map(is_count, (count.flops, count.macs, count.executed))):
+        return count
+    raise InputError(f"register_flop_impl({op}): its formula returned {result!r}: must be a whole number of at least "
+                     "0, a FlopCount of such, or None where data decides")
 
 
 def result_of(signature: Signature) -> Any:
@@ -85,7 +101,7 @@ def find_formula(op: Hashable) -> Formula | None:
     single = foreach_single(op)
     if single is not None:
         formula = register_flop_impl.find(f"aten::{single}")
-        return None if formula is None else of_each(formula)
+        return None if formula is None else of_each(formula, single)
     return None
 
 
@@ -135,12 +151,12 @@ def is_list(value: Any) -> bool:
 
 
 @cache
-def of_each(formula: Formula) -> Formula:
-    """The formula of an operator over lists (`_foreach_mul_` and the like), which applies that of ``formula`` to each
-    element in turn; in place there is no result, but self.
+def of_each(formula: Formula, op: Hashable) -> Formula:
+    """The formula of an operator over lists (`_foreach_mul_` and the like), which applies ``formula``, that of ``op``,
+    to each element in turn; in place there is no result, but self.
 
     >>> a, b = (TensorSpec.of((n,), (1,), torch.float32, "cpu") for n in (3, 5))
-    >>> of_each(lambda x, y, out: out.numel)([a, b], 2.0, out=None)
+    >>> of_each(lambda x, y, out: out.numel, "mul")([a, b], 2.0, out=None)
     FlopCount(flops=8, macs=0, executed_flops=None)
     """
     def each_flops(*args: Any, out: Any = None, **kwargs: Any) -> FlopCount | None:
@@ -156,10 +172,10 @@ def of_each(formula: Formula) -> Formula:
             at = [a[i] if is_list(a) else a for a in args]
             one = out[i] if is_each else lists[0][i]
             if any(is_inexact(spec) for spec in tensors([*at, one])):
-                count = formula(*at, out=one, **kwargs)
+                count = to_count(formula(*at, out=one, **kwargs), op)
                 if count is None:
                     return None
-                total += (count if isinstance(count, FlopCount) else FlopCount(int(count))).times(number)
+                total += count.times(number)
         return total
 
     return each_flops

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from analyzer.registry import Registry
+from analyzer.meta.operator_key import as_operator, check_operator
+from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.registry import Call, Registry
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -23,7 +25,12 @@ def name_key(key: Hashable) -> Hashable:
         return f"{key._schema.name}.{key._overloadname}"
     if isinstance(key, torch._ops.OpOverloadPacket):
         return key._qualified_op_name
-    return key
+    return key if isinstance(key, str) or (operator := as_operator(key)) is key else name_key(operator)
+
+
+def check_registered(key: Hashable, caller: str) -> Hashable:
+    """The one key for ``key``. Raises InputError, which begins with ``caller``, for what names no operator."""
+    return name_key(check_operator(key, caller, register_shape_impl))
 
 
 class OperatorRegistry(Registry[Hashable, V]):
@@ -33,8 +40,8 @@ class OperatorRegistry(Registry[Hashable, V]):
     take a tenth of torch's time. A thread that comes while another imports them waits for each, as imports do.
     """
 
-    def __init__(self, name: str, package: str, families: Sequence[str]) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, package: str, families: Sequence[str], call: Call) -> None:
+        super().__init__(name, check_registered, call)
         self._package, self._families = package, families
         self._is_filled, self._filling = False, threading.local()
 
@@ -51,8 +58,11 @@ class OperatorRegistry(Registry[Hashable, V]):
             self._filling.is_on = False
 
     def __call__(self, key: Hashable, impl: V | None = None, *, override: bool = False) -> Any:
-        """Register ``impl`` for ``key``, as `Registry` does."""
-        return super().__call__(name_key(key), impl, override=override)
+        """Register ``impl`` for ``key``, as `Registry` does; the package's own, while it fills the table, unchecked."""
+        if getattr(self._filling, "is_on", False):
+            known = name_key(key)
+            return (lambda f: self.add(known, f, override)) if impl is None else self.add(known, impl, override)
+        return super().__call__(key, impl, override=override)
 
     def find(self, key: Hashable) -> V | None:
         """The implementation for ``key``, or None."""

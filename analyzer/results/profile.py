@@ -291,19 +291,18 @@ class Profile(DeviceRecord):
         ``"screen"``, ``"communication"``, or one of `register_report`. Raises InputError for another name, and for an
         option that the report does not know.
         """
-        render = register_report.look_up(kind, "report")
-        for name in options:
-            if not register_report.takes(kind, name):
-                known = ", ".join(register_report.list_options(kind)) or "none"
-                raise InputError(f"report({kind!r}, {name}=...): its options are {known}")
-        return render(self, **options)
+        text = register_report.call("report", kind, self, **options)
+        if not isinstance(text, str):
+            raise InputError(f"report({kind!r}): returned {text!r:.200}: a report returns text, and prints none")
+        return text
 
     def export(self, name: str, *args: Any, **options: Any) -> Any:
         """What the exporter of that name makes of the profile: one of ``"json"``, ``"html"``, ``"dataframe"``,
         ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"module_info"``, ``"dot"``, ``"speedscope"``,
-        ``"table"``, or one of `register_exporter`. Raises InputError for another name.
+        ``"table"``, or one of `register_exporter`. Raises InputError for another name, and for options that the
+        exporter does not know, or lacks.
         """
-        return register_exporter.look_up(name, "export")(self, *args, **options)
+        return register_exporter.call("export", name, self, *args, **options)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from analyzer.errors import InputError
-from analyzer.registry import Registry
+from analyzer.registry import Call, Registry, check_name
 
 View = Callable[..., Any]
 F = TypeVar("F", bound=View)
@@ -32,6 +32,9 @@ class ViewRegistry(Registry[str, View]):
     >>> Profile(name="Net", mode="infer", params=3).export("parameter_count")
     3
     """
+
+    def __init__(self, name: str, call: Call) -> None:
+        super().__init__(name, check_name, call)
 
     def fill(self) -> None:
         """Call what `load_on_first_use` was given."""
@@ -59,13 +62,29 @@ class ViewRegistry(Registry[str, View]):
 
     def list_options(self, key: str) -> list[str]:
         """The names of a view's options, ``"**"`` where it takes any."""
-        parameters = list(inspect.signature(self.look_up(key, self.name)).parameters.values())[1:]
+        try:
+            parameters = list(inspect.signature(self.look_up(key, self.name)).parameters.values())[1:]
+        except ValueError:  # a builtin that does not tell
+            return ["**"]
         return ["**" if p.kind is inspect.Parameter.VAR_KEYWORD else p.name for p in parameters]
+
+    def call(self, caller: str, key: str, profile: Any, *args: Any, **options: Any) -> Any:
+        """What the view makes of ``profile``. Raises InputError for options that it does not know, or lacks."""
+        view, known = self.look_up(key, caller), self.list_options(key)
+        for name in options:
+            if not self.takes(key, name):
+                raise InputError(f"{caller}({key!r}, {name}=...): its options are {', '.join(known) or 'none'}")
+        if known != ["**"]:
+            try:
+                inspect.signature(view).bind(profile, *args, **options)
+            except TypeError as error:
+                raise InputError(f"{caller}({key!r}): {error}; its options are {', '.join(known) or 'none'}") from None
+        return view(profile, *args, **options)
 
 
 #: ``(profile, ...) -> anything``: what `Profile.export` and the ``to_*`` methods give.
-register_exporter = ViewRegistry("register_exporter")
+register_exporter = ViewRegistry("register_exporter", Call("f(profile, ...)", 1))
 #: ``(profile, **options) -> str``: what `Profile.report` and ``--report`` of the command line print.
-register_report = ViewRegistry("register_report")
+register_report = ViewRegistry("register_report", Call("f(profile, **options)", 1))
 #: What the other methods of the records of `analyzer.results` show, by name.
-register_view = ViewRegistry("register_view")
+register_view = ViewRegistry("register_view", Call("f(...)"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from analyzer.errors import InputError
-from analyzer.registry import Registry
+from analyzer.registry import Call, Registry, check_name
 from analyzer.units import format_bytes
 
 from .chain import solve_chain
@@ -47,7 +47,7 @@ class SolverRegistry(Registry[str, Solver]):
         return found
 
 
-register_solver = SolverRegistry("register_solver")
+register_solver = SolverRegistry("register_solver", check_name, Call("f(units, limit_bytes)", 2))
 """Register a way to solve plans: a function of a list of `analyzer.solver.unit.Unit` and a limit in bytes that returns
 a list of some of them, or None. `SolverRegistry` says what is asked of it."""
 register_solver("auto", solve_chain)

@@ -36,6 +36,7 @@ def test_a_profile_keeps_the_figures_of_a_device_that_no_catalogue_has(tmp_path:
     for record in (found, copy.copy(found), pickle.loads(pickle.dumps(found))):
         assert record.verdict is not None and record.fits().capacity.bytes == 24 * 2**30
         assert (record.verdict.fits, record.verdict.capacity_bytes) == (True, 24 * 2**30)
+        assert record.find_device("lab_card").power_watts == 300.0
         assert record.mfu(seconds=2 * 64 * 1024**2 / 1e12) == pytest.approx(1.0)  # of a step at the peak rate
     read = Profile.from_json(found.to_json())
     assert read.verdict is not None and read.verdict.fits is None

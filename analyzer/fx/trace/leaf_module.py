@@ -8,13 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.registry import Registry
+from analyzer.errors import InputError
+from analyzer.registry import Call, Registry
 
 from .tracer_impl import LeafRegistry
 
 Impl = Callable[..., Any]
 
-register_leaf_module = LeafRegistry("register_leaf_module")
+
+def check_module_class(key: Any, caller: str) -> Any:
+    """The key, if it is a class of modules. Raises InputError, which begins with ``caller``, else."""
+    if isinstance(key, type) and issubclass(key, nn.Module):
+        return key
+    raise InputError(f"{caller}: must be a class that derives from torch.nn.Module")
+
+
+register_leaf_module = LeafRegistry("register_leaf_module", check_module_class)
 """Make every module of a class one ``call_module`` node, as those of torch.nn are, except containers.
 
 >>> @register_leaf_module
@@ -24,10 +33,11 @@ register_leaf_module = LeafRegistry("register_leaf_module")
 True
 """
 
-register_non_leaf_module = LeafRegistry("register_non_leaf_module")
+register_non_leaf_module = LeafRegistry("register_non_leaf_module", check_module_class)
 """Trace into the modules of a class that would be leaves."""
 
-register_leaf_module_impl: Registry[Any, Impl] = Registry("register_leaf_module_impl")
+register_leaf_module_impl: Registry[Any, Impl] = Registry(
+    "register_leaf_module_impl", check_module_class, Call("impl(module, *args, **kwargs)", 1))
 """Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns
 tensors of the right shapes. For modules that cannot run without data; the traced graph calls the module itself.
 """

@@ -7,10 +7,20 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from analyzer.errors import InputError
 from analyzer.meta.tensor import device_of
 from analyzer.registry import Registry
 
-register_tracer_impl: Registry[Callable[..., Any], Callable[..., Any]] = Registry("register_tracer_impl")
+
+def check_function(key: Any, caller: str) -> Any:
+    """The key, if it can be called. Raises InputError, which begins with ``caller``, else."""
+    if callable(key):
+        return key
+    raise InputError(f"{caller}: must be the function that is called, as torch.nn.functional.softplus")
+
+
+register_tracer_impl: Registry[Callable[..., Any], Callable[..., Any]] = Registry(
+    "register_tracer_impl", check_function)
 """Trace ``impl`` wherever the model calls a function: a torch function, or any Python function that is held by a module
 under a name.
 
@@ -35,7 +45,7 @@ class LeafRegistry(Registry[Any, Callable[..., Any]]):
         return key
 
 
-register_leaf_function = LeafRegistry("register_leaf_function")
+register_leaf_function = LeafRegistry("register_leaf_function", check_function)
 """Make calls of a Python function one ``call_function`` node: ``register_leaf_function(f)``, or as a decorator. With
 ``register_leaf_function(f, impl)``, ``impl`` is what runs while tracing, for functions that cannot run without data."""
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from analyzer.profilers.flop_formula import FAMILIES
 from analyzer.profilers.operator_registry import OperatorRegistry
+from analyzer.registry import Call
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ class FlopCount:
 Formula: TypeAlias = Callable[..., int | FlopCount | None]  # None: this call's count depends on data
 
 
-register_flop_impl: OperatorRegistry[Formula] = OperatorRegistry("register_flop_impl", __package__, FAMILIES)
+register_flop_impl: OperatorRegistry[Formula] = OperatorRegistry(
+    "register_flop_impl", __package__, FAMILIES, Call("f(*args, out=..., **kwargs)", keywords=("out",)))
 """Register the FLOPs of an operator: a function of the call's own arguments, each tensor a `TensorSpec`, and ``out``.
 
 It returns FLOPs, a `FlopCount`, or None where data decides. The key is a ``torch.ops`` operator (one overload or all),
-its name, or a Triton kernel. An operator without a formula stands in `Profile.uncounted`, never as zero."""
+its name, what ``@torch.library.custom_op`` made, a Triton kernel, or a Python function with a registered shape. Raises
+InputError for another key, and a profile does for another result. An operator without a formula stands in
+`Profile.uncounted`, never as zero."""
 
 
 def register_each(names: str, formula: Formula) -> None:

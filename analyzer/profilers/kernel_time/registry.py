@@ -8,6 +8,7 @@ from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.signature import Signature
 from analyzer.profilers.flop_registry import family, foreach_single
 from analyzer.profilers.operator_registry import OperatorRegistry
+from analyzer.registry import Call
 
 TimeRule = Callable[[Signature, DeviceSpec], KernelTime | None]
 """The kernels' time of a call of that signature on a device, None where it is not known."""
@@ -17,7 +18,8 @@ FAMILIES: tuple[str, ...] = (
     "attention", "convolution", "indexing", "matmul", "normalization", "optimizer", "pointwise", "reduction")
 
 
-register_time_impl: OperatorRegistry[TimeRule] = OperatorRegistry("register_time_impl", __package__, FAMILIES)
+register_time_impl: OperatorRegistry[TimeRule] = OperatorRegistry(
+    "register_time_impl", __package__, FAMILIES, Call("f(signature, device)", 2))
 """Register the seconds of an operator's kernels: a function of the call's `Signature` and a `DeviceSpec` that returns a
 `KernelTime`, or None where it is not known. An operator without a rule takes the time of the bytes that it moves."""
 
