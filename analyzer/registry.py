@@ -12,6 +12,14 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Callable[..., Any])
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The parameters of a function, None for a builtin that does not tell them."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
+
+
 class Call(NamedTuple):
     """How what is registered will be called."""
 
@@ -23,12 +31,11 @@ class Call(NamedTuple):
         """Raise InputError, which begins with ``caller``, for what cannot be called so."""
         if not callable(impl):
             raise InputError(f"{caller}: {impl!r} cannot be called; give a function that is called as {self.text}")
-        try:
-            takes = inspect.signature(impl)
-        except ValueError:  # a builtin that does not tell
+        signature = signature_of(impl)
+        if signature is None:
             return
         try:
-            takes.bind_partial(*[None] * self.arguments, **dict.fromkeys(self.keywords))
+            signature.bind_partial(*[None] * self.arguments, **dict.fromkeys(self.keywords))
         except TypeError as error:
             raise InputError(f"{caller}: {impl!r}: {error}; it is called as {self.text}") from None
 

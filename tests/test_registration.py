@@ -144,7 +144,7 @@ def test_what_is_no_count_of_an_element():
     with register_flop_impl.scope():
         register_flop_impl("aten::mul", lambda x, y, out: -1)
         said = refused(lambda: profile(Pair(), X, mode="infer"))
-    assert "register_flop_impl(mul): its formula returned -1" in said
+    assert "register_flop_impl(aten::mul): its formula returned -1" in said
 
 
 def test_memory_of_a_function_with_a_registered_shape():
@@ -211,9 +211,11 @@ def test_what_is_no_function_to_trace():
 def test_options_of_exporters_and_reports_from_outside():
     with register_exporter.scope(), register_report.scope():
         register_exporter("mine", lambda profile, path: path)
+        register_exporter("keyed", lambda profile, key, caller: (key, caller))
         register_report("silent", lambda profile: None)
         register_report("strict", lambda profile, must: must)
         assert NET.export("mine", "f") == NET.export("mine", path="f") == "f"
+        assert NET.export("keyed", key=1, caller=2) == (1, 2)
         assert refused(lambda: NET.export("mine", "f", units=2)) == "export('mine', units=...): its options are path"
         assert refused(lambda: NET.export("mine")) == (
             "export('mine'): missing a required argument: 'path'; its options are path")

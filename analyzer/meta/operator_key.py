@@ -14,7 +14,7 @@ from analyzer.errors import InputError
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type)
 _NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
-_ALWAYS_LOADED = ("aten", "prims")
+_ALWAYS_LOADED = ("aten", "prims")  # `import torch` defines all of theirs
 
 
 def as_operator(key: Any) -> Any:
@@ -36,12 +36,12 @@ def find_operator(name: str) -> Any:
     return found if isinstance(found, OPERATORS) else None
 
 
-def check_operator(key: Any, caller: str, functions: Container[Any]) -> Any:
+def check_operator(key: Any, caller: str, functions: Container[Any] | None) -> Any:
     """The operator that ``key`` stands for: that of ``torch.ops`` for what ``@torch.library.custom_op`` made and for a
     name. A name that a library may define later stays as it is, as does a Triton kernel.
 
     Raises InputError, which begins with ``caller``, for what is no operator: a Python function is one if it is among
-    ``functions``.
+    ``functions``, or wherever these are None.
 
     >>> check_operator("aten::mm", "register_flop_impl('aten::mm')", ())
     <OpOverloadPacket(op='aten.mm')>
@@ -51,7 +51,7 @@ def check_operator(key: Any, caller: str, functions: Container[Any]) -> Any:
         return key
     if isinstance(key, str):
         return _check_name(key, caller)
-    if not callable(key) or isinstance(key, _FUNCTIONS) and key not in functions:
+    if not callable(key) or functions is not None and isinstance(key, _FUNCTIONS) and key not in functions:
         what = "a Python function becomes one by register_shape_impl" if callable(key) else "as torch.ops.aten.mm"
         raise InputError(f"{caller}: must be an operator ({what}); write @{caller.partition('(')[0]}(operator)")
     return key

@@ -7,7 +7,7 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.registry import Call, Registry
 
-from .operator_key import as_operator, check_operator
+from .operator_key import check_operator
 
 Impl = Callable[..., Any]
 
@@ -18,8 +18,7 @@ def check_loaded_operator(key: Any, caller: str) -> Any:
 
 
 def _check_shaped(key: Any, caller: str) -> Any:
-    key = as_operator(key)
-    return _refuse_name(key if callable(key) else check_operator(key, caller, ()), caller)
+    return _refuse_name(check_operator(key, caller, None), caller)
 
 
 def _refuse_name(key: Any, caller: str) -> Any:

@@ -100,8 +100,9 @@ def find_formula(op: Hashable) -> Formula | None:
             return formula
     single = foreach_single(op)
     if single is not None:
-        formula = register_flop_impl.find(f"aten::{single}")
-        return None if formula is None else of_each(formula, single)
+        key = f"aten::{single}"
+        formula = register_flop_impl.find(key)
+        return None if formula is None else of_each(formula, key)
     return None
 
 
@@ -156,7 +157,7 @@ def of_each(formula: Formula, op: Hashable) -> Formula:
     to each element in turn; in place there is no result, but self.
 
     >>> a, b = (TensorSpec.of((n,), (1,), torch.float32, "cpu") for n in (3, 5))
-    >>> of_each(lambda x, y, out: out.numel, "mul")([a, b], 2.0, out=None)
+    >>> of_each(lambda x, y, out: out.numel, "aten::mul")([a, b], 2.0, out=None)
     FlopCount(flops=8, macs=0, executed_flops=None)
     """
     def each_flops(*args: Any, out: Any = None, **kwargs: Any) -> FlopCount | None:

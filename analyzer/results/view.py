@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from analyzer.errors import InputError
-from analyzer.registry import Call, Registry, check_name
+from analyzer.registry import ANY_CALL, Call, Registry, check_name, signature_of
 
 View = Callable[..., Any]
 F = TypeVar("F", bound=View)
@@ -62,24 +62,30 @@ class ViewRegistry(Registry[str, View]):
 
     def list_options(self, key: str) -> list[str]:
         """The names of a view's options, ``"**"`` where it takes any."""
-        try:
-            parameters = list(inspect.signature(self.look_up(key, self.name)).parameters.values())[1:]
-        except ValueError:  # a builtin that does not tell
-            return ["**"]
-        return ["**" if p.kind is inspect.Parameter.VAR_KEYWORD else p.name for p in parameters]
+        return _name_options(signature_of(self.look_up(key, self.name)))
 
-    def call(self, caller: str, key: str, profile: Any, *args: Any, **options: Any) -> Any:
+    def call(self, caller: str, key: str, profile: Any, /, *args: Any, **options: Any) -> Any:
         """What the view makes of ``profile``. Raises InputError for options that it does not know, or lacks."""
-        view, known = self.look_up(key, caller), self.list_options(key)
+        view = self.look_up(key, caller)
+        signature = signature_of(view)
+        known = _name_options(signature)
+        said = f"its options are {', '.join(known) or 'none'}"
         for name in options:
-            if not self.takes(key, name):
-                raise InputError(f"{caller}({key!r}, {name}=...): its options are {', '.join(known) or 'none'}")
-        if known != ["**"]:
+            if name not in known and "**" not in known:
+                raise InputError(f"{caller}({key!r}, {name}=...): {said}")
+        if signature is not None:
             try:
-                inspect.signature(view).bind(profile, *args, **options)
+                signature.bind(profile, *args, **options)
             except TypeError as error:
-                raise InputError(f"{caller}({key!r}): {error}; its options are {', '.join(known) or 'none'}") from None
+                raise InputError(f"{caller}({key!r}): {error}; {said}") from None
         return view(profile, *args, **options)
+
+
+def _name_options(signature: inspect.Signature | None) -> list[str]:
+    if signature is None:
+        return ["**"]
+    parameters = list(signature.parameters.values())[1:]  # the first is the profile
+    return ["**" if p.kind is inspect.Parameter.VAR_KEYWORD else p.name for p in parameters]
 
 
 #: ``(profile, ...) -> anything``: what `Profile.export` and the ``to_*`` methods give.
@@ -87,4 +93,4 @@ register_exporter = ViewRegistry("register_exporter", Call("f(profile, ...)", 1)
 #: ``(profile, **options) -> str``: what `Profile.report` and ``--report`` of the command line print.
 register_report = ViewRegistry("register_report", Call("f(profile, **options)", 1))
 #: What the other methods of the records of `analyzer.results` show, by name.
-register_view = ViewRegistry("register_view", Call("f(...)"))
+register_view = ViewRegistry("register_view", ANY_CALL)
