@@ -27,11 +27,10 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from .latency_cost import measure_latency  # noqa: E402
-from .speed_ablation import measure_ablation  # noqa: E402
 from .speed_case import CASES, find_case, import_libraries  # noqa: E402
 from .speed_process import ROOT  # noqa: E402
 from .speed_report import Report, say  # noqa: E402
-from .speed_reuse import measure_blocks, measure_reuse, measure_updates  # noqa: E402
+from .speed_reuse import measure_blocks, measure_reuse  # noqa: E402
 from .speed_section import (  # noqa: E402
     measure_cold,
     measure_depth,
@@ -55,8 +54,6 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "width": measure_width,
     "reuse": measure_reuse,
     "blocks": measure_blocks,
-    "updates": measure_updates,
-    "ablation": measure_ablation,
     "latency": measure_latency,
     "memory": measure_memory,
     "llama": measure_llama,

@@ -10,8 +10,6 @@ import torch
 
 from analyzer import Profile, profile
 from analyzer.replay import block_replay
-from analyzer.replay.optimizer import replay as optimizer_replay
-from analyzer.replay.optimizer.capture import PROTOTYPES
 
 from .replay_equality import ABOUT_REPLAY
 from .speed_case import REUSE_CASES
@@ -97,46 +95,3 @@ def measure_blocks(report: Report) -> None:
         f"hold: above {block_replay.LEAST_LEAVES_SAVED} blocks are tried out (`LEAST_LEAVES_SAVED` in "
         "`analyzer/replay/block_replay.py`).",
         table)
-
-
-class _Parameters(torch.nn.Module):
-    """So many parameters of so many kinds, each of which has a gradient."""
-
-    def __init__(self, count: int, kinds: int) -> None:
-        super().__init__()
-        shapes = [(1,) * i + (8,) for i in range(kinds)]  # dimensions of size 1 tell kinds apart
-        self.all = torch.nn.ParameterList(torch.nn.Parameter(torch.empty(shapes[i % kinds])) for i in range(count))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + sum(parameter.sum() for parameter in self.all)
-
-
-def measure_updates(report: Report) -> None:
-    """From how many parameters on it pays to try an optimizer out: where `FEWEST_TIMES` comes from."""
-    rows = []
-    for kinds in (1, 2, 4, 8):
-        cells = []
-        for times in (1, 2, 4, 8, 16):
-            model, x = _Parameters(times * kinds * PROTOTYPES, kinds), torch.empty(())
-
-            def run(least: float, model: torch.nn.Module = model, x: torch.Tensor = x) -> None:
-                before, optimizer_replay.FEWEST_TIMES = optimizer_replay.FEWEST_TIMES, least  # type: ignore[assignment]
-                try:
-                    profile(model, args=(x,), optimizer="adamw")
-                finally:
-                    optimizer_replay.FEWEST_TIMES = before
-
-            run(0)
-            timings = time_in_turn({"tried": lambda: run(0), "run": lambda: run(float("inf"))},
-                                   2 * max(2, report.rounds))
-            cells.append(format_ratio(ratio(timings["tried"], timings["run"], CPU)))
-        rows.append([str(kinds), *cells])
-        say(f"  {rows[-1]}")
-    report.add(
-        "When an optimizer is tried out",
-        "Time of a profile in which AdamW is tried out on prototypes of each kind of parameter and replayed, to "
-        "that of one in which it is run (processor time), by the number of kinds and of parameters for each of the "
-        f"{PROTOTYPES} "
-        f"prototypes of a kind. Above {optimizer_replay.FEWEST_TIMES} it is tried out (`FEWEST_TIMES` in "
-        "`analyzer/replay/optimizer/replay.py`).",
-        markdown(["kinds", "1", "2", "4", "8", "16"], rows))

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from analyzer.meta.state import active_state
-from analyzer.recipe.optimizer import REPLAYED
+from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.eager import StepOptimizer
 
 
 def keep_layouts_apart(name: str | None, factory: StepOptimizer | None) -> StepOptimizer | None:
     """``factory``, called with a group for each mesh where ``name`` is one of PyTorch's optimizers."""
-    if factory is None or name not in REPLAYED:
+    if factory is None or name not in TORCHS_OWN:
         return factory
 
     def make(parameters: list[torch.nn.Parameter], model: torch.nn.Module) -> torch.optim.Optimizer:

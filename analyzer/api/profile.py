@@ -4,7 +4,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +17,6 @@ from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
-from analyzer.recipe.optimizer import REPLAYED
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.model_failure import noting_failures
@@ -26,9 +24,8 @@ from analyzer.record.module_walk import walk_modules
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import tensors_in
-from analyzer.replay.block_replay import BlockReplay, pays
+from analyzer.replay.block_replay import BlockReplay
 from analyzer.replay.eager_step import ReplayedStep
-from analyzer.replay.isomorph import find_isomorphs
 from analyzer.replay.support import why_unsupported
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
@@ -142,16 +139,13 @@ class ModelCall(NamedTuple):
 
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
-    mode, step, optimizer = session.mode, session.step, session.facts["optimizer"]
+    mode, step = session.mode, session.step
     replay = Replay(why_nothing(call.module, reuse, step, session.options))
-    # an optimizer of the user's own looks at every parameter
-    replay.is_lazy = replay.refusal is None and (mode == "infer" or optimizer in (None, *REPLAYED))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)
         run.recorder.replay_block = None if replay.blocks is None else replay.blocks.run
-        make: Callable[..., EagerStep] = EagerStep if replay.refusal is not None else partial(
-            ReplayedStep, materialize=replay.materialize, held=run.borrowed.held[0] if replay.is_lazy else None)
+        make: type[EagerStep] = EagerStep if replay.refusal is not None else ReplayedStep
         replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast,
                            step=step, device_type=session.device.type, options=options, **settings)
@@ -187,7 +181,6 @@ class Replay:
 
     def __init__(self, refusal: str | None) -> None:
         self.refusal = refusal           #: why nothing is replayed
-        self.is_lazy = refusal is None  #: whether blocks are materialized lazily
         self.excluded: dict[type[torch.nn.Module], str] = {}  #: classes of which no block is replayed, and why
         self.block_refusal: str | None = None                 #: why no block at all is replayed
         self.blocks: BlockReplay | None = None
@@ -195,20 +188,17 @@ class Replay:
 
     def forbid(self, restart: Restart) -> None:
         """Replay less in the next run."""
-        if restart.is_touched:
-            self.is_lazy = False
-        elif restart.module is None:
-            self.block_refusal, self.is_lazy = restart.reason, False
+        if restart.module is None:
+            self.block_refusal = restart.reason
         else:
             self.excluded[type(restart.module)] = restart.reason
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
         """What was replayed in the last run of ``root``, and why the rest was run."""
         name = type(root).__name__
-        step, optimizer = self.step, None if self.step is None else self.step.optimizer
+        step = self.step
         if not isinstance(step, ReplayedStep):
-            parts = [("step", name), *([] if optimizer is None else [("optimizer", type(optimizer).__name__)])]
-            return ReplayReport(tuple([ReplayInfo("", kind, cls, False, self.refusal) for kind, cls in parts]))
+            return ReplayReport((ReplayInfo("", "step", name, False, self.refusal),))
         rows = [] if self.blocks is None else [
             ReplayInfo(path, "block", kind, reason is None, reason)
             for path, (kind, reason) in self.blocks.explain().items()]
@@ -219,26 +209,17 @@ class Replay:
                  if (reason := self.excluded.get(type(module))) is not None]
         if step.options.steps > 1:
             rows.append(ReplayInfo("", "step", name, step.replay is not None, step.step_reason))
-        if optimizer is not None:
-            rows.append(ReplayInfo("", "optimizer", type(optimizer).__name__, step.updates is not None,
-                                   None if step.updates is not None else step.update_reason))
         return ReplayReport(tuple(rows))
 
     def begin(self, run: Run) -> None:
         """Look for the blocks of a run."""
         with torch._C.DisableTorchFunction():
-            self.blocks = BlockReplay(run.recorder, run.root, borrow_module, is_leaf, self.excluded,
-                                     run.borrowed.lazy_blocks, run.borrowed.materialize
+            self.blocks = BlockReplay(run.recorder, run.root, borrow_module, is_leaf, self.excluded
                                      ) if self.refusal is None and self.block_refusal is None else None
 
     def end(self) -> None:
         """Let go of what ran, which holds this."""
         self.blocks = self.step = None
-
-    def materialize(self, block: torch.nn.Module) -> None:
-        """Make the tensors of a block."""
-        if self.blocks is not None:
-            self.blocks.materialize(block)
 
 
 def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
@@ -246,21 +227,15 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
     """The profile of ``module``, run again with less replayed for as long as a run finds that it replayed too much."""
 
     def run_once(options: ProfileOptions) -> Profile:
-        isomorphs = find_isomorphs(module, lambda inner: type(inner) in replay.excluded or is_leaf(inner),
-                           pays) if replay.is_lazy else ()
-        wrappers = list_wrappers(module, [isomorph.block for isomorph in isomorphs])
-        with session.open(module, options, isomorphs=isomorphs) as run:
+        wrappers = list_wrappers(module)
+        with session.open(module, options) as run:
             replay.begin(run)
             try:
                 with run.recording():
                     run_step(run, options)
                 if replay.step is not None and replay.step.mode == "infer" and not replay.step.looks_for_gradient:
                     run.describe_training()
-                blocks = {i: lazy.isomorph for i, lazy in run.borrowed.lazy_blocks.items()}
-                return run.build(is_final=True, isomorphs=blocks, wrappers=wrappers, replay=replay.report(run.root))
-            except Restart as restart:
-                restart.is_touched &= replay.blocks is None or not replay.blocks.has_replayed(restart.module)
-                raise
+                return run.build(is_final=True, wrappers=wrappers, replay=replay.report(run.root))
             finally:
                 replay.end()
 

@@ -22,6 +22,7 @@ from analyzer.meta.tensor import device_of
 from analyzer.profilers.communication_buffer import BUILT, name_buffers
 from analyzer.record.collector import rare_collections
 from analyzer.record.module_walk import walk_modules
+from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part
@@ -29,7 +30,6 @@ from analyzer.replay.lap.chain import Chain, find_chain
 from analyzer.replay.lap.run import WholeRun, run_some
 from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
-from analyzer.replay.optimizer.eligibility import why_unknown
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile

@@ -39,8 +39,6 @@ from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
-from analyzer.replay.isomorph import Isomorph
-from analyzer.replay.lazy_block import LazyBlock
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
@@ -130,12 +128,11 @@ class Session:
 
     @contextmanager
     def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *,
-             isomorphs: Collection[Isomorph] = (), eager: bool = True) -> Iterator[Run]:
+             eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
-        # an isomorph holds plain tensors, and modules of the classes of an earlier one
-        refuse_sharded(module, [isomorph.block for isomorph in isomorphs])
+        refuse_sharded(module)
         with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(
-                module, self.device, isomorphs) as borrowed:
+                module, self.device) as borrowed:
             if self.evaluates:
                 borrowed.root.eval()
             replica = find_replica(borrowed.walked)
@@ -204,8 +201,7 @@ class Run:
         """Tell the recorder what is there before the first step."""
         recorder, borrowed = self.recorder, self.borrowed
         attributes = [fake for fake, _ in borrowed.attributes]
-        held = [(item, category) if isinstance(item, LazyBlock) else item
-                for items, category in zip(borrowed.held, ("parameter", "buffer")) for item in items]
+        held = [fake for group in (borrowed.parameters, borrowed.buffers) for _, fake, _ in group]
         recorder.register_existing([*held, *attributes])
         recorder.own_parameters_of(borrowed.by_path.values())
         recorder.mark(attributes, "buffer")
@@ -224,17 +220,16 @@ class Run:
             return [(leave_communication_unknown if self._is_replica and profiler is profile_communication
                      else profiler)(self.recorder.log) for profiler in self.session.profilers.values()]
 
-    def build(self, *, is_final: bool = False, isomorphs: Mapping[int, Isomorph] = MappingProxyType({}),
-              wrappers: Collection[str] = (), blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
-              shape: ModuleShape | None = None, **facts: Any) -> Profile:
+    def build(self, *, is_final: bool = False, wrappers: Collection[str] = (),
+              blanks: Mapping[int, NodeInfo] = MappingProxyType({}), shape: ModuleShape | None = None,
+              **facts: Any) -> Profile:
         """The profile of what was recorded; ``facts`` go before what the session and the log say. ``shape`` is that of
-        the module where the run changed it. ``isomorphs`` are blocks that were found to be like earlier ones, by id,
-        ``wrappers`` the paths of compiled modules that were left out of the run, ``blanks`` records of nodes to fill,
-        by index in the log.
+        the module where the run changed it, ``wrappers`` the paths of compiled modules that were left out of the run,
+        ``blanks`` records of nodes to fill, by index in the log.
         """
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
-            shape = shape or ModuleShape.of(self.root, isomorphs)
+            shape = shape or ModuleShape.of(self.root)
             world = describe_world(self.recorder.log, self.root.parameters())
         builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, world.names)
         with torch._C.DisableTorchFunction():

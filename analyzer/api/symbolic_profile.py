@@ -12,15 +12,10 @@ from torch import fx
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
-from analyzer.fx.graph.subgraph_replay import SubgraphReplay
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.meta.restart import Restart
 from analyzer.meta.tensor import device_of
-from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import tensors_in
-from analyzer.replay.support import why_unsupported
-from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
@@ -46,17 +41,16 @@ last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
 def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None,
                      mode: Literal["train", "infer"] = "train",
                      loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
-                     device: str | DeviceSpec | None = None, profilers: Profilers = None, verbose: bool = False,
-                     reuse: bool = True) -> fx.GraphModule:
+                     device: str | DeviceSpec | None = None, profilers: Profilers = None,
+                     verbose: bool = False) -> fx.GraphModule:
     """Fill ``node.meta["info"]`` of every node of ``gm`` with a `NodeInfo`, and return the same ``gm``.
 
     ``gm`` comes from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args``
     (real, meta or `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and
     backward. ``device`` is what tensors are taken to be on; by default that of the arguments and parameters, and then
     seconds are unknown. ``profilers`` adds to the default ones, or replaces them by name (``flops memory communication
-    latency``). ``verbose`` prints the node table. With ``reuse``, subgraphs of the graph that repeat are run once; the
-    result is the same. The whole `Profile` is kept in ``gm.meta["profile"]``. Raises InputError for arguments that do
-    not fit the graph, and what `profile` raises.
+    latency``). ``verbose`` prints the node table. The whole `Profile` is kept in ``gm.meta["profile"]``. Raises
+    InputError for arguments that do not fit the graph, and what `profile` raises.
 
     >>> import torch
     >>> from analyzer import symbolic_trace, symbolic_profile
@@ -75,7 +69,6 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
-    replay = _Replay(_why_nothing(gm, reuse))
 
     def read_rows() -> dict[str, Any]:
         _ = found.nodes  # which fills the records of all nodes
@@ -86,65 +79,26 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
             with run.recording() as recorder:
                 run_args, run_kwargs = run.take_inputs(args, kwargs, names)
                 step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
-                                 device_type=session.device.type, excluded=replay.excluded)
-                replay.subgraphs = step.subgraphs
+                                 device_type=session.device.type)
                 rows = step.run()
             step.interpreter.record.log = recorder.log
             records.append(step.interpreter.record)
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
-            return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()},
-                             replay=replay.report(gm))
+            return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()})
 
-    while True:
-        try:
-            found = expect_values(run_once, session.options)
-            break
-        except Restart as restart:
-            replay.forbid(restart)
+    found = expect_values(run_once, session.options)
     for node, info in infos.items():
         node.meta["info"] = info
     gm.meta["profile"] = found
     records[-1].fingerprints = fingerprint_nodes(gm.graph)
     settings: dict[str, Any] = {"kwargs": kwargs, "mode": mode, "loss_fn": loss_fn, "autocast": autocast,
-                                "device": device, "profilers": profilers, "reuse": reuse}
+                                "device": device, "profilers": profilers}
     last_runs[gm] = LastRun(session, (args, kwargs), loss_fn,
                             lambda gm: symbolic_profile(gm, *args, **settings), records[-1])
     if verbose:
         print(found.table())
     return gm
-
-
-def _why_nothing(gm: fx.GraphModule, reuse: bool) -> str | None:
-    """Why no subgraph is replayed, as far as that is known before; None where some may be."""
-    if not reuse:
-        return "reuse=False"
-    if any(map(has_gradient_hooks, gm.parameters())):
-        return "hooks run with a parameter's gradient"
-    return why_unsupported()
-
-
-class _Replay:
-    """What runs of a graph may replay: subgraphs but for those ``excluded`` by path, with the reason; None: nothing."""
-
-    def __init__(self, refusal: str | None) -> None:
-        self.refusal = refusal
-        self.excluded: dict[str, str] | None = {} if refusal is None else None
-        self.subgraphs: SubgraphReplay | None = None  #: of the last run
-
-    def forbid(self, restart: Restart) -> None:
-        """Replay less in the next run."""
-        if self.excluded is None or self.subgraphs is None or restart.module is None:
-            self.refusal, self.excluded = restart.reason, None
-        else:
-            self.excluded.update(dict.fromkeys(self.subgraphs.alike(restart.module), restart.reason))
-
-    def report(self, gm: fx.GraphModule) -> ReplayReport:
-        """What was replayed in the last run, and why the rest was run."""
-        if self.subgraphs is None:
-            return ReplayReport((ReplayInfo("", "graph", type(gm).__name__, False, self.refusal),))
-        return ReplayReport(tuple([ReplayInfo(path, "subgraph", kind, reason is None, reason)
-                                   for path, (kind, reason) in self.subgraphs.explain().items()]))
 
 
 def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:

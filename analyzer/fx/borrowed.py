@@ -2,12 +2,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
-
-from analyzer.replay.lazy_block import LazyBlock
 
 from .fake_tensor import FakeTensors
 
@@ -21,43 +19,30 @@ class Borrowed:
     ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
     a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
     only, ``by_path`` the other way; ``walked`` has them in order. ``root`` is the module to call: what a compiled one
-    wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory. Tensors of a
-    block in ``lazy_blocks`` (by its id) have places and no fake tensors, and are in no list, until `materialize`.
+    wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
     """
 
     def __init__(self, root: nn.Module, fakes: FakeTensors) -> None:
         self.root = root
         self.parameters: list[Triple] = []
-        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor] | LazyBlock] = []
+        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor]] = []
         self.modules: dict[int, str] = {}
         self.by_path: dict[str, nn.Module] = {}
         self.walked: list[tuple[str, nn.Module]] = []
-        self.lazy_blocks: dict[int, LazyBlock] = {}
-        self._parameters: list[Tensor | LazyBlock] = []
         self.fakes = fakes
-        self.materialize: Callable[[LazyBlock], None] = keep_lazy
 
     @property
     def buffers(self) -> list[Triple]:
         """(path, fake tensor, original) of each buffer, as long as nothing replaced it."""
         return [(entry[0], fake, entry[2]) for entry in self._buffers
-                if not isinstance(entry, LazyBlock) and (fake := entry[1]()) is not None]
+                if (fake := entry[1]()) is not None]
 
-    @property
-    def held(self) -> tuple[list[Tensor | LazyBlock], list[Tensor | LazyBlock]]:
-        """All parameters, and all buffers, in order: fake tensors and blocks whose tensors are not made yet."""
-        found = [entry if isinstance(entry, LazyBlock) else entry[1]() for entry in self._buffers]
-        return self._parameters, [item for item in found if item is not None]
-
-    def add(self, item: LazyBlock | tuple[str, Tensor, Tensor], is_buffer: bool) -> None:
-        """List a parameter or buffer, or a block of them."""
-        if isinstance(item, LazyBlock):
-            self._buffers.append(item) if is_buffer else self._parameters.append(item)
-        elif is_buffer:
+    def add(self, item: Triple, is_buffer: bool) -> None:
+        """List a parameter or buffer."""
+        if is_buffer:
             self._buffers.append((item[0], weakref.ref(item[1]), item[2]))
         else:
             self.parameters.append(item)
-            self._parameters.append(item[1])
 
     @property
     def attributes(self) -> list[tuple[Tensor, Tensor]]:
@@ -82,6 +67,3 @@ class Borrowed:
         """The tensor whose place ``fake`` takes, or None."""
         return self.fakes.original_of(fake)
 
-
-def keep_lazy(lazy: LazyBlock) -> None:
-    """Nothing is materialized any more."""

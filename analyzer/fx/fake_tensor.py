@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from analyzer.meta.restart import touched
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import META, MetaTensor, attach, attach_at, bytes_on_meta, device_of, tensor_on
+from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 
 Tensor = torch.Tensor
@@ -113,12 +112,7 @@ class FakeTensors:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:
                 base = bytes_on_meta(nbytes)
-            if real._cdata in self.places:
-                storage = attach_at(base, self._claim(original, real), *self.places.pop(real._cdata), self.state.space)
-            elif real._cdata in self.state.lazy:
-                raise touched(self.state.lazy[real._cdata])
-            else:
-                storage = attach(base, self._claim(original, real), self.state.space)
+            storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
                 storage.copy_contents(real)
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):

@@ -16,14 +16,11 @@ from torch import nn
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.plain_type import LEAVES
-from analyzer.meta.restart import touched
 from analyzer.meta.state import MetaState, active, current, indexed_device
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.module_walk import REGISTRIES, walk_modules
-from analyzer.replay.isomorph import Isomorph
-from analyzer.replay.lazy_block import LazyBlock
 
-from .borrowed import Borrowed, keep_lazy
+from .borrowed import Borrowed
 from .fake_tensor import FakeTensors
 from .gradient_hook import GradientHooks
 from .random_state import restore_generators, save_generators
@@ -38,17 +35,14 @@ _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what th
 
 
 @contextmanager
-def borrow_module(root: nn.Module,
-                  claim: torch.device | None = None,
-                  isomorphs: Iterable[Isomorph] = ()) -> Iterator[Borrowed]:
+def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterator[Borrowed]:
     """Swap the tensors of ``root`` for fake tensors; on leaving, everything is as it was, also after an exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
     original (the state's ``adopted_device`` for CPU and meta); a model made under a mode, put on an accelerator, keeps
     its claims. They are allocated in the order of ``Module.to``: children, parameters, buffers. Tied tensors stay tied
     and shared storages shared. Put back: attributes and their containers, registered tensors and modules, hooks,
-    training flags, classes of lazy modules, random number generators, torch's grad mode and default dtype. For the
-    tensors of ``isomorphs`` only places are kept; code that looks at them all the same raises Restart.
+    training flags, classes of lazy modules, random number generators, torch's grad mode and default dtype.
 
     >>> from analyzer.meta.mode import MetaTensorMode
     >>> layer = nn.Linear(2, 3)
@@ -60,7 +54,7 @@ def borrow_module(root: nn.Module,
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim), isomorphs)
+    borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim))
     generators, moves = save_generators(), active.generator_moves
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
@@ -90,19 +84,15 @@ _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping
 class _Borrowing:
     """One borrowing: what was swapped, and how to undo it."""
 
-    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None,
-                 isomorphs: Iterable[Isomorph]) -> None:
+    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
         self.state, self.claim = state, claim
-        self.isomorphs = {id(isomorph.block): isomorph for isomorph in isomorphs}
-        self.inside = {id(module): isomorph for isomorph in self.isomorphs.values() for module in isomorph.modules}
-        walked = walk_modules(root, left_out=[isomorph.block for isomorph in self.isomorphs.values()])
+        walked = walk_modules(root)
         for path, module in walked:
             if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None:
                 self._note_compiled(path or "the model")
         held = (t for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
         self.fakes = FakeTensors(state, claim, is_placed(held))
         self.borrowed = Borrowed(uncompiled(root), self.fakes)
-        self.borrowed.materialize = self.materialize
         self.undo: list[Callable[[], None] | _Contents] = []
         self.unquantized: list[tuple[nn.Module, str, Tensor]] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
@@ -140,9 +130,6 @@ class _Borrowing:
             if container:
                 container.clear()
         self.empty.clear()
-        for isomorph in self.isomorphs.values():
-            isomorph.put_back()
-        self.borrowed.materialize = keep_lazy
         self.fakes.forget_storages()
 
     # -- walking -------------------------------------------------------------------------------------------------
@@ -150,33 +137,8 @@ class _Borrowing:
     def _note_compiled(self, what: str) -> None:
         self.state.assume(f"{what}: a module under torch.compile is profiled as the module that it wraps")
 
-    def _make_lazy(self, isomorph: Isomorph) -> None:
-        assert self.claim is not None
-        self.borrowed.lazy_blocks[id(isomorph.block)] = LazyBlock(isomorph, self.claim, self.state.space)
-        self.state.lazy.update(dict.fromkeys(isomorph.tensors_and_storages(), isomorph.block))
-
-    def materialize(self, lazy: LazyBlock) -> None:
-        """Make the fake tensors of a block for which there are places."""
-        isomorph = lazy.isomorph
-        del self.borrowed.lazy_blocks[id(isomorph.block)]
-        for identity in isomorph.tensors_and_storages():
-            del self.state.lazy[identity]
-        for module in isomorph.modules:
-            del self.inside[id(module)]
-        self.fakes.places = lazy.places()
-        with without_modes():
-            self._walk(isomorph.block)
-        lazy.fake_tensors = [found for tensor in isomorph.parameters if (found := self.fakes.of(tensor)) is not None]
-
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self.seen:
-            return
-        isomorph = self.inside.get(id(module))
-        if isomorph is not None:
-            if id(isomorph.block) not in self.borrowed.lazy_blocks:
-                if module is not isomorph.block:
-                    raise touched(module)  # held from outside of its block
-                self._make_lazy(isomorph)
             return
         self.seen.add(id(module))
         self.kept.append(module)
@@ -314,11 +276,6 @@ class _Borrowing:
         named: set[int] = set()
         borrowed.walked = walk_modules(borrowed.root)
         for path, module in borrowed.walked:
-            if id(module) in self.inside:
-                if id(module) in borrowed.lazy_blocks:
-                    for is_buffer in (False, True):
-                        borrowed.add(borrowed.lazy_blocks[id(module)], is_buffer)
-                continue
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module
             prefix = path + "." if path else ""

@@ -16,14 +16,12 @@ def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:
     return next((path for path, module in walked if isinstance(module, nn.parallel.DistributedDataParallel)), None)
 
 
-def refuse_sharded(root: nn.Module, left_out: Iterable[nn.Module] = ()) -> None:
-    """Raise InputError where FSDP, ``fully_shard`` or tensor parallelism shards parameters of ``root``;
-    ``left_out`` are modules in which nothing does.
-    """
+def refuse_sharded(root: nn.Module) -> None:
+    """Raise InputError where FSDP, ``fully_shard`` or tensor parallelism shards parameters of ``root``."""
     fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     if fsdp is None and tensor is None:
         return  # nothing is sharded
-    walked = walk_modules(root, left_out=left_out)
+    walked = walk_modules(root)
     kinds = {type(module) for _, module in walked}.union(*[
         map(type, held.values()) for _, module in walked for held in (module._parameters, module._buffers) if held])
     sharding = (*(() if fsdp is None else (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)),

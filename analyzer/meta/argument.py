@@ -8,7 +8,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .intercept.mode_stack import without_modes
-from .restart import touched
 from .state import MetaState
 from .storage import MetaStorage, find_storage
 from .tensor import META, MetaTensor, device_of, is_around_tensors, new_storage, tensor_on
@@ -81,9 +80,6 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, 
     """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read. One that
     ``is_new`` is met nowhere else: what an operator made of numbers lives as long as its fake tensor.
     """
-    real = tensor.untyped_storage()
-    if real._cdata in state.lazy:
-        raise touched(state.lazy[real._cdata])
     if device is None:
         device = device_of(tensor)
         device = state.adopted_device if device.type in ("cpu", "meta") else device

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
@@ -107,8 +106,6 @@ class MetaState:
     #: contents of tensors full of a number, by number and specs
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)
     fakes: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
-    #: lazily materialized blocks, whose tensors have places in memory alone, by ids of these and addresses of storages
-    lazy: dict[int, nn.Module] = field(default_factory=dict)
     lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or device
     random_seed: int = 0
     #: how often unknown data was asked whether a loop ends, by line

@@ -140,7 +140,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lion": Lion,
     "muon": make_muon,
 }
-REPLAYED = ("sgd", "momentum", "adam", "adamw", "adamw_fused")  #: PyTorch's own code, of which a step can be replayed
+TORCHS_OWN = ("sgd", "momentum", "adam", "adamw", "adamw_fused")  #: names of those whose code is PyTorch's
 FORM = "module:Class, e.g. torch.optim:RAdam"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.journal import Journal
@@ -151,15 +151,6 @@ class Pending:
         return 0
 
 
-class Labelled(Protocol):
-    """Parameters or buffers that are worth no string yet."""
-
-    numbers: Sequence[int]
-
-    def labels(self, log: Log) -> list[str]:
-        """The names of these parameters or buffers, in order."""
-
-
 class Tally(NamedTuple):
     """Calls of one kind: the step, one of them with the storages that its numbers are in, and how many there are."""
 
@@ -224,11 +215,8 @@ class Log:
     #: placements over a mesh of tensors that are parts of sharded ones, by number of the storage and shape of the part
     layouts: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
-    #: storages of parameters and buffers, but for those of `unlabelled`
-    number_of_label: dict[str, int] = field(default_factory=dict)
-    unlabelled: list[Labelled] = field(default_factory=list)  #: whose labels were not read yet
+    number_of_label: dict[str, int] = field(default_factory=dict)  #: of the storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
-    is_ordered: bool = True                  #: whether no life was written out later than those of younger storages
     #: bytes of storages that are not written out yet, by category
     unwritten: Counter[str] = field(default_factory=Counter)
     _tallies: tuple[tuple[int, int], list[Tally], Collection[Signature]] | None = None
@@ -250,13 +238,6 @@ class Log:
                 lifetime.category, lifetime.label = known.category, known.label
                 lifetime.requires_grad, lifetime.spec = known.requires_grad, known.spec
         self.storage_table[lifetime.number] = lifetime
-
-    def labelled(self, label: str) -> int:
-        """The number of the storage of a parameter or buffer."""
-        for many in self.unlabelled:
-            self.number_of_label.update(zip(many.labels(self), many.numbers))
-        self.unlabelled.clear()
-        return self.number_of_label[label]
 
     def group_of(self, signature: Signature) -> ProcessGroupSpec | None:
         """The process group of the calls of a signature; None where they have none, or it is unknown."""
@@ -351,11 +332,10 @@ class Log:
 
     def write_out(self) -> None:
         """Write replays into the places that were left for them."""
-        if not self.pending and self.is_ordered:
+        if not self.pending:
             return
         while self.pending:
             self.pending.popleft().expand(self)
-        self.is_ordered = True
         table = self.storage_table
         ordered = sorted(table.values(), key=lambda lifetime: lifetime.born)
         table.clear()

@@ -246,14 +246,10 @@ class ModuleRecorder(MemoryRecorder):
 
     # ---- parameters and buffers
 
-    def register_existing(self, tensors: Iterable[torch.Tensor | tuple[Any, str]]) -> None:
-        """Note the storages made before the recording began, and blocks not materialized, with their category."""
+    def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note the storages made before the recording began."""
         for tensor in tensors:
-            if isinstance(tensor, tuple):
-                lazy, category = tensor
-                lazy.enter(self.log, category, self._module_index[id(lazy.isomorph.block)])
-                self.watch_peak(0)
-            elif tensor.layout is torch.strided and not is_lazy(tensor):
+            if tensor.layout is torch.strided and not is_lazy(tensor):
                 parts = [tensor] if type(tensor) in _PLAIN else [part for *_, part in parts_of_parameter(tensor)]
                 for part in parts:
                     storage = self.storage_of(part)

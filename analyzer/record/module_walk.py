@@ -1,18 +1,14 @@
 """The modules of a model and their paths, as ``named_modules()`` gives them but without a generator for each level."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")  #: attributes of a module that hold what it registers
 
 
-def walk_modules(root: nn.Module, prefix: str = "", left_out: Iterable[nn.Module] = ()) -> list[tuple[str, nn.Module]]:
+def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """(path, module) of ``root`` and of all below it, each once, under its first path, a module before those that it
     holds.
-
-    Modules in ``left_out`` are passed over, with what is below them.
 
     >>> walk_modules(nn.Sequential(nn.ReLU()))
     [('', Sequential(
@@ -20,7 +16,7 @@ def walk_modules(root: nn.Module, prefix: str = "", left_out: Iterable[nn.Module
     )), ('0', ReLU())]
     """
     found: list[tuple[str, nn.Module]] = []
-    seen = set(map(id, left_out))
+    seen: set[int] = set()
     waiting: list[tuple[str, nn.Module]] = [(prefix, root)]
     while waiting:
         pair = waiting.pop()

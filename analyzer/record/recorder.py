@@ -56,8 +56,6 @@ class Recorder(ModuleRecorder):
         self.replay_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int, Signature], None] = _nothing
-        #: `replay.unmaterialized_gradient`; None where gradients may be looked at
-        self.unmaterialized_gradients: Any = None
         self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
 
     def hears(self) -> bool:

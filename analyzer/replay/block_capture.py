@@ -19,7 +19,7 @@ from analyzer.record.event import BORN, CALLED, DIED, HELD, Event
 from analyzer.record.log import Log, LogModule, LogNode
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
-from analyzer.record.reference_count import ALONE, ReferenceCount
+from analyzer.record.reference_count import ALONE
 
 from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, CaptureCache, Index, Slot, indexed
@@ -125,10 +125,6 @@ class BlockCapture:
         args, kwargs = pytree.tree_unflatten(leaves, self.arguments.structure)
         places = {id(t): i for i, t in enumerate(inputs)}
         given = [id(x) for x in leaves]
-        holds = [
-            ReferenceCount(x) for i, x in enumerate(leaves)
-            if i in self.arguments.given_up and isinstance(x, torch.Tensor)
-        ]
         del leaves, remaining, inputs
         result = self._run_forward(args, kwargs, before)
         self._check_forward(state, seed)
@@ -136,9 +132,6 @@ class BlockCapture:
         state.assumptions.clear()
         if any(known.was_read for known in self.contents):
             raise Mismatch("it reads the contents of a buffer")
-        if not all(hold.has_grown() for hold in holds):
-            raise Mismatch("an argument dies in its forward pass")
-        del holds
         self.reads.difference_update(place for place, index in self.indices.items() if not index.used)
         if trains and recorder.has_unnamed_nodes():
             raise Mismatch("an autograd node at its end belongs to no operator of its own")

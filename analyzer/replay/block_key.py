@@ -60,13 +60,10 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
 
 
 class ReadValues:
-    """The values that a block's forward pass read, to compare with another block's; ``prototype`` is what others were
-    found to be like it.
-    """
+    """The values that a block's forward pass read, to compare with another block's."""
 
-    def __init__(self, root: nn.Module, reads: set[tuple[str, str]], prototype: Any = None) -> None:
+    def __init__(self, root: nn.Module, reads: set[tuple[str, str]]) -> None:
         self.root = root
-        self.prototype = prototype if prototype is not None and prototype.is_unchanged() else None
         self.positions = Positions(root)
         modules = dict(root.named_modules())
         index_of = {path: i for i, path in enumerate(modules)}
@@ -92,7 +89,6 @@ class ReadValues:
                     self.computed.append((i, n, getattr(module, n, _MISSING)))
         self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i))
                         for i in dict.fromkeys(i for i, _ in self.fixed)]
-        self.read = frozenset((i, n) for i, n, _ in self.values)  #: places and names of own attributes
         inside = _find_inside(modules.values())
         #: an attribute through which more can be reached
         self.outside: str | None = None
@@ -111,11 +107,6 @@ class ReadValues:
         self._own = [
             _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
         ]
-
-    def hold_for_isomorph(self, isomorph: Any) -> bool:
-        """As `hold_for`, for a block that was found to be like the one whose values these are."""
-        return (isomorph.prototype is self.prototype and not self.computed and not self.leads_inside
-                and self.read.isdisjoint(isomorph.differing) and isomorph.holds_the_same())
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it,

@@ -1,9 +1,8 @@
 """Runs each kind of block once and replays its record for the others, forward and backward."""
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +21,6 @@ from .block_key import ReadValues, structure_key
 from .block_site import BlockSite
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
 from .captured_block import BLOCK, Arguments, Borrow, CapturedBlock, GradSpec, PassedOn, number_of, writes_in_place
-from .isomorph import Isomorph
-from .lazy_block import LazyBlock
 from .match import Match, Mismatch
 from .replayed_block import BlockFunction, ReplayedBlock, gradient_token
 from .state_fingerprint import StateFingerprint
@@ -41,25 +38,13 @@ def pays(blocks: int, leaves: int) -> bool:
 
 
 class BlockReplay:
-    """Decides for each call of a module whether it is replayed or run.
-
-    ``lazy_blocks`` are blocks that have places and no tensors yet, by id; one that is run is given its tensors first,
-    by ``materialize``.
-    """
+    """Decides for each call of a module whether it is replayed or run."""
 
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
-                 excluded: Collection[type[nn.Module]] = (), lazy_blocks: Mapping[int, LazyBlock] | None = None,
-                 materialize: Callable[[LazyBlock], None] = lambda lazy: None) -> None:
-        self.recorder, self.borrow, self._make_tensors = recorder, borrow, materialize
+                 excluded: Collection[type[nn.Module]] = ()) -> None:
+        self.recorder, self.borrow = recorder, borrow
         contents: dict[int, Contents] = {}
-        isomorphs = self._isomorphs = [r.isomorph for r in (lazy_blocks or {}).values()]
-        self._prototypes = {id(isomorph.prototype.block): isomorph.prototype for isomorph in isomorphs}
-        self._lazy = {id(module): r for r in (lazy_blocks or {}).values() for module in r.isomorph.modules}
-        modules = [module for _, module in walk_modules(root)
-                   ] if not isomorphs else [m for m in recorder.modules() if id(m) not in self._lazy]
-        for isomorph in isomorphs:
-            contents[id(isomorph.block)] = Contents(isomorph.modules, isomorph.prototype.leaves,
-                                               list(map(weakref.ref, (*isomorph.parameters, *isomorph.buffers))))
+        modules = [module for _, module in walk_modules(root)]
         for module in modules:
             survey(module, contents)
         parents = Counter(id(child) for module in modules for child in module._modules.values() if child is not None)
@@ -70,14 +55,14 @@ class BlockReplay:
             held = (*module._parameters.values(), *module._buffers.values())
             owners.update(id(tensor) for tensor in held if tensor is not None)
         self._tied = {i for i, n in owners.items() if n > 1}
-        keys = self._list_keys(root, modules, contents, lambda module: type(module) in excluded or is_leaf(module),
-                               isomorphs)
+        memo: dict[int, int | None] = {}
+        numbers: dict[Hashable, int] = {}
+        # what blocks have in common that may be replayed for each other, by id(block); None for one of a kind
+        keys = {id(module): structure_key(module, memo, numbers) for module in modules
+                if module is not root and len(module._modules) > 1
+                and not (type(module) in excluded or is_leaf(module))}
         counts = self._counts = Counter(k for k in keys.values() if k is not None)
         self._all_keys, self._leaves = keys, {i: contents[i].leaves for i in keys}
-        for isomorph in isomorphs:
-            keys[id(isomorph.block)] = keys[id(isomorph.prototype.block)]
-            inner = [keys.get(id(layout.module)) for layout in isomorph.prototype.layouts]
-            counts.update([k for k in inner if k is not None])
         self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         # candidates that hold a parameter, by the number of its storage
@@ -86,8 +71,7 @@ class BlockReplay:
         self._tensor_states: dict[int, Any] = {}  # of candidates' tensors, by id
         recorder.watched, recorder.touched, recorder.before_backward = set(), self._touch, self._check_backward
         for i in self._contents:
-            if i not in self._lazy:
-                self._watch(self._contents[i])
+            self._watch(self._contents[i])
         # what a replayed block read more than once, by the number of its storage, and the block
         self._summed: dict[int, nn.Module] = {}
         self._known: dict[Hashable, list[_Variant]] = {}
@@ -99,16 +83,6 @@ class BlockReplay:
         #: the class of each candidate that was called, and why it was run (None: it was replayed), by path
         self.decisions: dict[str, tuple[str, str | None]] = {}
 
-    def _list_keys(self, root: nn.Module, modules: Sequence[nn.Module], contents: dict[int, Contents],
-                   is_excluded: Callable[[nn.Module], bool], isomorphs: Sequence[Isomorph]) -> dict[int, Hashable]:
-        """What blocks have in common that may be replayed for each other, by id(block); None for one of a kind."""
-        memo: dict[int, int | None] = {}
-        numbers: dict[Hashable, int] = {}
-        for isomorph in isomorphs:
-            memo[id(isomorph.block)] = structure_key(isomorph.prototype.block, memo, numbers)
-        return {id(module): structure_key(module, memo, numbers) for module in modules
-                if module is not root and len(module._modules) > 1 and not is_excluded(module)}
-
     def _watch(self, block: Contents) -> None:
         """Hear of calls that read a block's parameters."""
         for tensor in block.list_tensors():
@@ -118,50 +92,9 @@ class BlockReplay:
                 self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
                 self.recorder.watched.add(storage.number)
 
-    def materialize(self, module: nn.Module) -> None:
-        """Make the tensors of the block around ``module`` if there are only places for them."""
-        lazy = self._lazy.get(id(module))
-        if lazy is None:
-            return
-        self._make_tensors(lazy)
-        isomorph, recorder = lazy.isomorph, self.recorder
-        for inner, layout in zip(isomorph.modules, isomorph.prototype.layouts):
-            del self._lazy[id(inner)]
-            key = self.keys.get(id(layout.module))
-            if key is not None:
-                self.keys[id(inner)] = key
-                contents = self._contents[id(inner)] = survey(inner, {})
-                self._watch(contents)
-        lazy.fingerprint = StateFingerprint(isomorph.modules)
-        lazy.write_out(recorder.log)
-        recorder.own_parameters_of(isomorph.modules)
-
-    def _materialize_inside(self, module: nn.Module) -> None:
-        """Make the tensors of blocks in a block that has its own."""
-        if not self._lazy or id(module) in self._lazy:
-            return
-        inside = [inner for inner in self.modules_in(module) if id(inner) in self._lazy]
-        if inside:
-            for inner in inside:
-                self.materialize(inner)
-            self._contents[id(module)] = survey(module, {})
-            self._watch(self._contents[id(module)])
-
-    def has_replayed(self, block: nn.Module | None) -> bool:
-        """Whether a block was replayed."""
-        return id(block) in self._replayed
-
     def path_of(self, module: nn.Module) -> str:
         """The path of a block in the model."""
         return self.recorder.path_of(module)
-
-    def given_up(self, module: nn.Module) -> Collection[int]:
-        """Positions of the arguments that are used by the block alone."""
-        return ()
-
-    def read_later(self, module: nn.Module) -> Collection[int]:
-        """Positions of the arguments that are known to be read after the block."""
-        return ()
 
     def make_capture(self, module: nn.Module, arguments: Arguments,
                      grad_specs: tuple[GradSpec, ...] | None) -> BlockCapture:
@@ -175,14 +108,10 @@ class BlockReplay:
         return BlockSite(captured, self.path_of(module), numbers, producers, recorder.log, recorder.step,
                           recorder.running_call(), recorder.source_line())
 
-    def list_candidates(self) -> list[nn.Module]:
-        """What may be like something else, outer ones first."""
-        return [module for module in self.recorder.modules() if id(module) in self._all_keys]
-
     def explain(self) -> dict[str, tuple[str, str | None]]:
         """The class of each candidate, and why it was run (None: it was replayed), by path; none that is within one."""
         found: dict[str, tuple[str, str | None]] = {}
-        for module in self.list_candidates():
+        for module in [module for module in self.recorder.modules() if id(module) in self._all_keys]:
             path, key = self.path_of(module), self._all_keys[id(module)]
             if path.rpartition(".")[0] in found and found[path.rpartition(".")[0]][1] is None:
                 continue
@@ -209,8 +138,6 @@ class BlockReplay:
             self.decisions[path] = type(module).__name__, earlier or reason  # one that was run once was run
         elif self.recorder.step == 0 and id(module) in self._replayed:
             raise Restart("it is called again", self._replayed[id(module)])
-        if result is NotImplemented:
-            self.materialize(module)
         return result
 
     def can_replay(self, module: nn.Module, args: Any, kwargs: Any) -> Match | Mismatch:
@@ -230,7 +157,6 @@ class BlockReplay:
             raise Mismatch("it is in a reentrant checkpoint")
         if describe_context() != self._context:
             raise Mismatch("autocast, saved-tensor hooks, a mode or another setting of torch is active")
-        self._materialize_inside(module)
         self._check_tensors(module)
         leaves, structure = flatten_arguments(args, kwargs)
         likes = [x if isinstance(x, LEAF_TYPES) else like_cache(x) or x for x in leaves]
@@ -248,7 +174,7 @@ class BlockReplay:
         if len(variants) > self._replays[key]:  # what was captured was of no use to another: more would not pay
             raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
         indices = self._find_indices(module, key) if any(type(x) is CacheLike for x in likes) else []
-        variant = self._try(module, Arguments(likes, structure, indices, self.given_up(module)))
+        variant = self._try(module, Arguments(likes, structure, indices))
         variants.append(variant)
         return self._judge(variant, module, leaves)
 
@@ -257,8 +183,6 @@ class BlockReplay:
         captured = variant.captured
         if captured is None:
             raise Mismatch(variant.reason)
-        if not captured.sums.isdisjoint(self.read_later(module)):
-            raise Mismatch("what it adds a gradient up of is read later")
         slot = captured.slot
         if slot is not None and not is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer):
             raise Mismatch("its slot of a cache is taken")
@@ -268,8 +192,6 @@ class BlockReplay:
 
     def _check_tensors(self, module: nn.Module) -> None:
         """Raise Mismatch where parameters are not the block's own, or are not what they were when it was described."""
-        if id(module) in self._lazy:
-            return
         contents, states = self._contents[id(module)], self._tensor_states
         if id(module) in self._touched:
             raise Mismatch("its parameters are used outside of it")
@@ -285,17 +207,11 @@ class BlockReplay:
             if states.get(id(tensor)) != describe_tensor_state(tensor):
                 raise Mismatch("a tensor's attribute, hook, storage or requires_grad was changed")
 
-    def find_lazy(self, block: nn.Module) -> LazyBlock | None:
-        """The places of the tensors of a block that has none yet."""
-        return self._lazy.get(id(block))
-
     def _holds(self, variant: _Variant, module: nn.Module) -> bool:
         """Whether what a forward pass read has these values in a block."""
-        lazy, values = self._lazy.get(id(module)), variant.values
         if variant.captured is not None and not variant.shared.is_same():
             return False
-        return lazy is not None and values.hold_for_isomorph(lazy.isomorph) or values.hold_for(
-            module, self._contents[id(module)].modules)
+        return variant.values.hold_for(module, self._contents[id(module)].modules)
 
     def modules_in(self, block: nn.Module) -> list[nn.Module]:
         """The modules of a candidate, itself first, as ``modules()`` lists them."""
@@ -304,9 +220,7 @@ class BlockReplay:
     def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
         """Integers in which a block differs from the others."""
         blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
-        inner = (m for isomorph in self._isomorphs for m, layout in zip(isomorph.modules, isomorph.prototype.layouts)
-                 if self.keys.get(id(layout.module)) == key)
-        return index_candidates(module, next(m for m in (*blocks, *inner) if m is not module))
+        return index_candidates(module, next(m for m in blocks if m is not module))
 
     def _index_of(self, slot: Slot, module: nn.Module) -> int:
         index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
@@ -345,7 +259,7 @@ class BlockReplay:
             reason = str(mismatch)
         finally:
             self.recorder.skip_sequence()
-        values = ReadValues(module, capture.reads, self._prototypes.get(id(module)))
+        values = ReadValues(module, capture.reads)
         if captured is not None and values.outside:
             captured, reason = None, f"it reads {values.outside}, through which more than the block can be reached"
         return _Variant(values, shared, captured, reason)

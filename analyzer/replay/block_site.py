@@ -52,7 +52,7 @@ class BlockSite(Site):
         """Write the rows of the block into the log, and what its modules were given."""
         numbers, source = self.numbers, self.source
         for slot in self.held:
-            numbers[slot] = log.labelled(f"{self.path}.{numbers[slot]}")
+            numbers[slot] = log.number_of_label[f"{self.path}.{numbers[slot]}"]
         self.modules = [self.module_of(i) for i in range(len(source.modules))]
         for i, theirs in zip(self.modules, source.modules):
             mine = log.modules[i]

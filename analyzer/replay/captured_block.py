@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,13 +53,11 @@ class InputLike:
 class Arguments:
     """The arguments of a block's call, without its tensors.
 
-    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot; ``given_up`` are the
-    positions of tensors that would die in the block if it did not save them.
+    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot.
     """
 
-    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]],
-                 given_up: Collection[int] = ()) -> None:
-        self.indices, self.given_up = indices, given_up
+    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]]) -> None:
+        self.indices = indices
         self.leaves = [InputLike(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         self.structure = structure
         self.tensors = [x for x in self.leaves if isinstance(x, InputLike)]
@@ -96,9 +94,6 @@ class CapturedBackward:
         return len(own) == len(others) and all([
             a == b or a is not None and b is not None and i in self.only_read and a[:3] == b[:3]
             and (a[3], b[3]) == (ALONE, ALONE_VIEW) for i, (a, b) in enumerate(zip(own, others))])
-
-    def __post_init__(self) -> None:
-        self.gradients = [slot for _, _, slot, _ in self.parameters]
 
 
 @dataclass

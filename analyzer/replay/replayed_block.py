@@ -17,7 +17,6 @@ from analyzer.record.reference_count import Holding, find_holdings
 from .captured_block import CapturedBackward, CapturedBlock, GradSpec, number_of
 from .match import Mismatch
 from .segment import Instance, Segment, replay
-from .unmaterialized_gradient import BlockGradients
 
 _tokens: list[torch.Tensor] = []
 
@@ -62,7 +61,7 @@ class ReplayedBlock:
         site.reserve(log)
         for slot, row in captured.writers:
             number = site.number_at(slot)
-            recorder.set_producer(number if isinstance(number, int) else log.labelled(f"{path}.{number}"),
+            recorder.set_producer(number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"],
                                   site.row_at(row))
         with without_modes():
             return [self._revive(segment, o[0], o[1]) for o in captured.outputs if isinstance(o, tuple)]
@@ -147,33 +146,13 @@ class ReplayedBlock:
             instance = next(instance for instance in self.instances
                             if instance.start.event <= event < instance.stop.event)
             instance.freed.append((slot, site.number_at(slot)))
-        unmaterialized = self.recorder.unmaterialized_gradients
-        if unmaterialized is None or not segment.elsewhere.keys().isdisjoint(backward.gradients):
-            self.owner.materialize(self.module)
-            unmaterialized = None
-        lazy = self.owner.find_lazy(self.module)
-        parameters: list[Any] = []
-        if lazy is None:
-            modules = self.owner.modules_in(self.module)
-            parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
-            if any([parameter.grad is not None for parameter in parameters]):
-                raise Restart("a gradient comes twice", self.module)
+        modules = self.owner.modules_in(self.module)
+        parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
+        if any([parameter.grad is not None for parameter in parameters]):
+            raise Restart("a gradient comes twice", self.module)
         with without_modes():
-            if unmaterialized is None:
-                for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
-                    parameter.grad = self._revive(segment, slot, like)
-            else:
-                numbers = [
-                    born + slot - segment.first_slot if slot >= segment.first_slot else site.number_at(slot)
-                    for slot in backward.gradients
-                ]
-                self._outlive(segment, backward.gradients, numbers)
-                places = [self.slots[slot] for slot in backward.gradients]
-                if lazy is None:
-                    unmaterialized.add(parameters, numbers, places, [like for _, _, _, like in backward.parameters],
-                               self.module)
-                else:
-                    unmaterialized.add_block(lazy, BlockGradients(numbers, places, backward.parameters, self.module))
+            for parameter, (_, _, slot, like) in zip(parameters, backward.parameters):
+                parameter.grad = self._revive(segment, slot, like)
             return [self._give(segment, item) for item in backward.returned]
 
     def _give(self, segment: Segment, item: tuple[int, torch.Tensor, bool] | None) -> torch.Tensor | None:

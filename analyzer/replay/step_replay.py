@@ -38,8 +38,6 @@ class StepReplay:
         self.events = events
         self.nodes = range(first_node, len(recorder.log.node_slots))
         self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
-        self._unmaterialized: list[tuple[Sequence[int], Callable[[list[int], list[Any]], None]]] = []
-        self._unmaterialized_numbers: set[int] = set()
         self._shared = False
         self._survivors: set[int] = set()
         self._closed = True  # nothing that was there before died
@@ -75,19 +73,11 @@ class StepReplay:
         self._shared = self._shared or number in self._left
         self._left[number] = (template(tensor), receive)
 
-    def leave_unmaterialized(self, numbers: Sequence[int], receive: Callable[[list[int], list[Any]], None]) -> None:
-        """Say that the stretch leaves storages behind whose likes are never looked at; ``receive`` gets their numbers
-        and places.
-        """
-        self._shared = self._shared or not self._unmaterialized_numbers.isdisjoint(numbers)
-        self._unmaterialized.append((numbers, receive))
-        self._unmaterialized_numbers.update(numbers)
-
     def is_whole(self) -> bool:
         """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older
         died in it.
         """
-        return self._closed and not self._shared and self._survivors == self._left.keys() | self._unmaterialized_numbers
+        return self._closed and not self._shared and self._survivors == self._left.keys()
 
     def replay(self) -> None:
         """Repeat the stretch as the recorder's present step."""
@@ -137,8 +127,6 @@ class StepReplay:
                 held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
                 block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
                 receive(revive(like, claim, numbers[number], block, space))
-        for theirs, leave in self._unmaterialized:
-            leave([numbers[number] for number in theirs], [slots[self._slot_of[number]] for number in theirs])
 
     def _compile(self) -> Segment:
         """Make the parts that the allocator can replay: stretches of live events, whose segment this gives, and blocks
@@ -165,7 +153,7 @@ class StepReplay:
         segment = Segment(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory,
                     takes_workspaces=False)
         segment.log = None
-        left = {slot_of[number]: number for number in (*self._left, *self._unmaterialized_numbers)}
+        left = {slot_of[number]: number for number in self._left}
         parts = self._parts
         start = START
         for stop, other in zip((*segment.breaks, segment.end), (*others, None)):

@@ -284,9 +284,8 @@ class ReplayInfo:
     """Whether a part of the step was replayed, and if not, why it was run."""
 
     path: str                    #: of the module, "" for the whole model
-    #: "block", "step" (all steps after the first) or "optimizer"; of a graph "subgraph", or "graph" for all of it
-    kind: str
-    type: str                    #: class of the module or optimizer
+    kind: str                    #: "block", or "step" for all steps after the first
+    type: str                    #: class of the module
     replayed: bool
     reason: str | None = None    #: why it was run
 

@@ -2,16 +2,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.record.quantized_parameter import count_elements
-from analyzer.replay.isomorph import Isomorph
 
 from .node_info import TensorInfo
 
@@ -34,36 +31,6 @@ class ParameterShape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class IsomorphShape:
-    """A block like an earlier one but for keys and some settings (extra_repr and kernel size, by place in it)."""
-
-    first: ModuleShape
-    keys: Sequence[int]
-    parameter_keys: Sequence[int]
-    settings: Mapping[int, tuple[str, tuple[int, ...] | None]]
-    numel: int
-
-    @classmethod
-    def of(cls, isomorph: Isomorph, first: ModuleShape) -> IsomorphShape:
-        """The shape of ``isomorph`` as it is now."""
-        settings = {i: (isomorph.modules[i].extra_repr(), _kernel_size(isomorph.modules[i]))
-                    for i in {i for i, _ in isomorph.differing}}
-        return cls(first, list(map(id, isomorph.modules)), list(map(id, isomorph.parameters)), settings,
-                   sum([t.numel for t in isomorph.prototype.parameters]))
-
-    def expand(self) -> ModuleShape:
-        """It as one of its own."""
-        return self._copy(self.first, enumerate(self.keys), iter(self.parameter_keys))
-
-    def _copy(self, shape: ModuleShape, keys: Iterator[tuple[int, int]], parameter_keys: Iterator[int]) -> ModuleShape:
-        index, key = next(keys)
-        text, kernel_size = self.settings.get(index, (shape.extra_repr, shape.kernel_size))
-        parameters = tuple([p._replace(key=next(parameter_keys)) for p in shape.parameters])
-        children = tuple([(name, self._copy(child, keys, parameter_keys)) for name, child in shape.children])
-        return ModuleShape(key, shape.type, text, shape.training, kernel_size, parameters, children)
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleShape:
     """A module and what is below it; ``key`` is the same for the same module."""
 
@@ -73,49 +40,21 @@ class ModuleShape:
     training: bool
     kernel_size: tuple[int, ...] | None
     parameters: tuple[ParameterShape, ...]
-    below: tuple[tuple[str, ModuleShape | IsomorphShape], ...]
+    children: tuple[tuple[str, ModuleShape], ...]  #: names and shapes of the modules that it holds
 
     @classmethod
-    def of(cls, root: torch.nn.Module, isomorphs: Mapping[int, Isomorph] = MappingProxyType({})) -> ModuleShape:
-        """The shape of ``root`` as it is now; ``isomorphs`` are blocks in it that are like an earlier one, by id."""
-        whole = cls._describe(root, isomorphs, {})
-        assert isinstance(whole, ModuleShape)  # an isomorph is like something before it
-        return whole
-
-    @classmethod
-    def _describe(cls, module: torch.nn.Module, isomorphs: Mapping[int, Isomorph],
-                  firsts: dict[int, ModuleShape]) -> ModuleShape | IsomorphShape:
-        isomorph = isomorphs.get(id(module))
-        if isomorph is not None:
-            return IsomorphShape.of(isomorph, firsts[id(isomorph.prototype.block)])
+    def of(cls, module: torch.nn.Module) -> ModuleShape:
+        """The shape of ``module`` as it is now."""
         parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, count_elements(p),
                                      p.requires_grad, _find_sharding(p))
                       for name, p in module._parameters.items() if p is not None]
-        children = [(name, cls._describe(child, isomorphs, firsts)) for name, child in module._modules.items()
-                    if child is not None]
-        found = firsts[id(module)] = cls(id(module), type(module).__name__, _describe_settings(module), module.training,
-                                         _kernel_size(module), tuple(parameters), tuple(children))
-        return found
-
-    @property
-    def children(self) -> list[tuple[str, ModuleShape]]:
-        """Names and shapes of the modules that it holds."""
-        return [(name, child.expand() if isinstance(child, IsomorphShape) else child) for name, child in self.below]
+        children = [(name, cls.of(child)) for name, child in module._modules.items() if child is not None]
+        return cls(id(module), type(module).__name__, _describe_settings(module), module.training,
+                   _kernel_size(module), tuple(parameters), tuple(children))
 
     def count_parameters(self) -> int:
         """Elements of all parameters, each counted once."""
-        distinct: dict[int, int] = {}
-        isomorphs = 0
-        waiting = [self]
-        while waiting:
-            module = waiting.pop()
-            distinct.update((p.key, p.numel) for p in module.parameters)
-            for _, child in module.below:
-                if isinstance(child, IsomorphShape):
-                    isomorphs += child.numel  # an isomorph shares no parameter
-                else:
-                    waiting.append(child)
-        return isomorphs + sum(distinct.values())
+        return sum(p.numel for p in self.distinct_parameters().values())
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""

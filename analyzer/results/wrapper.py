@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from torch import nn
 
@@ -13,12 +13,11 @@ WRAPPER_TYPE = "OptimizedModule"
 _HELD = "_orig_mod"  # the name under which torch.compile's module holds the one that it wraps
 
 
-def list_wrappers(module: nn.Module, left_out: Iterable[nn.Module] = ()) -> frozenset[str]:
-    """The paths of the compiled modules in ``module``, ``""`` for itself; ``left_out`` are modules that none is in."""
+def list_wrappers(module: nn.Module) -> frozenset[str]:
+    """The paths of the compiled modules in ``module``, ``""`` for itself."""
     if "torch._dynamo.eval_frame" not in sys.modules:
         return frozenset()  # nothing is compiled
-    return frozenset(
-        [path for path, inner in walk_modules(module, left_out=left_out) if uncompiled(inner) is not inner])
+    return frozenset([path for path, inner in walk_modules(module) if uncompiled(inner) is not inner])
 
 
 class ModulePaths:

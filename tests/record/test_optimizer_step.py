@@ -12,12 +12,6 @@ from analyzer.meta.dispatch.list_memo import ListMemo
 from analyzer.meta.mode import MetaTensorMode
 
 
-@pytest.fixture(autouse=True)
-def _run_every_step(monkeypatch):
-    """Steps that are played look at no list."""
-    monkeypatch.setattr("analyzer.replay.optimizer.replay.FEWEST_TIMES", 1 << 20)
-
-
 def make_model():
     frozen, half = nn.Linear(16, 16), nn.Linear(16, 16, dtype=torch.bfloat16)
     frozen.requires_grad_(False)

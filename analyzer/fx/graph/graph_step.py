@@ -1,7 +1,7 @@
 """Drives the recorder with a graph: one step of what a traced, perhaps transformed, model would do."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,28 +9,19 @@ from torch import fx
 
 from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
 from analyzer.record.recorder import Recorder
-from analyzer.replay.unmaterialized_gradient import UnmaterializedGradients
 
 from .interpreter import RecordingInterpreter
-from .subgraph_replay import SubgraphReplay
 
 
 class GraphStep:
-    """One forward pass, and in training its loss and backward pass, of a graph module under a recorder. Subgraphs that
-    repeat are replayed, except those whose paths are ``excluded``; none where that is None.
-    """
+    """One forward pass, and in training its loss and backward pass, of a graph module under a recorder."""
 
     def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *,
                  mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None,
-                 device_type: str, excluded: Mapping[str, str] | None) -> None:
+                 device_type: str) -> None:
         self.recorder, self.module, self.args, self.kwargs = recorder, module, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.device_type = mode, loss_fn or default_loss, autocast, device_type
         self.interpreter = RecordingInterpreter(module, recorder)
-        self.subgraphs: SubgraphReplay | None = None
-        if excluded is not None:
-            with torch._C.DisableTorchFunction():
-                self.subgraphs = SubgraphReplay(recorder, module, self.interpreter, excluded)
-            self.interpreter.replay = self.subgraphs.replay_from
 
     def run(self) -> dict[fx.Node, int]:
         """Run the step; the result is the row of each node in the log."""
@@ -51,13 +42,7 @@ class GraphStep:
         del output
         recorder.mark([loss], "loss")
         note_saved_inputs(recorder, holds)
-        unmaterialized = recorder.unmaterialized_gradients = UnmaterializedGradients(recorder)
-        try:
-            loss.backward()
-        finally:
-            recorder.unmaterialized_gradients = None
-        parameters = list(self.module.parameters())
-        unmaterialized.check(parameters)
-        recorder.mark([p.grad for p in parameters if p.grad is not None], "gradient")
+        loss.backward()
+        recorder.mark([p.grad for p in self.module.parameters() if p.grad is not None], "gradient")
         recorder.end()
         return self.interpreter.rows

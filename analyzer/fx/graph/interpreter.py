@@ -1,9 +1,8 @@
 """Runs a graph node by node without data."""
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,6 @@ from .kept import KeptResults
 from .offload import OffloadedTensors
 from .run_record import RunRecord
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
-from .subgraph import Subgraph
 
 
 class GraphInterpreter(fx.Interpreter):
@@ -76,15 +74,8 @@ class GraphInterpreter(fx.Interpreter):
         outer, self.env = self.env, given
         last = last_uses(statements, {*given, *(n for s in statements for n in s.nodes())})
         open_blocks: list[tuple[Block, AbstractContextManager[Any]]] = []
-        replayed = 0  #: statements up to there
         try:
             for i, statement in enumerate(statements):
-                if i >= replayed and (count := self.replay_from(statement)):
-                    _leave(open_blocks, 0)
-                    replayed = i + count
-                if i < replayed:
-                    self._forget(last.get(i, ()), returned)
-                    continue
                 blocks = [b for b in statement.blocks if not isinstance(b, (Keeping, Offloading))]
                 shared = shared_blocks([b for b, _ in open_blocks], blocks)
                 _leave(open_blocks, shared)
@@ -99,20 +90,13 @@ class GraphInterpreter(fx.Interpreter):
                     self._run_statement(statement)
                 if statement.node is not None and statement.node.op == "output":
                     return self.env[statement.node]
-                self._forget(last.get(i, ()), returned)
+                for n in last.get(i, ()):
+                    if n not in returned:
+                        self.env.pop(n, None)
             return tuple(self.env[n] for n in returned)
         finally:
             _leave(open_blocks, 0)
             self.env = outer
-
-    def _forget(self, nodes: Iterable[fx.Node], returned: Sequence[fx.Node]) -> None:
-        for n in nodes:
-            if n not in returned:
-                self.env.pop(n, None)
-
-    def replay_from(self, statement: Statement) -> int:
-        """How many statements from this one on need not be run; what others read of them is in `env` then."""
-        return 0
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         """What surrounds a statement with the blocks that are its own."""
@@ -162,22 +146,6 @@ class RecordingInterpreter(GraphInterpreter):
         self.recorder, self.record = recorder, RunRecord()
         self.rows: dict[fx.Node, int] = {}
         self._paths: dict[fx.Node, str] = {}
-        #: replays the subgraph that begins at a node, where it can: how many nodes, with their results put into `env`
-        self.replay: Callable[[fx.Node, dict[fx.Node, Any]], int] | None = None
-
-    def like(self, recorder: Recorder) -> RecordingInterpreter:
-        """Another one, for a part of the same graph under another recorder."""
-        other = copy.copy(self)
-        other.recorder, other.record, other.replay = recorder, RunRecord(), None
-        other.rows, other._paths, other.env = {}, {}, {}
-        return other
-
-    def run_subgraph(self, subgraph: Subgraph, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the nodes of a subgraph under the recorder of its module; what others read of them."""
-        self._add_rows(subgraph.nodes, f"{subgraph.path}.")
-        statements = [Statement((), n) for n in subgraph.nodes]
-        return self._run_function(statements, dict(zip(subgraph.inputs, values)),  # type: ignore[no-any-return]
-                                  subgraph.results)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """As `GraphInterpreter.run`; raises InputError for shapes and dtypes that were not traced, too."""
@@ -187,12 +155,9 @@ class RecordingInterpreter(GraphInterpreter):
 
     def begin_step(self) -> None:
         """Make the rows of a new step."""
-        self._add_rows(self.graph.nodes, "")
-
-    def _add_rows(self, nodes: Iterable[fx.Node], prefix: str) -> None:
         paths, rows = self.recorder.log.index_of_path, self.rows
-        for n in nodes:
-            path = n.meta.get("module_path", "").removeprefix(prefix)
+        for n in self.graph.nodes:
+            path = n.meta.get("module_path", "")
             # a module that was traced into and holds nothing is not there: its parent, or the root
             while path not in paths:
                 path = path.rpartition(".")[0]
@@ -204,10 +169,6 @@ class RecordingInterpreter(GraphInterpreter):
             record.source = n.meta.get("source")
             record.region = tuple([r.describe() for r in n.meta.get("region", ())])
             record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
-
-    def replay_from(self, statement: Statement) -> int:
-        """As `GraphInterpreter.replay_from`, for subgraphs that were recorded."""
-        return 0 if self.replay is None or statement.node is None else self.replay(statement.node, self.env)
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         """The row of the log that the statement's calls go to."""

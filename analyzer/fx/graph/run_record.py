@@ -1,7 +1,7 @@
 """What a recorded run of a graph says of its values, so that a part of it can be run again as if all of it ran."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from analyzer.meta.spec import TensorSpec
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.log import Log
 from analyzer.record.tensor_walk import describe
-from analyzer.replay.block_site import BlockSite
 
 Tensor = torch.Tensor
 
@@ -39,32 +38,6 @@ class Unknown:
 
 
 @dataclass
-class ReplayedSubgraph:
-    """Nodes, by name, that were not run: the ``records`` of as many others hold for them, with their own storages.
-
-    There is a record for each kind of gradients that a backward pass was given (`BlockSite.grad_specs`). They agree on
-    values; storage n of the first is number ``site.numbers[slot_of[n]]``.
-    """
-
-    names: list[str]
-    records: dict[Any, RunRecord]
-    site: BlockSite
-    slot_of: dict[int, int]
-
-    def write(self, record: RunRecord) -> None:
-        """Write them into ``record``."""
-        first, numbers = next(iter(self.records.values())), self.site.numbers
-        ran = None if self.site.grad_specs is None else self.records[self.site.grad_specs]
-        gradients = [{} for _ in self.names] if ran is None else list(ran.gradients.values())
-
-        def rename(value: Any) -> Any:
-            return replace(value, storage=numbers[self.slot_of[value.storage]]) if isinstance(value, Value) else value
-
-        for name, values, row in zip(self.names, first.values.values(), gradients):
-            record.values[name], record.gradients[name] = pytree.tree_map(rename, values), row
-
-
-@dataclass
 class RunRecord:
     """By name of node: results (a tree of `Value`), specs of their gradients, fingerprints; to read, `complete` it."""
 
@@ -75,18 +48,13 @@ class RunRecord:
     #: (category, path, bytes) of parameters and buffers it uses
     held: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
 
-    replayed: list[ReplayedSubgraph] = field(default_factory=list)  #: what is to be written into the above
     log: Log | None = None  #: of the run, until it was read
 
     def complete(self) -> None:
         """Write down what was left until it is asked for."""
         log, self.log = self.log, None
-        if log is None:
-            return
-        self._note_storages(log)  # which looks numbers up that were labels
-        for subgraph in self.replayed:
-            subgraph.write(self)
-        self.replayed.clear()
+        if log is not None:
+            self._note_storages(log)
 
     def _note_storages(self, log: Log) -> None:
         """Note the parameters and buffers that each node uses, in order, and whether what it made is differentiable."""

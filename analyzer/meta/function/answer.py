@@ -83,7 +83,7 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     device = device_of(args[0])
     has_data = device.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage)
-    return state.adopted_device if has_data or id(args[0]) in state.lazy else device
+    return state.adopted_device if has_data else device
 
 
 @handles(Tensor.data.__get__)  # type: ignore[attr-defined]

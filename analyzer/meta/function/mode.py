@@ -10,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from analyzer.meta.opaque import call_opaque
-from analyzer.meta.restart import touched
 from analyzer.meta.shape_registry import register_shape_impl
 from analyzer.meta.state import MetaState, active_state, indexed_device
 from analyzer.meta.tensor import META, PLAIN_TENSORS
@@ -32,8 +31,6 @@ class MetaFunctionMode(TorchFunctionMode):
                            kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
-        if state.lazy and args and id(args[0]) in state.lazy and func not in _ANSWERED_LAZILY:
-            raise touched(state.lazy[id(args[0])])
         if type(func) is MethodWrapperType and state.tape is None and PLAIN_TENSORS.issuperset(
                 types) and func not in handlers:
             return func(*args, **(kwargs or {}))  # an attribute is read or written
@@ -83,12 +80,3 @@ def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _call_on(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> Any:
     return state.call_on(indexed_device(device), func, *args, **{**kwargs, "device": META})
-
-
-# What a tensor that is not materialized answers as its fake tensor would.
-_ANSWERED_LAZILY = frozenset({
-    Tensor.get_device, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size,
-    Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex,
-    *(getattr(Tensor, name).__get__
-      for name in ("shape", "dtype", "requires_grad", "ndim", "layout", "is_leaf", "itemsize", "nbytes", "device",
-                   "is_cuda", "is_cpu", "is_meta"))})

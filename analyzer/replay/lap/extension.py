@@ -17,9 +17,9 @@ from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from ..match import Mismatch
-from ..optimizer.list_call import list_positions
 from .chain import REFERENCE
 from .layout import Layout
+from .list_call import list_positions
 from .naming import Names, Naming
 from .replayed_lap import LapSegment, Regions, ReplayedLap, renamed_module_call, renamed_node
 from .stretch import LapKind, Stretch

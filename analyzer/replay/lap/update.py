@@ -11,8 +11,8 @@ from analyzer.record.event import BEGAN, BORN, CALLED, DIED
 from analyzer.record.op_call import OpCall
 
 from ..match import Mismatch
-from ..optimizer.list_call import derive, fit_lists, length_of_lists, list_positions, rows_of, spread_owners
 from .chain import REFERENCE
+from .list_call import derive, fit_lists, length_of_lists, list_positions, rows_of, spread_owners
 from .stretch import Stretch
 from .tape import STEP
 

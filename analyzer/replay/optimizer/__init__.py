@@ -1,1 +1,0 @@
-"""Optimizers whose steps are captured on a few parameters and replayed for all."""
