@@ -63,7 +63,7 @@ def require_packages() -> None:
             found = "not installed"
         if not found.startswith(release):
             raise MissingExtraError(f"benchmarks.accuracy_parallel needs {name} {release}, which is {found}: "
-                                    "pip install 'torch-analyzer[parallel]'")
+                                    "pip install 'symbolic-analyzer[parallel]'")
 
 
 def judge(row: dict[str, Any]) -> Prediction | str:

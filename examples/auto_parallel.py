@@ -6,7 +6,7 @@ each node has a few ways to run, an edge costs what it takes to turn the layout 
 its reader wants, and HiGHS finds the cheapest choice within the memory limit. Nothing overlaps: seconds of kernels and
 collectives are added.
 
-    pip install torch-analyzer[solver]
+    pip install -e '.[solver]'
     python examples/auto_parallel.py
 """
 from __future__ import annotations

@@ -17,13 +17,13 @@ from email import message_from_bytes
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MADE = re.compile(r"PKG-INFO|setup\.cfg|torch_analyzer\.egg-info/.*")  #: by the build
+MADE = re.compile(r"PKG-INFO|setup\.cfg|symbolic_analyzer\.egg-info/.*")  #: by the build
 
 # Run beside PyTorch alone. Each file of the package is imported: what it lacks is told by the extra's name.
 _IMPORTS = """
 import importlib, importlib.metadata, pkgutil, sys
 import analyzer
-assert importlib.metadata.version("torch-analyzer") == analyzer.__version__
+assert importlib.metadata.version("symbolic-analyzer") == analyzer.__version__
 names = [module.name for module in pkgutil.walk_packages(analyzer.__path__, "analyzer.")]
 for name in names:
     if not name.endswith("__main__"):
@@ -49,12 +49,13 @@ COMMANDS = [
     (["profile", "net.py:Net", "--input", "2x3x16x16", "--json", "net.json", "--device", "h100"], 0, "one train step"),
     (["check", "net.json", "--max", "params 0"], 4, "params"),
     (["profile", "vit_b_16", "--input", "1x3x224x224", "--show", "table"], 0, "conv_proj"),
-    (["profile", "net.py:Net", "--input", "2x3x16x16", "--html", "net.html"], 2, "torch-analyzer[report]"),
-    (["profile", "torchvision:alexnet", "--input", "2x3x64x64"], 2, "torch-analyzer[zoo]"),
-    (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, "torch-analyzer[zoo]"),
-    (["profile", "hf:GPT2Config"], 2, "torch-analyzer[zoo]"),
-    (["sweep", "vit_b_16", "--batch", "1", "--out", "rows.parquet"], 2, "torch-analyzer[sweep]"),
-    (["profile", "net.py:Net", "--input", "2x3x16x16", "--export", "nodes=nodes.parquet"], 2, "torch-analyzer[report]"),
+    (["profile", "net.py:Net", "--input", "2x3x16x16", "--html", "net.html"], 2, "symbolic-analyzer[report]"),
+    (["profile", "torchvision:alexnet", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
+    (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
+    (["profile", "hf:GPT2Config"], 2, "symbolic-analyzer[zoo]"),
+    (["sweep", "vit_b_16", "--batch", "1", "--out", "rows.parquet"], 2, "symbolic-analyzer[sweep]"),
+    (["profile", "net.py:Net", "--input", "2x3x16x16", "--export", "nodes=nodes.parquet"], 2,
+     "symbolic-analyzer[report]"),
 ]
 
 

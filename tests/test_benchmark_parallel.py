@@ -23,7 +23,7 @@ SAMPLE = {"megatron-golden-gpt-gpt3-mcore-te-tp1-pp1-dist-optimizer-fim-dataset-
 def test_a_row_of_each_family_is_met(row):
     family = family_of(ROWS[row])
     if find_spec(family.package) is None:  # importing it is the rebuild's, which has stand-ins for what it imports
-        pytest.skip(f"{family.package} is not installed: pip install 'torch-analyzer[parallel]'")
+        pytest.skip(f"{family.package} is not installed: pip install 'symbolic-analyzer[parallel]'")
     assert abs(predict(ROWS[row]).predicted / measured_bytes(ROWS[row]) - 1) < SAMPLE[row]
 
 

@@ -423,7 +423,7 @@ def test_csv_and_jsonl_hold_every_row(result, tmp_path):
 ])
 def test_a_missing_library_names_its_extra(monkeypatch, tmp_path, library, extra, use):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'torch-analyzer\[{extra}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"pip install 'symbolic-analyzer\[{extra}\]'"):
         use(SweepResult(()), tmp_path)
 
 

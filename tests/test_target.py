@@ -329,7 +329,7 @@ def test_unknown_classes_of_transformers() -> None:
 )
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, text: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # what an import finds where it is not installed
-    assert fail(text, MissingExtraError) == f"{text}: {library} is not installed; pip install 'torch-analyzer[zoo]'"
+    assert fail(text, MissingExtraError) == f"{text}: {library} is not installed; pip install 'symbolic-analyzer[zoo]'"
 
 
 # ---------------------------------------------------------------- package.module:factory

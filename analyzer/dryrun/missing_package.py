@@ -14,7 +14,7 @@ def advise_install(error: BaseException) -> str | None:
         if isinstance(one, ImportError):
             for name in _OF_EXTRA:
                 if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
-                    return (f"{name} is not installed here; pip install 'torch-analyzer[scripts]' has what scripts "
+                    return (f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]' has what scripts "
                             f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
     return None
 

@@ -177,7 +177,7 @@ def _count_cores() -> int:
 
 def _cache_file(identity: str) -> Path:
     folder = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-    return Path(folder, "torch-analyzer", f"cpu-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json")
+    return Path(folder, "symbolic-analyzer", f"cpu-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json")
 
 
 def _read_kept(identity: str) -> DeviceSpec | None:

@@ -135,7 +135,7 @@ def check_roofline(path: str | Path) -> str:
             import matplotlib  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(f"roofline {str(path)!r}: an image needs matplotlib, which is not installed: pip "
-                                    "install 'torch-analyzer[report]', or write .json or .csv") from error
+                                    "install 'symbolic-analyzer[report]', or write .json or .csv") from error
     return suffix
 
 

@@ -290,6 +290,6 @@ def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError,
 def package_version() -> str:
     """The version of this package, ``"source"`` where it is not installed."""
     try:
-        return version("torch-analyzer")
+        return version("symbolic-analyzer")
     except PackageNotFoundError:  # run from a source tree that is not installed
         return "source"

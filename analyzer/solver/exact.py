@@ -97,8 +97,8 @@ def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float,
         from scipy.sparse import coo_matrix, eye, hstack
     except ImportError as error:
         raise MissingExtraError(
-            "method='exact': this program needs scipy, which is not installed; pip install 'torch-analyzer[solver]', "
-            "or take method='chain'") from error
+            "method='exact': this program needs scipy, which is not installed; pip install "
+            "'symbolic-analyzer[solver]', or take method='chain'") from error
     # variables: one for each unit, then the share of the limit that is held on arriving at each place but the last
     size, intervals = len(graph.units), len(graph.places) - 1
     places = np.arange(intervals)[:, None]

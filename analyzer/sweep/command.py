@@ -144,7 +144,7 @@ def _connect(address: str | None) -> Iterator[Executor | None]:
         import distributed
     except ImportError as error:
         raise MissingExtraError(
-            f"--dask {address}: Dask is not installed: pip install 'torch-analyzer[sweep]'") from error
+            f"--dask {address}: Dask is not installed: pip install 'symbolic-analyzer[sweep]'") from error
     connect: Any = distributed.Client  # untyped
     try:
         client = connect(address)

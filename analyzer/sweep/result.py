@@ -70,7 +70,8 @@ class SweepResult:
             import pandas
         except ImportError as error:
             raise MissingExtraError(
-                "to_dataframe() needs pandas, which is not installed: pip install 'torch-analyzer[report]'") from error
+                "to_dataframe() needs pandas, which is not installed: pip install "
+                "'symbolic-analyzer[report]'") from error
         return pandas.DataFrame({name: pandas.Series([row.get(name) for row in self.rows], dtype=_PANDAS[kind])
                                  for name, kind in COLUMNS.items()})
 
@@ -134,7 +135,7 @@ def check_table(path: str | Path) -> Path:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(
-                f"{path}: needs pyarrow, which is not installed: pip install 'torch-analyzer[sweep]'") from error
+                f"{path}: needs pyarrow, which is not installed: pip install 'symbolic-analyzer[sweep]'") from error
     return path
 
 

@@ -87,6 +87,6 @@ def find_close(word: str, options: Iterable[str]) -> str:
 def import_extra(library: str, target: str, extra: str = "zoo") -> ModuleType:
     """Import a library of an extra. Raises MissingExtraError, which names the extra, if it is not installed."""
     if importlib.util.find_spec(library) is None:
-        raise MissingExtraError(f"{target}: {library} is not installed; pip install 'torch-analyzer[{extra}]'")
+        raise MissingExtraError(f"{target}: {library} is not installed; pip install 'symbolic-analyzer[{extra}]'")
     define_torchvision_ops()  # timm and transformers import torchvision too
     return importlib.import_module(library)

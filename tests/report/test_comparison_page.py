@@ -89,10 +89,10 @@ def test_names_are_escaped() -> None:
 def test_without_plotly(change: ProfileChange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                         capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(MissingExtraError, match=r"'torch-analyzer\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"'symbolic-analyzer\[report\]'"):
         change.to_html()
     assert main(["compare", "a.json", "b.json", "--html", str(tmp_path / "c.html")]) == 2
-    assert "'torch-analyzer[report]'" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "'symbolic-analyzer[report]'" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_the_command_writes_it(change: ProfileChange, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,5 +59,5 @@ def test_unknown_table(mlp):
 
 def test_pandas_missing(mlp, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'torch-analyzer\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'symbolic-analyzer\[report\]'"):
         mlp.to_dataframe()

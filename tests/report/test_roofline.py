@@ -123,7 +123,7 @@ def test_without_matplotlib_the_extra_is_named(found, tmp_path, monkeypatch):
     whole = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", lambda name, *rest, **named: whole(name, *rest, **named)
                         if name.partition(".")[0] != "matplotlib" else (_ for _ in ()).throw(ImportError(name)))
-    with pytest.raises(MissingExtraError, match=r"r\.png.*needs matplotlib.*'torch-analyzer\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"r\.png.*needs matplotlib.*'symbolic-analyzer\[report\]'"):
         found.export("roofline", tmp_path / "r.png")
     found.export("roofline", tmp_path / "r.json")
 

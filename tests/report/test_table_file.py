@@ -109,7 +109,7 @@ def test_parquet_without_pyarrow_names_the_extra(mlp, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for write in (lambda: mlp.export("table", tmp_path / "t.parquet"),
                   lambda: read_exports([str(tmp_path / "t.parquet")])):
-        with pytest.raises(MissingExtraError, match=r"torch-analyzer\[report\].*or write .csv"):
+        with pytest.raises(MissingExtraError, match=r"symbolic-analyzer\[report\].*or write .csv"):
             write()
     assert list(tmp_path.iterdir()) == []
 

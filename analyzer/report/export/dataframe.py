@@ -35,7 +35,7 @@ def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
         import pandas
     except ImportError as error:
         raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
-                                "pip install 'torch-analyzer[report]'") from error
+                                "pip install 'symbolic-analyzer[report]'") from error
     if what != "modules":
         columns = _list_columns(_RECORDS[what])
         rows = [[getattr(record, name) for name in columns] for record in getattr(profile, what) or ()]

@@ -94,7 +94,7 @@ def _import_pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtraError("a table in Parquet needs pyarrow, which is not installed: pip install "
-                                "'torch-analyzer[report]', or write .csv, .md or .tex") from error
+                                "'symbolic-analyzer[report]', or write .csv, .md or .tex") from error
     return pyarrow
 
 

@@ -167,7 +167,7 @@ def check_charts(path: object) -> None:
     """
     if path is not None and find_spec("plotly") is None:
         raise MissingExtraError(f"{str(path)!r}: a page draws its charts with plotly, which is not installed: pip "
-                                f"install 'torch-analyzer[report]'")
+                                f"install 'symbolic-analyzer[report]'")
 
 
 def _plotly() -> str:

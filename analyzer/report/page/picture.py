@@ -94,7 +94,7 @@ def open_figure(what: str, width: float = _WIDTH, height: float = _HEIGHT) -> It
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            f"{what}: matplotlib is not installed; pip install 'torch-analyzer[report]'") from error
+            f"{what}: matplotlib is not installed; pip install 'symbolic-analyzer[report]'") from error
     with rc_context({"text.usetex": False, "font.family": "sans-serif", "font.size": 9, "legend.fontsize": 8.5,
                      "axes.linewidth": 0.8, "path.sketch": None}):
         figure = Figure(figsize=(width, height))
