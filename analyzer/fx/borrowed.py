@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -49,14 +48,6 @@ class Borrowed:
         """Fake tensors and originals of tensors that are not registered, as long as nothing replaced them."""
         named = {id(fake) for group in (self.parameters, self.buffers) for _, fake, _ in group}
         return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
-
-    def assigned(self) -> Iterator[tuple[str, str, Tensor]]:
-        """Attributes of registered modules that hold a tensor of the forward's: (path of the module, name, tensor)."""
-        for path, module in self.root.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                for name, value in (*module.__dict__.items(), *module._parameters.items(), *module._buffers.items()):
-                    if isinstance(value, Tensor) and self.original_of(value) is None:
-                        yield path, name, value
 
     def holds_other_tensors(self, module: nn.Module) -> bool:
         """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""

@@ -90,10 +90,6 @@ class NodeWriter:
             if not unused.users:
                 self.graph.erase_node(unused)
 
-    def assign_buffer(self, buffer: Tensor, value: Tensor) -> None:
-        """The forward replaced a registered buffer: the graph writes the new contents into it."""
-        self.call(assign_buffer, self.to_argument(buffer), self.node_of(value))
-
     def check_content(self, changed: ChangedContent) -> None:
         """Let the graph begin with a check that a tensor that it changes has the contents that were read of it."""
         name = self._paths.get(id(changed.tensor)) or self.node_of(changed.tensor).target
@@ -297,11 +293,6 @@ class NodeWriter:
             self.bind(child, part, rename)
         if held:
             node.meta["container"] = True
-
-
-def assign_buffer(buffer: Tensor, value: Tensor) -> None:
-    """Give ``buffer`` the contents of ``value``, whatever its shape, keeping its identity."""
-    buffer.data = value.detach()
 
 
 def _is_output_class(value: Any) -> bool:

@@ -27,6 +27,7 @@ from analyzer.meta.tensor import MetaTensor
 from analyzer.record.collector import rare_collections
 from analyzer.record.model_failure import telling_depth
 
+from .assignment import Assignments
 from .binding import Bound, bind_arguments
 from .changed_content import ContentWatch
 from .input_check import expectations
@@ -130,6 +131,7 @@ class _Attempt:
             values = _make_fakes(bound, borrowed)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
+            assignments = Assignments(borrowed)
             mode.state.tape = tape
             try:
                 result = module(*args, **kwargs)
@@ -139,7 +141,7 @@ class _Attempt:
                 raise wrap(error, tape, self.meta_args) from error
             finally:
                 mode.state.tape = None
-            changed = watch.find_changed(_write_assignments(tape, borrowed))
+            changed = watch.find_changed(assignments.write(tape, result))
             self.changed, self.asks = frozenset(changed), tape.asks
             for content in changed.values() if self.unknown is None else ():
                 tape.check_content(content)
@@ -211,26 +213,6 @@ def _default(p: Parameter, values: dict[str, Any]) -> tuple[Any, ...]:
     if p.default is Parameter.empty and next(tensors_of(value), None) is not None:
         return ()
     return (None,)
-
-
-def _write_assignments(tape: Tape, borrowed: Borrowed) -> frozenset[int]:
-    """Write down that forward replaced buffers, and return their ids; the graph sets no other attributes."""
-    replaced = set()
-    ids = set()
-    for path, fake, _ in borrowed.buffers:
-        owner, _, name = path.rpartition(".")
-        now = getattr(borrowed.root.get_submodule(owner), name, None)
-        if isinstance(now, Tensor) and now is not fake and tape.find(now) is not None:
-            tape.assign_buffer(fake, now)
-            replaced.add(path)
-            ids.add(id(fake))
-    for owner, name, value in borrowed.assigned():
-        path = f"{owner}.{name}" if owner else name
-        if path in replaced or tape.find(value) is None:
-            continue
-        tape.state.assume(f"forward sets {path} to a tensor, which is not a registered buffer: "
-                          f"the graph does not set it")
-    return frozenset(ids)
 
 
 @contextlib.contextmanager
