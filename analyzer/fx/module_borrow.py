@@ -93,7 +93,7 @@ class _Borrowing:
         held = (t for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
         self.fakes = FakeTensors(state, claim, is_placed(held))
         self.borrowed = Borrowed(uncompiled(root), self.fakes)
-        self.undo: list[Callable[[], None] | _Contents] = []
+        self.undo: list[Callable[[], object] | _Contents] = []
         self.unquantized: list[tuple[nn.Module, str, Tensor]] = []
         self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
         self.empty: list[Any] = []              # containers that were empty
@@ -226,6 +226,9 @@ class _Borrowing:
             return inner
         if isinstance(value, _CONTAINERS):
             self._replace_in(value, depth)
+            return value
+        if isinstance(value, torch._C.Generator):
+            self.undo.append(functools.partial(value.set_state, value.get_state()))
             return value
         if type(value) is tuple:
             new = tuple(v if type(v) in LEAVES else self._replace(v, depth) for v in value)

@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
-from analyzer import symbolic_trace
+from analyzer import profile, symbolic_profile, symbolic_trace
+from analyzer.errors import InputError
 
 X = torch.ones(2, 6)
 
@@ -117,3 +120,96 @@ def test_other_assignments_are_not_in_the_graph_and_told(kind: Any, names: list[
     gm = symbolic_trace(kind(), meta_args={"x": X})
     told = [text for text in gm.meta["assumptions"] if "the graph does not set it" in text]
     assert {text.split()[2] for text in told} == set(names)
+
+
+class Seeded(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return x + torch.randn(6)
+
+
+class Forked(nn.Module):
+    """Seeds and states of CUDA do nothing where there is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.cuda.manual_seed_all(4)
+            torch.manual_seed(3)
+            noise = torch.randn(6)
+        return x + noise + torch.rand(6)
+
+
+class State(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        drawn = torch.rand(6)
+        torch.set_rng_state(state)
+        return x + drawn - torch.rand(6)
+
+
+class Generators(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        made = torch.Generator().manual_seed(11)
+        state = made.get_state()
+        x = x + torch.randn(6, generator=made) + torch.rand(6, generator=torch.manual_seed(5))
+        made.set_state(state)
+        return x * torch.randn(6, generator=made)
+
+
+class HeldGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(6, generator=self.generator)
+        self.generator.manual_seed(4)
+        return x + drawn + torch.rand(6, generator=self.generator)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Forked()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.inner, x.requires_grad_(), use_reentrant=False) + torch.rand(6)
+
+
+@pytest.mark.parametrize("kind", [Seeded, Forked, State, Generators, HeldGenerator, Checkpointed])
+def test_random_numbers_are_controlled_as_in_forward(kind: Any) -> None:
+    model, traced = kind(), kind()
+    model.generator = torch.Generator().manual_seed(1)
+    traced.generator = held = torch.Generator().manual_seed(1)
+    states = torch.get_rng_state(), held.get_state()
+    gm = symbolic_trace(traced, meta_args={"x": X}, trace_act_ckpt=True)
+    assert traced.generator is held and torch.equal(held.get_state(), states[1])
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    for device in ("cpu", "h100"):
+        symbolic_profile(gm, X, device=device, mode="infer")
+        profile(traced, (X,), device=device, mode="infer")
+    assert torch.equal(held.get_state(), states[1])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert not gm.meta["assumptions"]
+    for seed in range(3):  # also what is drawn afterwards
+        results = []
+        for called in (gm, model):
+            torch.manual_seed(seed)
+            results.append((called(X.clone()), torch.rand(6)))
+        torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_random_numbers_of_others_are_told_and_unknown_ways_to_seed_refused() -> None:
+    def draw(x: Tensor) -> Tensor:
+        random.seed(1)
+        return x * random.random() + numpy.random.rand()
+
+    states = random.getstate(), repr(numpy.random.get_state())
+    told = symbolic_trace(draw, meta_args={"x": X}).meta["assumptions"]
+    assert [text.split("'")[0] for text in told] == ["forward seeds Python", "forward seeds numpy"]
+    assert (random.getstate(), repr(numpy.random.get_state())) == states
+    told = symbolic_trace(lambda x: x * torch.initial_seed(), meta_args={"x": X}).meta["assumptions"]
+    assert "a random seed that forward asks for was" in told[0]
+    with pytest.raises(InputError, match="forward sets torch.default_generator in a way that a graph does not repeat"):
+        symbolic_trace(lambda x: torch.default_generator.manual_seed(9) and x, meta_args={"x": X})

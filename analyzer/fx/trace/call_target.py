@@ -59,6 +59,20 @@ class ApplyFunction(CallTarget):
         return self.wrapped.apply(*args, **kwargs)
 
 
+class CallByName(CallTarget):
+    """Calls what torch has under the name ``wrapped`` when it is called, which a mode may have replaced."""
+
+    def __init__(self, wrapped: str) -> None:
+        super().__init__(wrapped)
+        self.__name__ = self.__qualname__ = wrapped.rpartition(".")[2]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; nothing without CUDA, which there is while tracing, for a function of CUDA's."""
+        if self.wrapped.startswith("torch.cuda.") and not torch.cuda.is_available():
+            return None
+        return find_by_name(self.wrapped)(*args, **kwargs)
+
+
 class BuildContainer(CallTarget):
     """Makes a list or a mapping of the class ``wrapped`` from its items and its attributes, without its constructor."""
 

@@ -67,7 +67,7 @@ class NodeWriter:
         self.dependent: set[fx.Node] = set()     #: nodes whose contents depend on inputs, parameters or chance
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
-        self._held: dict[int, Tensor] = {}       # id(tensor without a node) -> what the graph module holds for it
+        self._held: dict[int, Any] = {}          # id(value without a node) -> what the graph module holds for it
         self._paths = {id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group}
 
     @property
@@ -203,7 +203,7 @@ class NodeWriter:
             return self.module_node(value)
         if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
             return self._rebuild(value)
-        return self.attribute(value, "_object", value)
+        return self.attribute(value, "_object", self._held.get(id(value), value))
 
     def _rebuild(self, value: Any) -> fx.Node:
         """A node that makes an object like ``value`` from its parts."""
@@ -263,6 +263,11 @@ class NodeWriter:
     def where(self) -> str:
         """Path of the module that runs."""
         return self.modules[-1][0] if self.modules else ""
+
+    def hold_instead(self, value: Any, held: Any) -> None:
+        """Let the graph module hold ``held`` where ``value`` is an argument."""
+        self._held[id(value)] = held
+        self._kept.append(value)
 
     def map(self, tensor: Any, node: fx.Node) -> None:
         """Let ``node`` stand for a tensor, or for a container that a call returned."""

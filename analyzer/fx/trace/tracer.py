@@ -32,6 +32,7 @@ from .binding import Bound, bind_arguments
 from .changed_content import ContentWatch
 from .input_check import expectations
 from .outline import Site
+from .random_control import RandomWatch
 from .skeleton import build_skeleton, collect_contents
 from .structure import replace_tensors, tensors_of
 from .tape import Tape
@@ -131,7 +132,7 @@ class _Attempt:
             values = _make_fakes(bound, borrowed)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
-            assignments = Assignments(borrowed)
+            assignments, random = Assignments(borrowed), RandomWatch(tape, borrowed)
             mode.state.tape = tape
             try:
                 result = module(*args, **kwargs)
@@ -142,6 +143,7 @@ class _Attempt:
             finally:
                 mode.state.tape = None
             changed = watch.find_changed(assignments.write(tape, result))
+            random.check(mode.state)
             self.changed, self.asks = frozenset(changed), tape.asks
             for content in changed.values() if self.unknown is None else ():
                 tape.check_content(content)

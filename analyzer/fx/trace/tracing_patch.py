@@ -29,6 +29,7 @@ from .call_target import ApplyFunction, CallTarget
 from .leaf_module import find_leaf_impl
 from .operator_patch import operator_replacements
 from .outline import Site, module_site, outline_functions
+from .random_control import random_replacements
 from .recording import recording_tape, while_recording
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
@@ -71,6 +72,7 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
+    yield from random_replacements()
     yield from _wrapped_results()
     yield from _function_replacements()
 
