@@ -24,8 +24,7 @@ from .program_features.convention import Convention
 from .program_features.feature import WIDTH, Feature, Place
 
 PACKAGE = f"{__package__}.program_features"
-ROOMS = ("layer", "state", "hidden_state", "hook", "autograd", "inplace", "shared", "container", "context", "parent",
-         "adapter", "routing")
+ROOMS = ("layer", "state", "hidden_state", "gradient", "inplace", "shared", "parent")
 IDENTITIES = 40
 """Modules that do nothing, in each block: replay looks only at blocks that are worth it."""
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-
-from .feature import WIDTH
+from torch import Tensor
 
 
 def run_block(block: Any, x: Tensor) -> Any:
@@ -45,15 +43,6 @@ class TupleResult(Convention):
         return block.run(x), None
 
 
-class DetachedAuxiliary(TupleResult):
-    """Blocks return a detached number besides."""
-
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        x = block.run(x)
-        return x, x.detach().mean()
-
-
 class AuxiliaryLoss(Convention):
     """Blocks return a loss besides, and the model adds all of them."""
 
@@ -73,24 +62,6 @@ class AuxiliaryLoss(Convention):
     def forward(block: Any, x: Tensor) -> Any:
         x = block.run(x)
         return x, x.mean()
-
-
-class UnusedAuxiliary(AuxiliaryLoss):
-    """Blocks return a loss besides, which nothing uses."""
-
-    def end(self, x: Tensor) -> Tensor:
-        return x
-
-
-class DictionaryResult(Convention):
-    """Blocks return a dictionary."""
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x)["hidden"]
-
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        return {"hidden": block.run(x), "count": 1}
 
 
 class _Output(NamedTuple):
@@ -123,34 +94,6 @@ class DataclassResult(NamedResult):
         return _Record(block.run(x))
 
 
-class ListResult(TupleResult):
-    """Blocks return a list."""
-
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        return [block.run(x)]
-
-
-class SameTwice(TupleResult):
-    """Blocks return one tensor twice, the second as a view."""
-
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        x = block.run(x)
-        return x, x.view(-1)
-
-
-class NamedArguments(Convention):
-    """Blocks take named arguments only."""
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(hidden=x, flag=True)
-
-    @staticmethod
-    def forward(block: Any, *, hidden: Tensor, flag: bool = False) -> Any:
-        return block.run(hidden) if flag else hidden
-
-
 class OptionalMask(Convention):
     """Blocks take a mask that is None."""
 
@@ -175,14 +118,6 @@ class SharedMask(Convention):
     @staticmethod
     def forward(block: Any, x: Tensor, mask: Tensor) -> Any:
         return block.run(x) * mask
-
-
-class SharedGradient(SharedMask):
-    """Blocks take one tensor that has a gradient."""
-
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.mask = model.gain.mean() * self.mask
 
 
 class InputTwice(Convention):
@@ -227,18 +162,6 @@ class IndexBranch(IndexArgument):
         return block.run(x).relu() if index % 2 else block.run(x)
 
 
-class StringArgument(Convention):
-    """Blocks take the name of a function."""
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        self.calls += 1
-        return block(x, "relu" if self.calls % 3 else "gelu")
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, name: str) -> Any:
-        return getattr(nn.functional, name)(block.run(x))
-
-
 class FunctionArgument(Convention):
     """Blocks take a function of the model's, which counts."""
 
@@ -253,32 +176,6 @@ class FunctionArgument(Convention):
     @staticmethod
     def forward(block: Any, x: Tensor, act: Any) -> Any:
         return act(block.run(x))
-
-
-class SliceArgument(Convention):
-    """Blocks take a slice."""
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, slice(None))
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, rows: slice) -> Any:
-        return block.run(x)[:, rows]
-
-
-class TupleArgument(Convention):
-    """Blocks take a tuple of two tensors."""
-
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.position = (torch.ones(WIDTH, device=x.device), torch.zeros(WIDTH, device=x.device))
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.position)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, position: tuple[Tensor, Tensor]) -> Any:
-        return block.run(x) * position[0] + position[1]
 
 
 class CacheList(Convention):
@@ -307,22 +204,6 @@ class CacheListRead(CacheList):
         return x if len(cache) < 3 else x + cache[-3].mean()
 
 
-class CacheDictionary(Convention):
-    """Blocks count in a dictionary that the model hands over."""
-
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.cache: dict[str, int] = {}
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.cache)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, cache: dict[str, int]) -> Any:
-        cache["calls"] = cache.get("calls", 0) + 1
-        return block.run(x) * cache["calls"]
-
-
 class StateObject(Convention):
     """Blocks count in an object that the model hands over."""
 
@@ -337,17 +218,6 @@ class StateObject(Convention):
     def forward(block: Any, x: Tensor, state: Any) -> Any:
         state.calls += 1
         return block.run(x) * state.calls
-
-
-class ExtraArguments(Convention):
-    """Blocks take any arguments, and ignore them."""
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, 1, None, use_cache=False)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return block.run(x)
 
 
 class BufferArgument(Convention):

@@ -1,37 +1,28 @@
 """Features whose state lies where a block does not hold it: globals, closures, classes, generators, the process."""
 from __future__ import annotations
 
-import collections
 import contextvars
 import functools
 import itertools
 import os
 import random
 import threading
-import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .feature import Feature, Place
 
 VARIABLE = "ANALYZER_RANDOM_PROGRAM"
 count = 0
-counts: dict[str, int] = {"calls": 0}
-shapes: list[tuple[int, ...]] = []
 tensors: dict[str, Tensor] = {}
-recent: collections.deque[int] = collections.deque(maxlen=100)
-numbers = itertools.count()
 context: contextvars.ContextVar[int] = contextvars.ContextVar("context", default=0)
 of_thread = threading.local()
-settings = types.SimpleNamespace(calls=0)
 generator = np.random.default_rng(0)
 seen_ids: set[int] = set()
-seen_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class _Alternating(Feature):
@@ -54,29 +45,6 @@ class GlobalInteger(_Alternating):
         return count % 3 == 0
 
 
-class GlobalDictionary(_Alternating):
-    """Counts in an entry of a global dictionary."""
-
-    def is_other_way(self) -> Any:
-        counts["calls"] += 1
-        return counts["calls"] % 2 == 0
-
-
-class GlobalDeque(_Alternating):
-    """Counts by the length of a global deque."""
-
-    def is_other_way(self) -> Any:
-        recent.append(1)
-        return len(recent) % 2 == 0
-
-
-class GlobalIterator(_Alternating):
-    """Draws from a global iterator."""
-
-    def is_other_way(self) -> Any:
-        return next(numbers) % 2 == 1
-
-
 class Environment(_Alternating):
     """Counts in a variable of the process's environment."""
 
@@ -93,30 +61,6 @@ class ClassCounter(_Alternating):
     def is_other_way(self) -> Any:
         type(self).calls_of_all += 1
         return type(self).calls_of_all % 2 == 1
-
-
-class _Registry:
-    calls = 0
-
-
-class OtherClassCounter(_Alternating):
-    """Counts in an attribute of another class."""
-
-    def is_other_way(self) -> Any:
-        _Registry.calls += 1
-        return _Registry.calls % 2 == 1
-
-
-class NamespaceCounter(_Alternating):
-    """Counts in a namespace that all blocks hold."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.settings = settings
-
-    def is_other_way(self) -> Any:
-        self.settings.calls += 1
-        return bool(self.settings.calls % 2)
 
 
 class ContextVariable(_Alternating):
@@ -156,17 +100,6 @@ class GlobalClosure(_Alternating):
         return advance_closure() % 2 == 1
 
 
-class HeldClosure(_Alternating):
-    """Counts in a cell of a function that all blocks hold."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.advance = advance_closure
-
-    def is_other_way(self) -> Any:
-        return self.advance() % 2 == 1
-
-
 def advance_default(calls: list[int] = [0]) -> int:  # noqa: B006  # the state that is tried
     """Count in a default argument."""
     calls[0] += 1
@@ -178,20 +111,6 @@ class DefaultArgument(_Alternating):
 
     def is_other_way(self) -> Any:
         return advance_default() % 2 == 1
-
-
-def advance_attribute() -> int:
-    """Count in an attribute of this function."""
-    calls = getattr(advance_attribute, "calls", 0) + 1
-    advance_attribute.calls = calls  # type: ignore[attr-defined]
-    return int(calls)
-
-
-class FunctionAttribute(_Alternating):
-    """Counts in an attribute of a function."""
-
-    def is_other_way(self) -> Any:
-        return advance_attribute() % 2 == 1
 
 
 def _generate() -> Iterator[int]:
@@ -208,36 +127,11 @@ class GeneratorFrame(_Alternating):
         return next(generated) == 1
 
 
-class NumpyChance(_Alternating):
-    """Asks NumPy's global generator."""
-
-    def is_other_way(self) -> Any:
-        return np.random.rand() < 0.5
-
-
 class NumpyGenerator(_Alternating):
     """Asks a global NumPy generator."""
 
     def is_other_way(self) -> Any:
         return generator.random() < 0.5
-
-
-class OwnNumpyGenerator(_Alternating):
-    """Asks a NumPy generator of its own."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.generator = np.random.default_rng(place.index)
-
-    def is_other_way(self) -> Any:
-        return self.generator.random() < 0.5
-
-
-class PythonChance(_Alternating):
-    """Asks Python's global generator."""
-
-    def is_other_way(self) -> Any:
-        return random.random() < 0.3
 
 
 class OwnPythonGenerator(_Alternating):
@@ -267,14 +161,6 @@ class SeenIdentities(_Alternating):
         return known
 
 
-class SeenModules(_Alternating):
-    """Notes itself in a global weak set, and asks how many are in it."""
-
-    def is_other_way(self) -> Any:
-        seen_modules.add(self)
-        return len(seen_modules) % 2 == 0
-
-
 class AllocatedMemory(_Alternating):
     """Asks how much memory is allocated."""
 
@@ -289,15 +175,6 @@ class RandomState(_Alternating):
         return bool(torch.get_rng_state()[0] % 2)
 
 
-class GlobalTensor(Feature):
-    """Keeps the last output of any block in a global dictionary."""
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.linear(x)
-        tensors["last"] = x.detach()
-        return x
-
-
 class GlobalTensorRead(Feature):
     """Adds what the block before it left in a global dictionary."""
 
@@ -307,14 +184,6 @@ class GlobalTensorRead(Feature):
             x = x + tensors["read"].mean()
         tensors["read"] = x.detach()
         return x
-
-
-class GlobalList(Feature):
-    """Appends shapes to a global list that no block asks."""
-
-    def forward(self, x: Tensor) -> Any:
-        shapes.append(tuple(x.shape))
-        return self.linear(x)
 
 
 class ClassCache(Feature):
@@ -339,23 +208,3 @@ class FunctionCache(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) + make_table(x.shape[1]).to(x.device)
-
-
-class ModuleRegistry(Feature):
-    """Changes what a global object does by replacing its method."""
-
-    def forward(self, x: Tensor) -> Any:
-        x = _Switch.act(self.linear(x))
-        _Switch.act = torch.tanh if _Switch.act is torch.relu else torch.relu
-        return x
-
-
-class _Switch:
-    act: ClassVar[Any] = torch.relu
-
-
-class DefaultDtype(_Alternating):
-    """Asks for torch's default dtype and number of threads, which are the process's."""
-
-    def is_other_way(self) -> Any:
-        return torch.get_default_dtype() is torch.float64 or torch.get_num_threads() < 1

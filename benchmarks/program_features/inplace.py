@@ -1,22 +1,15 @@
-"""Features that write in place, return views, or depend on where and how tensors lie in memory."""
+"""Features that write in place or hand on views, and those that compute under a context."""
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from .feature import WIDTH, Feature, Place
-
-
-class InPlaceInside(Feature):
-    """Writes to a value of its own."""
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.linear(x)
-        y += 1
-        y.mul_(2)
-        return x + y
 
 
 class InPlaceOnInput(Feature):
@@ -45,23 +38,6 @@ class InPlaceOnView(Feature):
         return y
 
 
-class InPlaceOnDetached(Feature):
-    """Writes to its output past autograd."""
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.linear(x)
-        y.detach().zero_()
-        return y
-
-
-class InPlaceOnData(Feature):
-    """Writes to the data of its input."""
-
-    def forward(self, x: Tensor) -> Any:
-        x.data.mul_(2)
-        return self.linear(x)
-
-
 class IndexFill(Feature):
     """Fills rows by an index made on the way."""
 
@@ -76,23 +52,6 @@ class IndexPut(Feature):
         y = self.linear(x).clone()
         y[:, torch.arange(x.shape[1], device=x.device) % 2 == 0] = 0.5
         return y
-
-
-class OutArgument(Feature):
-    """Writes to a tensor given as ``out=``, without gradients."""
-
-    def forward(self, x: Tensor) -> Any:
-        with torch.no_grad():
-            out = torch.empty_like(x)
-            torch.mul(x, 2, out=out)
-        return self.linear(x) + out
-
-
-class SliceOutput(Feature):
-    """Returns a slice of its child's output that is all of it."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x)[:]
 
 
 class NarrowOutput(Feature):
@@ -120,45 +79,11 @@ class InputItself(Feature):
         return x
 
 
-class TransposedOutput(Feature):
-    """Returns an output that is not contiguous."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).transpose(0, 1).contiguous().transpose(0, 1)
-
-
-class ExpandedParameter(Feature):
-    """Multiplies by an expanded parameter."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.gain = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) * self.gain.expand_as(x)
-
-
 class ExpandedOutput(Feature):
     """Returns an expanded tensor."""
 
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).mean(1, keepdim=True).expand_as(x)
-
-
-class StrideBranch(Feature):
-    """Goes another way by the strides of its input."""
-
-    def forward(self, x: Tensor) -> Any:
-        if x.stride(-1) == 1 and x.is_contiguous():
-            x = x.transpose(0, 1).contiguous().transpose(0, 1)
-        return self.linear(x)
-
-
-class OffsetBranch(Feature):
-    """Goes another way by its input's offset in memory."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if x.storage_offset() else self.linear(x)
 
 
 class AddressBranch(Feature):
@@ -169,30 +94,11 @@ class AddressBranch(Feature):
         return x.relu() if (x.data_ptr() // 512) % 2 else x
 
 
-class SharesMemoryBranch(Feature):
-    """Goes another way where its input lies at its storage's start and fills it."""
-
-    def forward(self, x: Tensor) -> Any:
-        is_whole = x.untyped_storage().nbytes() == x.numel() * x.element_size()
-        return self.linear(x).relu() if is_whole else self.linear(x)
-
-
 class BaseBranch(Feature):
     """Goes another way where its input is a view."""
 
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if x._is_view() else self.linear(x)
-
-
-class LargeTemporary(Feature):
-    """Makes large values that die on the way."""
-
-    def forward(self, x: Tensor) -> Any:
-        first = torch.empty(1 << 20, device=x.device)
-        x = self.linear(x)
-        del first
-        second = torch.empty(3 << 19, device=x.device)
-        return x + second.sum() * 0
 
 
 class DropsInput(Feature):
@@ -217,43 +123,6 @@ class StorageResized(Feature):
         return x * scratch.shape[0]
 
 
-class SetData(Feature):
-    """Puts one value's memory under another."""
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.linear(x)
-        with torch.no_grad():
-            other = torch.empty_like(y)
-            other.set_(y.detach().clone())
-        return y + other
-
-
-class Chunks(Feature):
-    """Gates one half of a result by the other."""
-
-    def build(self, place: Place) -> None:
-        self.wide = nn.Linear(WIDTH, 2 * WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        value, gate = self.wide(x).chunk(2, -1)
-        return value * gate.sigmoid()
-
-
-class SplitAndJoin(Feature):
-    """Splits a result and joins its parts again."""
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.cat([part.relu() for part in self.linear(x).split(4, -1)], -1)
-
-
-class ChannelsLast(Feature):
-    """Changes the memory format on the way."""
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.linear(x)[..., None].to(memory_format=torch.channels_last)
-        return y.squeeze(-1)
-
-
 class ListOfViews(Feature):
     """Holds views of a result in a list while it runs, and writes to one."""
 
@@ -262,3 +131,120 @@ class ListOfViews(Feature):
         rows = [y[:, at] for at in range(y.shape[1])]
         rows[0].mul_(2)
         return torch.stack(rows, 1)
+
+
+class AutocastByIndex(Feature):
+    """Computes under autocast in odd blocks."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.casts = place.is_odd
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.casts):
+            y = self.linear(x)
+        return x + y.float()
+
+
+class _FeedForward(Feature):
+    def build(self, place: Place) -> None:
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def compute(self, x: Tensor) -> Any:
+        """The layer itself."""
+        return self.down(F.gelu(self.up(x)))
+
+
+class Checkpoint(_FeedForward):
+    """Checkpoints part of itself."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x + checkpoint(self.compute, x, use_reentrant=False)
+
+
+class ReentrantCheckpoint(_FeedForward):
+    """Checkpoints part of itself in the old way."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x + checkpoint(self.compute, x * self.up.bias.mean(), use_reentrant=True)
+
+
+class CheckpointByIndex(_FeedForward):
+    """Checkpoints part of itself in odd blocks."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.checkpoints = place.is_odd
+
+    def forward(self, x: Tensor) -> Any:
+        return x + (checkpoint(self.compute, x, use_reentrant=False) if self.checkpoints else self.compute(x))
+
+
+class SavedTensorHooks(Feature):
+    """Packs what is saved."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            return self.linear(x).relu()
+
+
+class SaveOnHost(Feature):
+    """Keeps what is saved on the host."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return self.linear(x).relu()
+
+
+class OtherStream(Feature):
+    """Computes on a stream of its own."""
+
+    def forward(self, x: Tensor) -> Any:
+        if not x.is_cuda:
+            return self.linear(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            y = self.linear(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        return y + 1
+
+
+class _CountCalls(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionMode(Feature):
+    """Computes under a mode that counts torch functions, and asks it."""
+
+    def forward(self, x: Tensor) -> Any:
+        with _CountCalls() as mode:
+            y = self.linear(x)
+        return y.relu() if mode.calls % 2 else y
+
+
+class CompiledChild(Feature):
+    """Holds a compiled child."""
+
+    def build(self, place: Place) -> None:
+        self.compiled = torch.compile(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compiled(x)
+
+
+class Handled(Feature):
+    """Goes on after an error that it expects."""
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            y = x.view(-1, 7)
+        except RuntimeError:
+            y = self.linear(x)
+        return y.view(x.shape)

@@ -1,7 +1,6 @@
-"""Features that are plain layers, and ones that differ from block to block by the block's index."""
+"""Features that are layers: of the library, by their index, with adapters, routed by data."""
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from .feature import WIDTH, Feature, Place
 
@@ -34,16 +34,6 @@ class InPlaceActivation(FeedForward):
         return x + self.down(self.act(self.up(x)))
 
 
-class LayerNorm(Feature):
-    """A layer norm."""
-
-    def build(self, place: Place) -> None:
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(x)
-
-
 class BatchNorm(Feature):
     """A batch norm over the length."""
 
@@ -52,26 +42,6 @@ class BatchNorm(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return self.norm(x.transpose(1, 2)).transpose(1, 2)
-
-
-class GroupNorm(Feature):
-    """A group norm."""
-
-    def build(self, place: Place) -> None:
-        self.norm = nn.GroupNorm(4, WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(x.transpose(1, 2)).transpose(1, 2).contiguous()
-
-
-class Convolution(Feature):
-    """A convolution over the length."""
-
-    def build(self, place: Place) -> None:
-        self.convolution = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.convolution(x.transpose(1, 2)).transpose(1, 2)
 
 
 class ImageConvolution(Feature):
@@ -132,17 +102,6 @@ class Recurrent(Feature):
         return self.recurrent(x)[0]
 
 
-class RecurrentLoop(Feature):
-    """A recurrence written as a loop over the length."""
-
-    def forward(self, x: Tensor) -> Any:
-        state, states = torch.zeros_like(x[:, 0]), []
-        for at in range(x.shape[1]):
-            state = torch.tanh(self.linear(x[:, at]) + state)
-            states.append(state)
-        return torch.stack(states, 1)
-
-
 class EncoderLayer(Feature):
     """The library's encoder layer, which has a fast path for inference."""
 
@@ -153,26 +112,6 @@ class EncoderLayer(Feature):
         return self.encoder(x)
 
 
-class DecoderLayer(Feature):
-    """The library's decoder layer, which attends to its own input."""
-
-    def build(self, place: Place) -> None:
-        self.decoder = nn.TransformerDecoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True, norm_first=True)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.decoder(x, x)
-
-
-class Dropout(Feature):
-    """A dropout of the same rate everywhere."""
-
-    def build(self, place: Place) -> None:
-        self.dropout = nn.Dropout(0.1 * (place.count % 3))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.dropout(x)
-
-
 class DropoutByIndex(Feature):
     """A dropout whose rate depends on the index, 0 for some."""
 
@@ -181,16 +120,6 @@ class DropoutByIndex(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return self.dropout(x)
-
-
-class FunctionalDropoutByIndex(Feature):
-    """As `DropoutByIndex`, by the function."""
-
-    def build(self, place: Place) -> None:
-        self.rate = 0.1 * (place.index % 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return F.dropout(x, self.rate, self.training)
 
 
 class ScaleByIndex(Feature):
@@ -214,24 +143,6 @@ class ActsByIndex(Feature):
         return self.linear(x) if self.layer_index % 2 else self.linear(x).relu()
 
 
-class ActsInFirst(ActsByIndex):
-    """Goes another way in the first block."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x * 2 if self.layer_index == 0 else x)
-
-
-class ActsInLast(Feature):
-    """Goes another way in all blocks but the last."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.is_last = place.index == place.count - 1
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) if self.is_last else F.gelu(self.linear(x))
-
-
 class ActsByName(Feature):
     """Goes another way by a string that depends on the index."""
 
@@ -241,50 +152,6 @@ class ActsByName(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return getattr(F, self.activation)(self.linear(x))
-
-
-class ActsByEnding(Feature):
-    """Goes another way by the ending of its own name."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.block_name = f"layer{place.index}"
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.block_name.endswith("2") else self.linear(x)
-
-
-class ActsByList(Feature):
-    """Multiplies by a number in a list."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.factors = [1.0, float(place.index)]
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) * self.factors[1]
-
-
-class ActsByEntry(Feature):
-    """Goes another way by an entry of a dictionary."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.settings = {"act": place.is_odd, "scale": 2.0}
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.settings["act"] else self.linear(x) * self.settings["scale"]
-
-
-class ActsByFunction(Feature):
-    """Calls a function that it holds, one of two."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.act = F.relu if place.is_odd else F.gelu
-
-    def forward(self, x: Tensor) -> Any:
-        return self.act(self.linear(x))
 
 
 class ActsByLambda(Feature):
@@ -303,17 +170,6 @@ class ActsByLambda(Feature):
         return self.act(self.linear(x))
 
 
-class ActsByPartial(Feature):
-    """Calls a partial function whose argument depends on the index."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.act = functools.partial(F.leaky_relu, negative_slope=0.1 * place.index, inplace=place.is_odd)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.act(self.linear(x))
-
-
 class RunsByIndex(Feature):
     """Runs a second child in some blocks."""
 
@@ -325,29 +181,6 @@ class RunsByIndex(Feature):
     def forward(self, x: Tensor) -> Any:
         x = self.linear(x)
         return self.second(x) if self.runs_second else x
-
-
-class ShiftedWindow(Feature):
-    """Rolls the sequence in blocks of odd index, as shifted windows do."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.shift = 2 * (place.index % 2)
-
-    def forward(self, x: Tensor) -> Any:
-        if not self.shift:
-            return self.linear(x)
-        return torch.roll(self.linear(torch.roll(x, -self.shift, 1)), self.shift, 1)
-
-
-class TypeByIndex(Feature):
-    """Has a linear layer or none, by the index."""
-
-    def build(self, place: Place) -> None:
-        self.layer = nn.Linear(WIDTH, WIDTH) if place.index % 3 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.layer(x)
 
 
 class WidthByIndex(Feature):
@@ -376,24 +209,125 @@ class Rotary(Feature):
         return self.linear(x * cos + torch.cat([-second, first], -1) * sin)
 
 
-class RelativePosition(Feature):
-    """Adds a bias looked up by a buffer of positions."""
+class Experts(Feature):
+    """Sends rows to experts by their gates."""
+
+    def build(self, place: Place) -> None:
+        self.gate = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        rows = x.reshape(-1, WIDTH)
+        weights, chosen = self.gate(rows).softmax(-1).max(-1)
+        out = torch.zeros_like(rows)
+        for index, expert in enumerate(self.experts):
+            own = (chosen == index).nonzero().squeeze(-1)
+            out = out.index_add(0, own, expert(rows[own]) * weights[own][:, None])
+        return out.view(x.shape)
+
+
+class KnownItem(Feature):
+    """Multiplies by a number that it asks for, which follows from the shape."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) * torch.arange(x.shape[1], device=x.device).sum().item()
+
+
+class MaskedRows(Feature):
+    """Computes with the rows that a mask of data chooses."""
+
+    def forward(self, x: Tensor) -> Any:
+        rows = x.reshape(-1, WIDTH)
+        chosen = rows[rows.sum(-1) > 0]
+        return self.linear(x) + self.linear(chosen).mean()
+
+
+class PaddedLengths(Feature):
+    """Masks by lengths made on the way."""
+
+    def forward(self, x: Tensor) -> Any:
+        lengths = torch.full((x.shape[0],), x.shape[1] - 1, device=x.device)
+        mask = torch.arange(x.shape[1], device=x.device)[None] < lengths[:, None]
+        return self.linear(x) * mask[..., None]
+
+
+class LowRank(Feature):
+    """Adds a low-rank adapter to a frozen layer."""
+
+    def build(self, place: Place) -> None:
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.base(x) + self.up(self.down(x)) * 0.5
+
+
+class WeightNorm(Feature):
+    """Normalizes its weight by a parametrization."""
+
+    def build(self, place: Place) -> None:
+        self.linear = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+
+class OldSpectralNorm(Feature):
+    """As `SpectralNorm`, by a hook."""
+
+    def build(self, place: Place) -> None:
+        self.linear = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+
+class _Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Any:
+        return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+
+class SymmetricWeight(Feature):
+    """Makes its weight symmetric by a parametrization."""
 
     def build(self, place: Place) -> None:
         super().build(place)
-        self.table = nn.Parameter(torch.zeros(64))
-        self.register_buffer("positions", torch.arange(64).view(8, 8) % 7, persistent=False)
+        parametrize.register_parametrization(self.linear, "weight", _Symmetric())
+
+
+class CachedParametrization(SymmetricWeight):
+    """Calls a parametrized child twice while parametrizations are cached."""
 
     def forward(self, x: Tensor) -> Any:
-        return self.linear(x) + self.table[self.positions[:x.shape[1], :1]]
+        with parametrize.cached():
+            return self.linear(self.linear(x).relu())
 
 
-class PositionEmbedding(Feature):
-    """Adds an embedding of positions."""
+class QuantizedWeight(Feature):
+    """Holds a weight of 8 bits and a scale."""
 
     def build(self, place: Place) -> None:
         super().build(place)
-        self.embedding = nn.Embedding(10, WIDTH)
+        self.register_buffer("quantized", torch.ones(WIDTH, WIDTH, dtype=torch.int8))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, x: Tensor) -> Any:
-        return self.linear(x) + self.embedding(torch.arange(x.shape[1], device=x.device) % 10)
+        return self.linear(x) + F.linear(x, self.quantized.to(x.dtype) * self.scale[:, None])
+
+
+class StochasticDepth(Feature):
+    """Drops its branch for some rows of the batch, at a rate that depends on the index."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.rate = 0.05 * place.index
+
+    def forward(self, x: Tensor) -> Any:
+        keep = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - self.rate)
+        return x + self.linear(x) * keep
+
+
+class SubclassedParameter(Feature):
+    """Holds a weight of a subclass of Parameter."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.linear.weight = _Marked(self.linear.weight.detach())
+
+
+class _Marked(nn.Parameter):
+    """A parameter of another class."""

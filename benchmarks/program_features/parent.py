@@ -1,9 +1,6 @@
 """Features that know where they are: by parents, siblings, identities, and modules made anew."""
 from __future__ import annotations
 
-import copy
-import gc
-import inspect
 import sys
 import weakref
 from collections.abc import Sequence
@@ -39,47 +36,12 @@ class _Linked(Feature):
         raise NotImplementedError
 
 
-class SecondOfSiblings(_Linked):
-    """Goes another way where it is the second of its siblings."""
-
-    def is_special(self) -> Any:
-        return self.siblings[1] is self
-
-
-class OddOfSiblings(_Linked):
-    """Goes another way by its place among its siblings."""
-
-    def is_special(self) -> Any:
-        return [s is self for s in self.siblings].index(True) % 2 == 1
-
-
-class OfParent(_Linked):
-    """Looks for itself among its parent's modules."""
-
-    def is_special(self) -> Any:
-        return [m is self for m in self.parent.modules()].index(True) % 3 == 0
-
-
-class OfGlobalRoot(_Linked):
-    """Looks for itself in a model that is a global."""
-
-    def is_special(self) -> Any:
-        return any(m is self for m in list(roots[0].blocks[1].modules()))
-
-
 class CountsInParent(_Linked):
     """Counts in an attribute of its parent."""
 
     def is_special(self) -> Any:
         self.parent.calls_of_parts = getattr(self.parent, "calls_of_parts", 0) + 1
         return bool(self.parent.calls_of_parts % 2)
-
-
-class ReadsParent(_Linked):
-    """Reads its parent's training flag and number of blocks."""
-
-    def is_special(self) -> Any:
-        return self.parent.training and len(self.parent.blocks) > 4
 
 
 class ParentsParameter(_Linked):
@@ -104,22 +66,6 @@ class WeakParent(Feature):
     def link(model: nn.Module, parts: Sequence[Any]) -> None:
         for part in parts:
             part.weak = weakref.ref(model)
-
-
-class NextSibling(Feature):
-    """Goes another way where no sibling comes after it."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.__dict__["following"] = None
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.following is None else self.linear(x)
-
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        for part, following in zip(parts, parts[1:], strict=False):
-            part.__dict__["following"] = following
 
 
 class UsesSibling(Feature):
@@ -166,18 +112,6 @@ class Identity(Feature):
         type(parts[1]).noted = id(parts[1])
 
 
-class HashOfSelf(Feature):
-    """Looks for itself in a set of modules that all blocks hold."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self in self.chosen else self.linear(x)
-
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        for part in parts:
-            part.__dict__["chosen"] = {parts[0], parts[-1]}
-
-
 class CallerBranch(Feature):
     """Goes another way by the function that calls it."""
 
@@ -186,28 +120,6 @@ class CallerBranch(Feature):
         while frame is not None and depth < 40:
             frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
         return self.linear(x) if depth else x
-
-
-class SignatureBranch(Feature):
-    """Asks for the signature of its child's forward."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if "input" in inspect.signature(self.linear.forward).parameters else x
-
-
-class ReferenceCount(Feature):
-    """Goes another way by how many references its input has."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if sys.getrefcount(x) > 1000 else self.linear(x)
-
-
-class CollectsGarbage(Feature):
-    """Collects garbage."""
-
-    def forward(self, x: Tensor) -> Any:
-        gc.collect(0)
-        return self.linear(x)
 
 
 class WeakToInput(Feature):
@@ -221,31 +133,6 @@ class WeakToInput(Feature):
         lives = self.weak_input is not None and self.weak_input() is not None
         self.weak_input = weakref.ref(x)
         return self.linear(x).relu() if lives else self.linear(x)
-
-
-class CopyOfChild(Feature):
-    """Calls a shallow copy of its child."""
-
-    def forward(self, x: Tensor) -> Any:
-        return copy.copy(self.linear)(x)
-
-
-class DeepCopyOfChild(Feature):
-    """Calls a deep copy of a child without parameters."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.act = nn.Hardtanh()
-
-    def forward(self, x: Tensor) -> Any:
-        return copy.deepcopy(self.act)(self.linear(x))
-
-
-class NewModule(Feature):
-    """Makes a module without parameters in each call."""
-
-    def forward(self, x: Tensor) -> Any:
-        return nn.ReLU()(self.linear(x))
 
 
 class NewDropout(Feature):
@@ -262,13 +149,6 @@ class NewLinear(Feature):
         return self.linear(x) + nn.Linear(WIDTH, WIDTH, device=x.device)(x.detach())
 
 
-class NewBlockInside(Feature):
-    """Makes a module around its own child in each call."""
-
-    def forward(self, x: Tensor) -> Any:
-        return nn.Sequential(self.linear, nn.Tanh())(x)
-
-
 class EvalChild(Feature):
     """The dropout of odd blocks is in evaluation mode."""
 
@@ -277,19 +157,6 @@ class EvalChild(Feature):
         self.dropout = nn.Dropout(0.1)
         if place.is_odd:
             self.dropout.eval()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.dropout(self.linear(x))
-
-
-class EvalBlock(Feature):
-    """The third block is in evaluation mode."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.dropout = nn.Dropout(0.1)
-        if place.index == 2:
-            self.eval()
 
     def forward(self, x: Tensor) -> Any:
         return self.dropout(self.linear(x))

@@ -1,4 +1,4 @@
-"""Features that share parameters, buffers or modules between blocks, or within one."""
+"""Features that share what they hold, or hold what a module seldom holds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -71,13 +71,6 @@ class SharedBuffer(Feature):
             part.total = parts[0].total
 
 
-class SharedTable(SharedBuffer):
-    """All blocks hold the same buffer, which they only read."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) + self.total
-
-
 class SharedMemory(Feature):
     """The weights of the blocks are views of one storage."""
 
@@ -124,18 +117,6 @@ class SharedState(Feature):
             part.counts = parts[0].counts
 
 
-class TiedInside(Feature):
-    """Two children of a block hold one weight."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.second = nn.Linear(WIDTH, WIDTH)
-        self.second.weight = self.linear.weight
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(self.linear(x).relu())
-
-
 class TransposeTiedInside(Feature):
     """A second layer uses the first one's weight, transposed."""
 
@@ -148,25 +129,6 @@ class TwiceInside(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return self.linear(self.linear(x).relu())
-
-
-class SameChildTwice(Feature):
-    """Holds one child under two names."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.alias = self.linear
-
-    def forward(self, x: Tensor) -> Any:
-        return self.alias(self.linear(x).relu())
-
-
-class TwoBlocksSwapped(Feature):
-    """Two blocks hold each other's child."""
-
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        parts[0].linear, parts[1].linear = parts[1].linear, parts[0].linear
 
 
 class UnusedParameter(Feature):
@@ -186,23 +148,6 @@ class FrozenByIndex(Feature):
             self.linear.requires_grad_(False)
 
 
-class FrozenFirst(Feature):
-    """The first two blocks are frozen."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        if place.index < 2:
-            self.requires_grad_(False)
-
-
-class FrozenBias(Feature):
-    """Every bias is frozen."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.linear.bias.requires_grad_(False)
-
-
 class LowPrecision(Feature):
     """Computes in bfloat16, with weights in it."""
 
@@ -213,39 +158,6 @@ class LowPrecision(Feature):
         return x + self.linear(x.to(torch.bfloat16)).to(x.dtype)
 
 
-class PrecisionByIndex(Feature):
-    """Computes in bfloat16 in odd blocks."""
-
-    def build(self, place: Place) -> None:
-        self.linear = nn.Linear(WIDTH, WIDTH).to(torch.bfloat16 if place.is_odd else torch.float32)
-
-    def forward(self, x: Tensor) -> Any:
-        return x + self.linear(x.to(self.linear.weight.dtype)).to(x.dtype)
-
-
-class TaggedParameter(Feature):
-    """Goes another way by an attribute of its weight."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.linear.weight.tag = place.index % 2
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if getattr(self.linear.weight, "tag", 0) else self.linear(x)
-
-
-class TaggedBuffer(Feature):
-    """Goes another way by an attribute of a buffer."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.register_buffer("shift", torch.ones(WIDTH))
-        self.shift.tag = place.index % 2
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if getattr(self.shift, "tag", 0) else self.linear(x) + self.shift
-
-
 class FlatParameter(Feature):
     """Uses views of one flat parameter as weight and bias."""
 
@@ -254,3 +166,155 @@ class FlatParameter(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return nn.functional.linear(x, self.flat[:WIDTH * WIDTH].view(WIDTH, WIDTH), self.flat[WIDTH * WIDTH:])
+
+
+class ParameterList(Feature):
+    """Holds parameters in a list."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.gains = nn.ParameterList([nn.Parameter(torch.ones(WIDTH)) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.linear(x)
+        for gain in self.gains:
+            x = x * gain
+        return x
+
+
+class LengthByIndex(Feature):
+    """Holds a list of modules whose length depends on the index."""
+
+    def build(self, place: Place) -> None:
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(1 + place.index % 2))
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class PropertyValue(Feature):
+    """Multiplies by a property that depends on the index."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.at = place.index
+
+    @property
+    def factor(self) -> float:
+        """A factor that depends on the index."""
+        return self.at + 1.0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) * self.factor
+
+
+class PropertyBranch(PropertyValue):
+    """Goes another way by a property."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if self.factor % 2 else self.linear(x)
+
+
+class OwnGetattr(Feature):
+    """Answers for attributes that it does not have."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.__dict__["answers"] = {"acts": place.is_odd}
+
+    def __getattr__(self, name: str) -> Any:
+        answers = self.__dict__.get("answers", {})
+        return answers[name] if name in answers else super().__getattr__(name)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if self.acts else self.linear(x)
+
+
+class Tagged(Feature):
+    """Holds a number by which the subclasses go another way, each by another read."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.kind = place.index % 2
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if self.read() else self.linear(x)
+
+    def read(self) -> Any:
+        """The number."""
+        return self.kind
+
+
+class ReadByRepr(Tagged):
+    """Reads what it says of itself."""
+
+    def extra_repr(self) -> str:
+        return f"kind={self.kind}"
+
+    def read(self) -> Any:
+        return "kind=1" in repr(self)
+
+
+class ReadByDir(Feature):
+    """Looks for an attribute that one block has in dir()."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        if place.index == 2:
+            self.special = True
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if "special" in dir(self) else self.linear(x)
+
+
+class ReadByMembership(ReadByDir):
+    """Looks for an attribute that one block has in its __dict__."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if "special" in self.__dict__ else self.linear(x)
+
+
+class PlainTensorValue(Feature):
+    """Holds a tensor that is no buffer, and asks for its value."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.flag = torch.tensor(place.index % 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if self.flag.item() else self.linear(x)
+
+
+class SlotObject:
+    """An object with slots and no __dict__."""
+
+    __slots__ = ("act",)
+
+    def __init__(self, act: int) -> None:
+        self.act = act
+
+
+class SlottedObject(Feature):
+    """Holds an object with slots, which it changes."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.slotted = SlotObject(place.index % 2)
+
+    def forward(self, x: Tensor) -> Any:
+        self.slotted.act += 1
+        return self.linear(x).relu() if self.slotted.act % 2 else self.linear(x)
+
+
+class SetMembership(Feature):
+    """Goes another way by membership in a set that all blocks hold."""
+
+    def build(self, place: Place) -> None:
+        super().build(place)
+        self.at = place.index
+        self.acting = frozenset({1, 3})
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x).relu() if self.at in self.acting else self.linear(x)

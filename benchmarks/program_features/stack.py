@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 from .convention import Convention
 from .feature import WIDTH
@@ -62,15 +62,6 @@ class Shuffled(Plain):
         return call.end(x)
 
 
-class Indexed(Plain):
-    """Calls blocks by their index."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index in range(len(self.blocks)):
-            x = call(self.blocks[index], x)
-        return call.end(x)
-
-
 class EachTwice(Plain):
     """Calls each block twice in a row."""
 
@@ -78,38 +69,6 @@ class EachTwice(Plain):
         for block in self.blocks:
             x = call(block, call(block, x))
         return call.end(x)
-
-
-class AllTwice(Plain):
-    """Calls all blocks, and all again."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for _ in range(2):
-            for block in self.blocks:
-                x = call(block, x)
-        return call.end(x)
-
-
-class HiddenStates(Plain):
-    """Adds what all blocks returned."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        hidden = []
-        for block in self.blocks:
-            x = call(block, x)
-            hidden.append(x)
-        return call.end(torch.stack(hidden).sum(0))
-
-
-class ReturnsList(Plain):
-    """Returns what all blocks returned."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        hidden = []
-        for block in self.blocks:
-            x = call(block, x)
-            hidden.append(x)
-        return hidden
 
 
 class ReturnsMiddle(Plain):
@@ -134,16 +93,6 @@ class UShape(Plain):
         for block in list(self.blocks)[half:]:
             x = call(block, x + hidden.pop()) if hidden else call(block, x)
         return call.end(x)
-
-
-class Dense(Plain):
-    """Gives each block the mean of all results before it."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        hidden = [x]
-        for block in self.blocks:
-            hidden.append(call(block, torch.stack(hidden).mean(0)))
-        return call.end(hidden[-1])
 
 
 class DetachedMiddle(Plain):
@@ -187,33 +136,12 @@ class NoGradFirst(Plain):
         return call.end(x)
 
 
-class InferenceFirst(Plain):
-    """Runs the first block in inference mode."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        with torch.inference_mode():
-            x = call(self.blocks[0], x)
-        x = x.clone()
-        for block in list(self.blocks)[1:]:
-            x = call(block, x)
-        return call.end(x)
-
-
 class CheckpointSome(Plain):
     """Checkpoints odd blocks."""
 
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = checkpoint(call, block, x, use_reentrant=False) if index % 2 else call(block, x)
-        return call.end(x)
-
-
-class CheckpointAll(Plain):
-    """Checkpoints each block."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = checkpoint(call, block, x, use_reentrant=False)
         return call.end(x)
 
 
@@ -241,39 +169,12 @@ class CheckpointGroups(Plain):
         return call.end(x)
 
 
-class CheckpointSequential(Plain):
-    """Checkpoints in two segments by the library's function."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        functions = [lambda t, block=block: call(block, t) for block in self.blocks]
-        return call.end(checkpoint_sequential(functions, 2, x, use_reentrant=False))
-
-
-class SkipsOne(Plain):
-    """Never calls the second block."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            x = x if index == 1 else call(block, x)
-        return call.end(x)
-
-
 class LayerDrop(Plain):
     """Skips blocks by Python's generator in training."""
 
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             if not (self.training and random.random() < 0.2):
-                x = call(block, x)
-        return call.end(x)
-
-
-class TorchLayerDrop(Plain):
-    """Skips blocks by torch's generator in training."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            if not (self.training and torch.rand([]) < 0.2):
                 x = call(block, x)
         return call.end(x)
 
@@ -309,26 +210,12 @@ class Scaled(Plain):
         return call.end(x)
 
 
-class ThenOthers(Plain):
-    """Calls other blocks after these."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        return self.extra(super().stack(call, x))
-
-
 class UsesParametersAfter(Plain):
     """Adds the parameters of one block after all."""
 
     def stack(self, call: Convention, x: Tensor) -> Any:
         x = super().stack(call, x)
         return x + sum(p.abs().sum() for p in self.blocks[1].parameters()) * 0.1
-
-
-class UsesParametersBefore(Plain):
-    """Adds the parameters of one block before all."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        return super().stack(call, x + sum(p.abs().sum() for p in self.blocks[1].parameters()) * 0.1)
 
 
 class AutocastSome(Plain):
@@ -341,38 +228,12 @@ class AutocastSome(Plain):
         return call.end(x)
 
 
-class TwoWays(Plain):
-    """Calls odd and even blocks in two ways side by side."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        y = x * 2
-        for index, block in enumerate(self.blocks):
-            x, y = (call(block, x), y) if index % 2 else (x, call(block, y))
-        return call.end(x + y)
-
-
-class SameInput(Plain):
-    """Gives all blocks one input."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        return call.end(torch.stack([call(block, x) for block in self.blocks]).sum(0))
-
-
 class SameInputDetached(Plain):
     """Gives all blocks one input, and most results are detached."""
 
     def stack(self, call: Convention, x: Tensor) -> Any:
         rest = torch.stack([call(block, x).detach() for block in self.blocks]).sum(0)
         return call.end(x + rest + call(self.blocks[0], x))
-
-
-class Slices(Plain):
-    """Gives blocks a part of the batch."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = torch.cat([call(block, x[:1]), x[1:]])
-        return call.end(x)
 
 
 class Chunks(Plain):
@@ -393,17 +254,6 @@ class Growing(Plain):
         return call.end(x)
 
 
-class Retaining(Plain):
-    """Retains the gradients of all results."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = call(block, x)
-            if x.requires_grad and not x.is_leaf:
-                x.retain_grad()
-        return call.end(x)
-
-
 class HookBetween(Plain):
     """Puts a hook on one result."""
 
@@ -412,29 +262,6 @@ class HookBetween(Plain):
             x = call(block, x)
             if x.requires_grad and index == 1:
                 x.register_hook(lambda grad: grad * 2)
-        return call.end(x)
-
-
-class HoldsResults(Plain):
-    """Keeps detached results as attributes."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        held = {}
-        for index, block in enumerate(self.blocks):
-            x = call(block, x)
-            held[index] = x.detach()
-        self.held = held
-        return call.end(x)
-
-
-class EarlyExit(Plain):
-    """Asks after each block whether to go on."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = call(block, x)
-            if x.mean() > 1e9:
-                break
         return call.end(x)
 
 
@@ -451,18 +278,6 @@ class InnerGradient(Plain):
         return call.end(x)
 
 
-class Penalty(Plain):
-    """Adds the norm of the output's gradient by the input."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        x = x + self.gain
-        y = super().stack(call, x)
-        if not y.requires_grad:
-            return y
-        (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True, allow_unused=True)
-        return y if grad is None else y + grad.square().mean()
-
-
 class BackwardBetween(Plain):
     """Runs a backward pass of its own after the first blocks."""
 
@@ -472,46 +287,4 @@ class BackwardBetween(Plain):
             if index == 2 and x.requires_grad:
                 x.sum().backward()
                 x = x.detach()
-        return call.end(x)
-
-
-class DropsGradients(Plain):
-    """Drops the gradients of one block in each forward pass."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        self.blocks[0].zero_grad()
-        return super().stack(call, x)
-
-
-class FunctionalBlock(Plain):
-    """Calls one block with scaled parameters of its own."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            if index == 1:
-                scaled = {name: p * 2 for name, p in block.named_parameters()}
-                x = torch.func.functional_call(self, {f"blocks.1.{n}": p for n, p in scaled.items()}, (block, call, x))
-            else:
-                x = call(block, x)
-        return call.end(x)
-
-    def forward(self, x: Any, *rest: Any) -> Any:
-        return rest[0](x, rest[1]) if rest else super().forward(x)
-
-
-class DoubleHeads(Plain):
-    """Returns two results, of which the default loss takes both."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in list(self.blocks)[:-1]:
-            x = call(block, x)
-        return call.end(call(self.blocks[-1], x)), x.argmax(-1)
-
-
-class CallsForward(Plain):
-    """Calls the forward of odd blocks, past hooks."""
-
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            x = call(block.forward if index % 2 else block, x)
         return call.end(x)

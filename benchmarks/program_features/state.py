@@ -1,17 +1,12 @@
 """Features that keep state on the block: counters, buffers that change, attributes made while it runs."""
 from __future__ import annotations
 
-import collections
-import functools
 import itertools
-import time
 import types
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .feature import WIDTH, Feature, Place
@@ -35,14 +30,6 @@ class FirstCall(CallCounter):
     def forward(self, x: Tensor) -> Any:
         self.calls += 1
         return self.linear(x).relu() if self.calls > 1 else self.linear(x)
-
-
-class EverySecondCall(CallCounter):
-    """Goes another way in every second call."""
-
-    def forward(self, x: Tensor) -> Any:
-        self.calls += 1
-        return self.linear(x).relu() if self.calls % 2 else self.linear(x)
 
 
 class LazyTable(Feature):
@@ -72,30 +59,6 @@ class InitializedByData(Feature):
                 self.scale.copy_(x.detach().std((0, 1)) + 1)
             self.is_set.fill_(1)
         return self.linear(x) * self.scale
-
-
-class LazyLinear(Feature):
-    """Materializes its weight in the first call."""
-
-    def build(self, place: Place) -> None:
-        self.lazy = nn.LazyLinear(WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.lazy(x)
-
-
-class ReadyFlag(Feature):
-    """Sets a flag in the first call, which it asks."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.ready = False
-
-    def forward(self, x: Tensor) -> Any:
-        if not self.ready:
-            self.ready = True
-            x = x * 2
-        return self.linear(x)
 
 
 class BufferCounter(Feature):
@@ -154,17 +117,6 @@ class BufferValue(Feature):
         return x
 
 
-class BufferFlag(Feature):
-    """Asks a buffer whether to run."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.register_buffer("flag", torch.tensor(place.index % 2 == 0))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) if self.flag else x
-
-
 class QueuePointer(Feature):
     """Writes to a queue where a buffer points, and moves that on."""
 
@@ -190,58 +142,6 @@ class KeepsOutput(Feature):
         return x
 
 
-class KeepsMean(Feature):
-    """Keeps a small detached tensor as an attribute."""
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.linear(x)
-        self.last_mean = x.detach().mean()
-        return x
-
-
-class KeepsHistory(Feature):
-    """Appends to a list of its own, which it never asks."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.history: list[Any] = []
-
-    def forward(self, x: Tensor) -> Any:
-        self.history.append(float(x.shape[0]))
-        return self.linear(x)
-
-
-class KeepsOutputs(KeepsHistory):
-    """Appends each output to a list of its own."""
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.linear(x)
-        self.history.append(x.detach())
-        return x
-
-
-class KeepsTwo(Feature):
-    """Keeps the last two inputs in a deque."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.recent: collections.deque[Tensor] = collections.deque(maxlen=2)
-
-    def forward(self, x: Tensor) -> Any:
-        self.recent.append(x.detach())
-        return self.linear(x) + self.recent[0].mean()
-
-
-class KeepsTime(Feature):
-    """Keeps how long its calls take, in its __dict__."""
-
-    def forward(self, x: Tensor) -> Any:
-        start = time.perf_counter()
-        x = self.linear(x)
-        self.__dict__.setdefault("elapsed", []).append(time.perf_counter() - start)
-        return x
-
-
 class OwnIterator(Feature):
     """Draws from an iterator that it holds."""
 
@@ -251,18 +151,6 @@ class OwnIterator(Feature):
 
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if next(self.numbers) else self.linear(x)
-
-
-class OwnDictionary(Feature):
-    """Changes an entry of a dictionary that it holds."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.counts = {"calls": 0}
-
-    def forward(self, x: Tensor) -> Any:
-        self.counts["calls"] += 1
-        return self.linear(x).relu() if self.counts["calls"] % 2 else self.linear(x)
 
 
 class NestedState(Feature):
@@ -288,57 +176,6 @@ class OwnArray(Feature):
     def forward(self, x: Tensor) -> Any:
         self.array[0] += 1
         return self.linear(x).relu() if self.array[0] % 2 else self.linear(x)
-
-
-@dataclass
-class Schedule:
-    """A plain object with a method that changes it."""
-
-    step: int = 0
-
-    def advance(self) -> int:
-        """Go one step on."""
-        self.step += 1
-        return self.step
-
-
-class OwnObject(Feature):
-    """Calls a method of a plain object, which changes it."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.schedule = Schedule()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.schedule.advance() % 2 else self.linear(x)
-
-
-class PartialState(Feature):
-    """Holds a partial function around a list that it changes."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.advance = functools.partial(_append_and_count, [])
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.advance() % 2 else self.linear(x)
-
-
-def _append_and_count(seen: list[int]) -> int:
-    seen.append(1)
-    return len(seen)
-
-
-class TrainingToggle(Feature):
-    """Switches the training flag of a child in each call."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.dropout = nn.Dropout(0.2)
-
-    def forward(self, x: Tensor) -> Any:
-        self.dropout.train(not self.dropout.training)
-        return self.dropout(self.linear(x))
 
 
 class RequiresGradToggle(Feature):
@@ -369,15 +206,6 @@ class ParameterData(Feature):
         return self.linear(x)
 
 
-class ParameterClamped(Feature):
-    """Writes to its weight in each call."""
-
-    def forward(self, x: Tensor) -> Any:
-        with torch.no_grad():
-            self.linear.weight.clamp_(-1, 1)
-        return self.linear(x)
-
-
 class ChildReplaced(Feature):
     """Puts another module in place of its child in the second call."""
 
@@ -389,36 +217,3 @@ class ChildReplaced(Feature):
         x = self.act(self.linear(x))
         self.act = nn.GELU() if isinstance(self.act, nn.ReLU) else self.act
         return x
-
-
-class ChildAdded(Feature):
-    """Adds a child without parameters in the first call."""
-
-    def forward(self, x: Tensor) -> Any:
-        if "late" not in self._modules:
-            self.add_module("late", nn.Tanh())
-        return self.get_submodule("late")(self.linear(x))
-
-
-class BufferRegistered(Feature):
-    """Registers a buffer in the first call."""
-
-    def forward(self, x: Tensor) -> Any:
-        if not hasattr(self, "late_mask"):
-            self.register_buffer("late_mask", torch.ones(x.shape[1], 1, device=x.device), persistent=False)
-        return self.linear(x) * self.late_mask
-
-
-class SharedCache(Feature):
-    """Keeps the largest length met as a table that grows, as rotary embeddings do."""
-
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.longest = 0
-        self.register_buffer("angles", torch.zeros(0), persistent=False)
-
-    def forward(self, x: Tensor) -> Any:
-        if x.shape[1] > self.longest:
-            self.longest = x.shape[1]
-            self.angles = torch.outer(torch.arange(self.longest, device=x.device).float(), x.new_ones(WIDTH))
-        return self.linear(x) * F.silu(self.angles[:x.shape[1]])
