@@ -144,6 +144,7 @@ NAMES = {
         "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"
     ],
+    "fx/trace/hook_patch.py": ["torch.autograd.graph._MultiHandle"],
     "fx/trace/tracing_patch.py": [
         "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
         "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",

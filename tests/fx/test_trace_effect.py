@@ -9,6 +9,9 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
@@ -213,3 +216,123 @@ def test_random_numbers_of_others_are_told_and_unknown_ways_to_seed_refused() ->
     assert "a random seed that forward asks for was" in told[0]
     with pytest.raises(InputError, match="forward sets torch.default_generator in a way that a graph does not repeat"):
         symbolic_trace(lambda x: torch.default_generator.manual_seed(9) and x, meta_args={"x": X})
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+        self.seen: list[Any] = []
+
+
+class NodeHook(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x).exp()
+        y.grad_fn.register_hook(lambda inputs, outputs: (inputs[0] * 4,))
+        return y
+
+
+class NodePrehooks(Linear):
+    """The second is on the node before, and the third is removed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x).exp()
+        y.grad_fn.register_prehook(lambda outputs: (outputs[0] * 4,))
+        y.grad_fn.next_functions[0][0].register_prehook(lambda outputs: (outputs[0] + 1,))
+        y.grad_fn.register_prehook(lambda outputs: (outputs[0] * 8,)).remove()
+        assert isinstance(y.grad_fn, torch.autograd.graph.Node) and y.grad_fn.name() == "ExpBackward0"
+        return y
+
+
+class MultiGradHook(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x).exp()
+        z = y * 2
+        torch.autograd.graph.register_multi_grad_hook((y, z), self.seen.append)
+        torch.autograd.graph.register_multi_grad_hook((y, z), self.seen.append).remove()
+        return z
+
+
+class TensorHooks(Linear):
+    """What a hook's closure holds is that of the run; the module and its list are the module's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x).exp()
+        scale, factor, seen = y.detach().mean(), 3, self.seen
+
+        def hook(grad: Tensor) -> Tensor:
+            seen.append(grad)
+            return grad * scale * factor * self.fc.weight.mean()
+
+        y.register_hook(hook)
+        with y.register_hook(lambda grad: grad * 5):
+            return y
+
+
+@pytest.mark.parametrize("kind", [NodeHook, NodePrehooks, MultiGradHook, TensorHooks])
+def test_hooks_on_gradients_are_in_the_graph(kind: Any) -> None:
+    model = kind()
+    gm = symbolic_trace(model, meta_args={"x": X})
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    profile(model, (X,), mode="train")
+    symbolic_profile(gm, X, mode="train")
+    model.seen.clear()
+    results = []
+    for called in (gm, model):
+        for i in range(2):
+            called(X + i).sum().backward()
+        results.append([p.grad for p in model.parameters()] + model.seen)
+        model.zero_grad()
+        model.seen = called.seen = []
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert not gm.meta["assumptions"]
+
+
+class Negated(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})).neg()
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if isinstance(out, Tensor) else out
+
+
+@pytest.mark.parametrize("block, words", [
+    (Negated, "forward enters Negated, a mode of its own,"), (Doubled, "forward enters Doubled, a mode of its own,"),
+    (torch.autograd.graph.save_on_cpu, "forward changes what autograd saves, by save_on_cpu"),
+    (lambda: torch.autograd.graph.saved_tensors_hooks(torch.round, torch.round),
+     "forward changes what autograd saves, by saved_tensors_hooks"),
+])
+def test_blocks_that_change_what_torch_does_are_refused(block: Any, words: str) -> None:
+    class Model(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with block():
+                return self.fc(x).tanh()
+
+    with pytest.raises(InputError, match=f"{words} at .*test_trace_effect.py:.*around calls of the graph"):
+        symbolic_trace(Model(), meta_args={"x": X})
+    gm = symbolic_trace(Linear().fc, meta_args={"input": X})
+    with block():  # which is how the message says that it is to be done
+        assert gm(X).shape == (2, 6)
+
+
+@pytest.mark.parametrize("block", [Negated, Doubled])
+def test_modes_of_a_forward_count_in_a_profile(block: Any) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with block():
+                return torch.tanh(x)
+
+    # tanh is one FLOP an element, and so is what the mode adds to it
+    assert profile(Model(), (X,), mode="infer").fwd_flops == 2 * X.numel()
+
+
+def test_modes_of_torch_are_no_users_modes() -> None:
+    def forward(x: Tensor) -> Tensor:
+        with torch.device("cpu"), FlopCounterMode(display=False):
+            return x + torch.ones(6)
+
+    assert torch.equal(symbolic_trace(forward, meta_args={"x": X})(X), X + 1)

@@ -8,7 +8,6 @@ from torch import nn
 
 from analyzer.fx.borrowed import Borrowed
 
-from .function_call import NodeCall
 from .structure import tensors_of
 from .tape import Tape
 
@@ -53,7 +52,7 @@ class Assignments:
         targets = [tape.node_of(fake) for fake, _ in replaced]
         for tensor in tensors_of(([value for _, value in replaced], result)):
             if id(tensor) in old:  # the buffer itself, which is about to have other contents
-                tape.map(tensor, tape.create(NodeCall("call_method", "view_as", (tensor, tensor), {})))
+                tape.map(tensor, tape.call_method("view_as", *[tape.node_of(tensor)] * 2))
         for target, value in zip(targets, [tape.node_of(value) for _, value in replaced]):
             tape.call(assign_buffer, target, value)
         return old

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx.graph import _is_from_torch
 from torch.fx.node import _get_qualified_name
 
@@ -98,6 +100,30 @@ class BuildObject(CallTarget):
         new = self.wrapped.__new__(self.wrapped)
         vars(new).update(attributes)
         return new
+
+
+class HeldModule:
+    """A module that a graph module holds without having it as a submodule: the root that it was traced from."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+
+class BuildFunction(CallTarget):
+    """Makes a function like ``wrapped`` around the values that it is given for the variables of its closure."""
+
+    def __init__(self, wrapped: Any) -> None:
+        super().__init__(_rebuild_function(wrapped, [CellType() for _ in wrapped.__closure__]))
+
+    def __call__(self, *values: Any) -> Any:
+        """The function around ``values``."""
+        return _rebuild_function(self.wrapped, [CellType(v.module if isinstance(v, HeldModule) else v) for v in values])
+
+
+def _rebuild_function(function: Any, cells: Iterable[CellType]) -> FunctionType:
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
 
 
 _nameable: dict[Any, bool] = {}

@@ -4,10 +4,12 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils.hooks import RemovableHandle
 
 from analyzer.errors import InputError
 from analyzer.fx.borrowed import Borrowed
@@ -20,10 +22,10 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
-from .call_target import BuildContainer, BuildObject, CallTarget
+from .call_target import BuildContainer, BuildFunction, BuildObject, CallTarget, HeldModule
 from .changed_content import ChangedContent, keep_contents
 from .function_call import NodeCall
-from .outline import HeldModule, expected_structure, keep_numbers, keep_structure, numbers_of
+from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
 from .structure import children, holds_tensor, is_plain_object
 
@@ -201,9 +203,17 @@ class NodeWriter:
             return found
         if isinstance(value, nn.Module):
             return self.module_node(value)
+        if kind is FunctionType and holds_tensor(enclosed := values_around(value)):
+            return self.call(BuildFunction(value), *map(self._enclosed, enclosed))
         if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
             return self._rebuild(value)
         return self.attribute(value, "_object", self._held.get(id(value), value))
+
+    def _enclosed(self, value: Any) -> Any:
+        """A variable of a closure as an argument: what holds no tensor is the object itself."""
+        if holds_tensor(value) or isinstance(value, _LITERALS):
+            return self.to_argument(value)
+        return self.attribute(value, "_object", HeldModule(value) if isinstance(value, nn.Module) else value)
 
     def _rebuild(self, value: Any) -> fx.Node:
         """A node that makes an object like ``value`` from its parts."""
@@ -250,6 +260,10 @@ class NodeWriter:
         """A node that calls a function, given nodes."""
         return self.create_from(NodeCall("call_function", function, args, kwargs))
 
+    def call_method(self, name: str, *args: Any) -> fx.Node:
+        """A node that calls a method, given nodes."""
+        return self.create_from(NodeCall("call_method", name, args, {}))
+
     def create_from(self, call: NodeCall) -> fx.Node:
         """A node for ``call``, whose arguments hold nodes."""
         node = self.graph.create_node(call.op, call.target)
@@ -284,7 +298,7 @@ class NodeWriter:
                     frame.renamed.append((value, before))
             self.map(value, node)
             return
-        if isinstance(value, tuple):
+        if isinstance(value, (tuple, RemovableHandle)):
             self.map(value, node)
         held = [(access, child) for access, child in children(value) if holds_tensor(child)]
         for access, child in held:
@@ -298,6 +312,14 @@ class NodeWriter:
             self.bind(child, part, rename)
         if held:
             node.meta["container"] = True
+
+
+def values_around(function: FunctionType) -> list[Any]:
+    """What the variables of a function's closure are, if all have values."""
+    try:
+        return [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # one has no value yet
+        return []
 
 
 def _is_output_class(value: Any) -> bool:

@@ -22,7 +22,7 @@ from analyzer.fx.borrowed import Borrowed
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code
 
-from .call_target import CallTarget
+from .call_target import CallTarget, HeldModule
 from .structure import children, holds_tensor, is_plain_object, thaw
 
 _TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
@@ -39,13 +39,6 @@ class Site(NamedTuple):
         if not self.name:
             return f"the module {(self.owner if isinstance(self.owner, type) else type(self.owner)).__name__}"
         return f"{getattr(self.owner, '__qualname__', self.owner.__name__)}.{self.name}()"
-
-
-class HeldModule:
-    """A module that a graph module holds without having it as a submodule: the root that it was traced from."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
 
 
 class CallMethod(CallTarget):

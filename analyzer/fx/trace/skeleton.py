@@ -9,7 +9,7 @@ from torch import nn
 from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.module_borrow import uncompiled
 
-from .outline import HeldModule
+from .call_target import HeldModule
 from .tape import Tape
 
 Tensor = torch.Tensor

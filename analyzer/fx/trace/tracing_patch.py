@@ -26,6 +26,7 @@ from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
 
 from .call_target import ApplyFunction, CallTarget
+from .hook_patch import hook_replacements
 from .leaf_module import find_leaf_impl
 from .operator_patch import operator_replacements
 from .outline import Site, module_site, outline_functions
@@ -73,6 +74,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
     yield from random_replacements()
+    yield from hook_replacements()
     yield from _wrapped_results()
     yield from _function_replacements()
 
