@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analyzer import MetaTensorMode, register_leaf_module, symbolic_trace
+from analyzer import MetaTensorMode, register_leaf_module, symbolic_profile, symbolic_trace
+from analyzer.errors import DataDependentError, InputError
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 Y = torch.linspace(1, 2, 12, dtype=torch.float64).reshape(3, 4)
@@ -341,7 +342,31 @@ def test_one_tensor_for_several_arguments() -> None:
         return a - 2 * b + 3 * pair[0] - 4 * pair[1]
 
     gm = symbolic_trace(f, meta_args={"a": X, "b": X, "pair": (X, X)})
-    torch.testing.assert_close(gm(X, Y, (Y * 2, Y * 3)), f(X, Y, (Y * 2, Y * 3)))
+    torch.testing.assert_close(gm(Y, Y, (Y, Y)), f(Y, Y, (Y, Y)))
+    with pytest.raises(InputError, match="b and a: two tensors, but the graph was traced with one tensor in both"):
+        gm(X, Y, (X, X))
+    with pytest.raises(InputError, match=r"pair\[1\] and a: two tensors"):
+        gm(X, X, (X, X.clone()))
+    apart = symbolic_trace(f, meta_args={"a": X, "b": X.clone(), "pair": (X.clone(), X.clone())})
+    torch.testing.assert_close(apart(X, Y, (Y * 2, Y * 3)), f(X, Y, (Y * 2, Y * 3)))
+
+
+def test_one_tensor_for_two_arguments_is_one_where_code_asks() -> None:
+    class Attends(Layers):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return self.fc(query) if query is key else self.fc(query) + self.fc(key)
+
+    def writes(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return b * 2
+
+    model = Attends()
+    gm = symbolic_trace(model, meta_args={"query": X, "key": X})
+    torch.testing.assert_close(gm(Y, Y), model(Y, Y))
+    assert symbolic_profile(gm, X, X).meta["profile"].fwd_macs == model(X, X).numel() * 4
+    gm = symbolic_trace(writes, meta_args={"a": X, "b": X})
+    given, same = Y.clone(), Y.clone()
+    torch.testing.assert_close(gm(given, given), writes(same, same))
 
 
 def test_a_parameter_as_an_argument() -> None:
@@ -396,10 +421,49 @@ def test_values_that_leave_the_graph() -> None:
             return self.fc(x)[:lengths.max().item()]
 
     gm = symbolic_trace(Model(), meta_args={"x": X, "lengths": torch.tensor([1, 2])})
-    assert gm(X, torch.tensor([1, 1])).shape == (2, 4)
+    assert gm(X, torch.tensor([2, 1])).shape == (2, 4)
+    with pytest.raises(InputError, match="item of a tensor gives 1 at .*, and the graph was traced with 2"):
+        gm(X, torch.tensor([1, 1]))
     (note,) = gm.meta["assumptions"]
-    assert note.startswith(
-        "item of max_1 was 2 when traced and is a constant of the graph at ") and "test_symbolic_trace.py:" in note
+    assert note.startswith("item of max_1 was 2 when traced and is a constant of the graph, which raises where it is "
+                           "another, at ") and "test_symbolic_trace.py:" in note
+
+
+@pytest.mark.parametrize("given, other", [([True] * 3, [True, False, True]), ([True, False, True], [True] * 3)])
+def test_a_branch_on_a_known_mask_holds_for_that_mask(given: list[bool], other: list[bool]) -> None:
+    def f(x: Tensor, mask: Tensor) -> Tensor:
+        return x * 2 if mask.all() else x.masked_fill(~mask[:, None], 0.0)
+
+    gm = symbolic_trace(f, meta_args={"x": X, "mask": torch.tensor(given)})
+    torch.testing.assert_close(gm(Y, torch.tensor(given)), f(Y, torch.tensor(given)))
+    with pytest.raises(InputError, match="__bool__ of a tensor gives"):
+        gm(Y, torch.tensor(other))
+
+
+def test_a_flag_that_a_method_sets_from_data() -> None:
+    class Looks(nn.Module):
+        def look(self, x: Tensor) -> None:
+            self.positive = bool(x.sum() > 0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.look(x)
+            return x * 2 if self.positive else x - 1
+
+    class Notes(nn.Module):
+        def look(self, x: Tensor) -> None:
+            self.last = float(x.sum())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.look(x)
+            return x * 2
+
+    meta = {"x": X.to("meta")}
+    with pytest.raises(DataDependentError, match="needs the contents of a tensor that has no data"):
+        symbolic_trace(Looks(), meta_args=meta)
+    for model in (Notes(), nn.Sequential(Looks())):
+        gm = symbolic_trace(model, meta_args=meta if isinstance(model, Notes) else {"input": meta["x"]})
+        for x in (X, -X.abs() - 1, X.abs() + 1):
+            torch.testing.assert_close(gm(x), model(x))
 
 
 def test_meta_and_claimed_models() -> None:

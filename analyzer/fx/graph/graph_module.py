@@ -118,6 +118,7 @@ class GraphModule(fx.GraphModule):
             return
         rest = list(args)
         named = dict(kwargs)
+        values: dict[str, Any] = {}
         for name, kind in self._arguments:
             if kind == "VAR_POSITIONAL":
                 value: Any = tuple(rest)
@@ -131,8 +132,10 @@ class GraphModule(fx.GraphModule):
             else:
                 continue  # the default, or Python's own message about a missing argument
             known = expected.get(name, ())
+            values[name] = value
             for e in known:
                 e.check(value)
+                e.check_same(values)
             if kind.startswith("VAR_"):
                 _check_extra(name, value, known)
 

@@ -71,6 +71,20 @@ def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
                      "then becomes one node")
 
 
+def keep_read(tensor: Tensor, method: str, traced: Any, place: str | None) -> Tensor:
+    """``tensor``, of which ``method`` gives what it gave when the graph was traced. Raises InputError where it does
+    not.
+    """
+    if tensor.device.type == "meta" or isinstance(tensor.untyped_storage(), MetaStorage):
+        return tensor  # a run without data
+    found = getattr(tensor, method)()
+    if found != traced:
+        raise InputError(f"{method} of a tensor gives {shorten(found)} at {place}, and the graph was traced with "
+                         f"{shorten(traced)}: trace again with this data, or put the code that reads it into a "
+                         "submodule or a function, and give meta_args without data: it then becomes one node")
+    return tensor
+
+
 def shorten(value: Any) -> str:
     """The beginning of a value as text."""
     text = repr(value)

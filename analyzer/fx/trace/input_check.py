@@ -1,6 +1,7 @@
 """Whether arguments are like those that a graph was traced with."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,13 +17,16 @@ _SIMPLE = (*LITERALS, torch.dtype, torch.device)
 
 
 class Expected(NamedTuple):
-    """One tensor, or one constant, that the graph was traced with; ``path`` leads to it inside the argument."""
+    """One tensor, or one constant, that the graph was traced with; ``path`` leads to it inside the argument. The tensor
+    at ``first``, of an earlier argument or place, was the same object.
+    """
 
     argument: str
     path: tuple[Access, ...]
     shape: tuple[int, ...] | None
     dtype: torch.dtype | None
     constant: Any = None
+    first: Expected | None = None
 
     def __str__(self) -> str:
         return self.argument + "".join(map(str, self.path))
@@ -30,8 +34,7 @@ class Expected(NamedTuple):
     def check(self, value: Any) -> None:
         """Raise InputError where ``value``, the whole argument, has something else at this place."""
         try:
-            for access in self.path:
-                value = access.get(value)
+            value = self._find(value)
         except (AttributeError, KeyError, IndexError, TypeError):
             raise InputError(f"{self}: missing; the graph was traced with {self.describe()} there") from None
         if isinstance(value, fx.Proxy):
@@ -48,6 +51,21 @@ class Expected(NamedTuple):
                              "and dtypes are constants of a traced graph: trace again with a tensor like this one in "
                              "meta_args")
 
+    def check_same(self, values: Mapping[str, Any]) -> None:
+        """Raise InputError where the tensor that it was the same object as is another one in ``values``."""
+        if self.first is None or self.first.argument not in values:
+            return
+        mine, other = self._find(values[self.argument]), self.first._find(values[self.first.argument])
+        if mine is not other and not isinstance(mine, fx.Proxy) and not isinstance(other, fx.Proxy):
+            raise InputError(f"{self} and {self.first}: two tensors, but the graph was traced with one tensor in both "
+                             "places, and code that asks whether they are the same, or writes to one, did what it does "
+                             "for one: trace again with two tensors in meta_args")
+
+    def _find(self, value: Any) -> Any:
+        for access in self.path:
+            value = access.get(value)
+        return value
+
     def describe(self) -> str:
         """What was traced, in words."""
         if self.shape is None:
@@ -61,18 +79,23 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
-def expectations(argument: str, value: Any) -> list[Expected]:
-    """What an argument of the traced forward was."""
-    if not holds_tensor(value):
-        return [Expected(argument, (), None, None, value)] if isinstance(value, _SIMPLE) else []
+def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
+    """What the arguments of the traced forward were, by their names in the graph."""
     found: list[Expected] = []
+    first: dict[int, Expected] = {}  # by id of the tensor, where it was met first
 
-    def walk(value: Any, path: tuple[Access, ...]) -> None:
+    def walk(argument: str, value: Any, path: tuple[Access, ...]) -> None:
         if isinstance(value, Tensor):
-            found.append(Expected(argument, path, tuple(value.shape), value.dtype))
+            expected = Expected(argument, path, tuple(value.shape), value.dtype, first=first.get(id(value)))
+            first.setdefault(id(value), expected)
+            found.append(expected)
         elif holds_tensor(value):
             for access, child in children(value):
-                walk(child, (*path, access))
+                walk(argument, child, (*path, access))
 
-    walk(value, ())
+    for argument, value in arguments:
+        if holds_tensor(value):
+            walk(argument, value, ())
+        elif isinstance(value, _SIMPLE):
+            found.append(Expected(argument, (), None, None, value))
     return found

@@ -22,8 +22,8 @@ from analyzer.meta.tensor import device_of
 from . import outline
 from .bias_split import register_bias_split, splits
 from .call_target import name_target
-from .changed_content import ContentWatch, shorten
-from .function_call import READS, NodeCall, describe_call, is_functional, reads_size, writes
+from .changed_content import ContentWatch, keep_read, shorten
+from .function_call import READS, REPEATED, NodeCall, describe_call, is_functional, reads_size, writes
 from .leaf_module import is_leaf
 from .node_writer import NodeWriter
 from .outline import Site
@@ -139,6 +139,7 @@ class Tape(NodeWriter):
         copies: dict[int, tuple[Any, Any]] = {}
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
+        flags = outline.plain_attributes((module, args, kwargs))
         before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options,
                                                                               unknown_value="placeholder")
@@ -159,6 +160,7 @@ class Tape(NodeWriter):
             raise
         finally:
             self.state.options, self.state.expects_contents = options, False
+        self._check_flags(site, flags, outline.plain_attributes((module, args, kwargs)))
         changed = list(map(id, tensors_of((args, kwargs)))) != held
         if changed:
             given = self._give_copies(given, copies)
@@ -187,6 +189,17 @@ class Tape(NodeWriter):
         self.state.assume(
             f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
+
+    def _check_flags(self, site: Site, before: dict[tuple[str, str], Any], now: dict[tuple[str, str], Any]) -> None:
+        """Have more code in one node where what ``site`` set from data is read outside of it. Raises InputError where
+        the forward of the root reads it, which is the graph itself.
+        """
+        names = sorted({name for (kind, name), value in now.items() if before.get((kind, name), now) != value})
+        read = [name for name in names if outline.is_read(name, self.borrowed, site)]
+        if read and not self._want():
+            raise InputError(f"{site} sets {', '.join(read)} by what depends on data at {self.outlined[site]}, and "
+                             "forward reads it afterwards: the graph would keep what it was traced with. Return it, or "
+                             "put the code that reads it into a submodule or a function, which then becomes one node")
 
     def _versions(self, *arguments: Any) -> list[int]:
         """How often arguments, and tensors that the root holds, were written to."""
@@ -278,7 +291,9 @@ class Tape(NodeWriter):
         node = None if tensor is None else self._nodes.get(id(tensor))
         if node is not None and node in self.dependent:
             self.state.assume(f"{func.__name__} of {node.name} was {shorten(result)} when traced and is a constant of "
-                              f"the graph at {user_line()}")
+                              f"the graph, which raises where it is another, at {user_line()}")
+            if func.__name__ in REPEATED:
+                self.map(tensor, self.call(keep_read, node, func.__name__, result, user_line()))
 
 
 def _in_force(call: Callable[..., Any]) -> Callable[..., Any]:

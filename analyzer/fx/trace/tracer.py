@@ -95,8 +95,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
-              [e for p in bound.parameters
-               for e in expectations(bound.name_in_graph(p), bound.given.get(p.name, p.default))])
+              expectations((bound.name_in_graph(p), bound.given.get(p.name, p.default)) for p in bound.parameters))
     return gm
 
 
@@ -178,15 +177,20 @@ def _class_name(root: Any) -> str:
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
-    """The given values with a fake tensor for every tensor; each place has its own, as it has its own node."""
+    """The given values with a fake tensor for every tensor. One that the model holds has another there: a place in the
+    arguments has its own node. The graph checks that a tensor given twice is one tensor again (`input_check`).
+    """
+    made: dict[int, Tensor] = {}
 
     def make(tensor: Tensor) -> Tensor:
-        again = borrowed.fakes.of(tensor)
-        if again is None:
-            return borrowed.fakes.make(tensor, readable=True, constant=True)
-        alias = again.detach().requires_grad_(again.requires_grad)
-        alias.__class__ = MetaTensor
-        return alias
+        if id(tensor) not in made:
+            again = borrowed.fakes.of(tensor)
+            if again is None:
+                made[id(tensor)] = borrowed.fakes.make(tensor, readable=True, constant=True)
+            else:
+                made[id(tensor)] = again.detach().requires_grad_(again.requires_grad)
+                made[id(tensor)].__class__ = MetaTensor
+        return made[id(tensor)]
 
     with without_modes():
         return {name: replace_tensors(value, make) for name, value in bound.given.items()}
