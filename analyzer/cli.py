@@ -32,7 +32,7 @@ from analyzer.solver.command import add_fit_command, run_fit
 from analyzer.solver.fits_command import add_fits_command, run_fits
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
-from analyzer.view.command import add_view_command, run_view
+from analyzer.view import add_view_command, run_view
 from analyzer.zoo.target import import_own_code
 
 from . import __version__
@@ -155,10 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _showing_progress(command: str) -> Iterator[None]:
-    """Show on a terminal how far the work of the block has come; a sweep, in many processes, does so itself, and a
-    server has no end.
+    """Show on a terminal how far the work of the block has come; a sweep, in many processes, does so
+    itself.
     """
-    if command in ("sweep", "view"):
+    if command == "sweep":
         yield
         return
     # a thread that draws would take time of what is measured

@@ -27,7 +27,7 @@ from analyzer.parallel.stage_cost import StageCost
 from analyzer.report.check import check_profile, format_check
 from analyzer.solver import Plan, Planner
 from analyzer.sweep import sweep
-from analyzer.view.viewed import read_files
+from analyzer.view import write_view
 from analyzer.zoo.target import load_target
 
 from .hostile_json import Path as Place
@@ -99,7 +99,7 @@ def _ranks_reader(folder: Path) -> Reader:
 
 def _view_reader(folder: Path) -> Reader:
     """The same, given to ``analyzer view``."""
-    return Reader("files of view", _ranks(), lambda path: read_files([path]), use_viewed, loose=_is_free_of_ranks,
+    return Reader("files of view", _ranks(), lambda path: write_view([path]), loose=_is_free_of_ranks,
                   skips=_is_of_profile)
 
 
@@ -189,11 +189,6 @@ def repr_of(found: object) -> Callable[[], str]:
 def use_ranks(table: RankTable) -> None:
     table.render()
     table.to_json()
-
-
-def use_viewed(viewed: Any) -> None:
-    for page in viewed.pages:
-        page.write()
 
 
 def use_plan(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What comes from outside and is not what it should be: files, names, paths, requests, and models without measure.
+"""What comes from outside and is not what it should be: files, names, paths, and models without measure.
 
     python -m benchmarks.trust --only inputs
 """
@@ -6,21 +6,17 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.client import HTTPConnection
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from analyzer import profile, symbolic_trace
-from analyzer.view.server import ViewServer
-from analyzer.view.viewed import read_files
 
-from .hostile_reader import list_readers, profile_net
+from .hostile_reader import list_readers
 from .hostile_trial import REFUSED, TAKEN, USED, list_wrong, try_each, try_reader
 from .hostile_writer import NAMES, list_places, list_writes
 from .trust_section import Section
@@ -129,36 +125,6 @@ def measure_growth() -> list[tuple[str, float, float]]:
     return rows
 
 
-def list_requests(server: ViewServer) -> Trials:
-    """What a browser, or something else, may send: each is answered, by a refusal."""
-    right = {"Content-Type": "application/json"}
-    bodies = [b"", b"[]", b"{", b"[" * 9000, b'{"batch": NaN}', b'{"batch": 1, "batch": 2}', b"\xff", b'{"batch": -1}',
-              b'{"batch": 1e999}', b'{"batch": "x"}', b'{"nothing": 1}', b'{"device": "/etc/passwd"}',
-              b'{"optimizer": "os:system"}', b'{"dtype": "\\ud800"}', b'{"batch": ' + b"9" * 5000 + b"}"]
-    for body in bodies:
-        yield f"request of {body[:20]!r}", partial(_ask, server, "POST", f"{server.root}0/run", right, body)
-    for path in ("/", "/../../etc/passwd", f"{server.root}../../etc/passwd", f"{server.root}99", f"{server.root}-1",
-                 f"{server.root}0/run/../../x", f"{server.root}%00", "/" + "x" * 60_000, f"{server.root}pages/9",
-                 f"{server.root}{'9' * 5000}"):
-        yield f"request of {path[:30]!r}", partial(_ask, server, "GET", path, {})
-    for headers in ({"Host": "evil.example"}, {"Host": ""}, {"Content-Length": "-1"}, {"Content-Length": "9" * 30},
-                    {"Content-Type": "text/plain"}, {"Origin": "http://evil.example"}):
-        yield f"request with {headers}", partial(
-            _ask, server, "POST", f"{server.root}0/run", {**right, **headers},
-            None if "Content-Length" in headers else b"{}")
-
-
-def _ask(server: ViewServer, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> None:
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        assert 400 <= answer.status < 500, f"was answered {answer.status}"
-        assert b"Traceback" not in answer.read(), "the answer is a traceback"
-    finally:
-        connection.close()
-
-
 def measure(count: int | None = None) -> Section:
     """Everything once; with ``count``, about that many files of each reader."""
     rows, lost = [], list[str]()
@@ -172,13 +138,6 @@ def measure(count: int | None = None) -> Section:
         rows.append(("views and files of hostile names", *try_each(
             trial for one in names for trial in list_writes(one, folder))))
         rows.append(("paths to write to", *try_each(list_places(folder))))
-        (folder / "saved.json").write_text(profile_net().to_json())
-        with ViewServer(read_files([folder / "saved.json"])) as server:
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            rows.append(("requests to the server of `analyzer view`", *try_each(list_requests(server))))
-            server.shutdown()
-            thread.join()
     rows.append(("models without measure", *try_each(list_sizes())))
     for _, _, failed in rows:
         lost += failed

@@ -1,14 +1,13 @@
-"""What ``analyzer profile`` runs: a step of a TARGET by its options, which a saved profile holds and can run again."""
+"""What ``analyzer profile`` runs: a step of a TARGET by its options, which a saved profile holds."""
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 
-from analyzer.errors import InputError
 from analyzer.recipe.option import read_recipe
 from analyzer.record.progress import progress_of
 from analyzer.results.command import CommandInfo, Option
@@ -80,47 +79,12 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
 
 def describe_command(target: str, arguments: argparse.Namespace, inputs: Sequence[InputSpec]) -> CommandInfo:
     """The command that `predict` runs for one target, its inputs written out."""
-    known = vars(_make_parser().parse_args([target])).keys() - {"target"}
+    parser = argparse.ArgumentParser(add_help=False)
+    add_prediction_options(parser)
+    known = vars(parser.parse_args([target])).keys() - {"target"}
     given: dict[str, Option] = {name: value for name, value in vars(arguments).items()
                                 if name in known and value not in (None, False)}
     return CommandInfo(target, {**given, "input": tuple([str(spec) for spec in inputs])})
-
-
-def parse_command(command: CommandInfo) -> argparse.Namespace:
-    """The options of a command, read as those of the command line are. Raises InputError for one that is unknown or
-    has no such value.
-
-    >>> command = CommandInfo("gpt2", {"input": ("input_ids=int64:2x64",), "accumulate": 2, "checkpointing": True})
-    >>> parsed = parse_command(command)
-    >>> parsed.target, parsed.input, parsed.accumulate, parsed.checkpointing, parsed.device
-    ('gpt2', ['input_ids=int64:2x64'], 2, True, 'h200')
-    >>> parse_command(CommandInfo("gpt2", {"mode": "tain"}))
-    Traceback (most recent call last):
-    analyzer.errors.InputError: analyzer profile gpt2: argument --mode: invalid choice: 'tain' (choose from ...)
-    """
-    words = []
-    for name, value in command.options.items():
-        if not name.isidentifier():  # "optimizer=x" would be another option than it says
-            raise InputError(f"analyzer profile {command.target}: {name!r} is no name of an option")
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        else:
-            words += [f"{flag}={text}" for text in (value if isinstance(value, tuple) else (value,))]
-    return _make_parser(command.target).parse_args([*words, "--", command.target])
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are raised."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog}: {message}")
-
-
-def _make_parser(target: str = "") -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"analyzer profile {target}".strip(), add_help=False, allow_abbrev=False)
-    add_prediction_options(parser)
-    return parser
 
 
 def _find_fused(arguments: argparse.Namespace) -> Literal["default", "reduce-overhead", "cudagraphs"] | None:

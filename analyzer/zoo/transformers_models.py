@@ -59,15 +59,6 @@ def find_transformers_model(spec: str, target: str) -> Target:
     return Target(target, partial(_build, model_class, config), inputs, labels)
 
 
-def names_file(spec: str) -> bool:
-    """Whether the config is read from a file.
-
-    >>> names_file("config.json:GPT2Model"), names_file("GPT2Config:GPT2Model")
-    (True, False)
-    """
-    return _is_path(_split(spec)[0])
-
-
 def _split(spec: str) -> tuple[str, str]:
     """What holds the config, and the model class or nothing."""
     source, _, model_name = (spec, "", "") if _is_path(spec) or ":" not in spec else spec.rpartition(":")

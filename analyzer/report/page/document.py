@@ -57,8 +57,8 @@ def summary_part(text: str) -> Part:
     return Part("text", "Summary as text", lead=f"<pre>{escape(text)}</pre>", has_chart=False)
 
 
-def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
-    """The whole page as text. ``policy`` adds to the content policy, for a page that a server of its own answers.
+def build_page(title: str, parts: Sequence[Part]) -> str:
+    """The whole page as text.
 
     Raises MissingExtraError where a part has a chart and plotly is not installed.
 
@@ -69,7 +69,7 @@ def build_page(title: str, parts: Sequence[Part], *, policy: str = "") -> str:
     kinds = dict.fromkeys(part.kind for part in parts)
     scripts = [*_BASE, *(f"{kind}.js" for kind in kinds if _has_script(kind)), "page.js"]
     data = [{"kind": part.kind, "id": f"part-{i}", "data": part.data} for i, part in enumerate(parts)]
-    allowed = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:{policy}"
+    allowed = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
     return "\n".join([
         "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">', f"<title>{escape(title)}</title>",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

@@ -17,11 +17,12 @@ from .plain_table import write_table
 
 
 def verdict_part(profile: Profile) -> Part:
-    """The sentence, the tiles and what was run; what it says is in the profile, and needs no script."""
+    """The sentence, the tiles, what was run and the command that asks again; it needs no script."""
     _, *run = describe_run(profile)
+    asked = "" if profile.made_by is None else f"<p>Asked by <code>{escape(str(profile.made_by))}</code></p>"
     return headline_part(
-        find_headline(profile), list_tiles(profile),
-        f'<details class="run"><summary>What was run</summary><p>{"<br>".join(map(escape, run))}</p></details>')
+        find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
+        f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
 
 
 def write_phases(profile: Profile) -> str:

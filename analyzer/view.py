@@ -1,0 +1,74 @@
+"""``analyzer view``: the page of what was saved, written and opened in a browser."""
+from __future__ import annotations
+
+import argparse
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError
+from analyzer.output import write_output
+from analyzer.parallel.rank_table import RankTable
+from analyzer.report.comparison.compare import compare
+from analyzer.report.page.document import check_page
+from analyzer.results.profile import Profile
+
+_HELP = """\
+Writes the page of a saved profile and opens it. FILE is what `analyzer profile --json` wrote, or a table of ranks
+(`analyzer dryrun --json`, RankTable.to_json). Of two profiles it is the page of what changed from the first to the
+second.
+
+The page has the command that made its profile: with another batch, device or precision it asks what if.
+"""
+
+_EXAMPLES = """\
+examples:
+  analyzer profile hf:BertConfig --optimizer adamw --json bert.json && analyzer view bert.json
+  analyzer view before.json after.json --no-browser --html changed.html
+
+exit codes: 0 done; 2 the command line or a file cannot be used
+"""
+
+
+def add_view_command(commands: Any) -> None:
+    """Add ``view`` to the subparsers of the command line."""
+    parser = commands.add_parser("view", help="look at saved profiles in a browser", description=_HELP,
+                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a profile saved with --json")
+    parser.add_argument("--html", type=Path, metavar="PAGE", help="where the page is written (default: a new folder)")
+    parser.add_argument("--no-browser", action="store_true", help="write the page and open nothing")
+
+
+def run_view(arguments: argparse.Namespace) -> int:
+    """``analyzer view``; the result is the exit code."""
+    check_page(arguments.html or arguments.files[0].with_suffix(".html"))
+    text = write_view(arguments.files)
+    path = arguments.html or Path(tempfile.mkdtemp(prefix="analyzer-"), arguments.files[-1].stem + ".html")
+    write_output(path, text)
+    print(path)
+    if not arguments.no_browser:
+        webbrowser.open(path.absolute().as_uri())
+    return 0
+
+
+def write_view(paths: list[Path]) -> str:
+    """The page of one file, or of what changed between two profiles. Raises InputError or ProfileFormatError for files
+    that hold neither a profile nor a table of ranks.
+    """
+    if len(paths) > 2:
+        raise InputError(f"{', '.join(map(str, paths))}: view shows one file, or what changed between two profiles; "
+                         f"`analyzer compare` has a row for each of more")
+    if len(paths) == 2:
+        before, after = map(Profile.from_json, paths)
+        return compare(before, after).to_html()
+    path, = paths
+    return RankTable.from_json(path).to_html() if _holds_ranks(path) else Profile.from_json(path).to_html()
+
+
+def _holds_ranks(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return '"analyzer.ranks"' in file.read(200)
+    except (OSError, ValueError):  # which the reader of profiles tells
+        return False
