@@ -13,6 +13,7 @@ from torch import nn
 
 from analyzer.api.argument import as_arguments, as_keywords
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
 from analyzer.record.progress import progress_part
@@ -31,6 +32,7 @@ PLANNED = "planned checkpointing"
 PLANNED_SHARES = 0.95, 0.85  #: of the memory, as a step also takes what is cached in pieces of wrong sizes
 
 
+@leaves_no_tensor
 def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | Any = (),
            kwargs: dict[str, Any] | None = None, *, device: str | DeviceSpec = "h200",
            mode: Literal["train", "infer"] = "train", recipe: Recipe | None = None,

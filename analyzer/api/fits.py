@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_of
@@ -19,6 +20,7 @@ from .argument import build_model
 from .profile import profile
 
 
+@leaves_no_tensor
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
          kwargs: dict[str, Any] | None = None, *, devices: Iterable[str | DeviceSpec] | None = None,
          world_size: int | None = None, options: ProfileOptions | None = None, **profile_options: Any) -> FitTable:

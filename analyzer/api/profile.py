@@ -12,6 +12,7 @@ import torch
 from analyzer.distributed.world import World, current_entered
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.fx.trace.leaf_module import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -42,6 +43,7 @@ NOTHING_TO_TRAIN = ("no parameter and no input requires a gradient, so there is 
                     "pass is profiled, without backward pass and optimizer")
 
 
+@leaves_no_tensor
 def profile(
     model: torch.nn.Module | Callable[[], torch.nn.Module],
     args: tuple[Any, ...] | Any = (),
@@ -245,5 +247,6 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                 return expect_values(run_once, session.options)
             except Restart as restart:
                 replay.forbid(restart)
+                restart.__traceback__ = None  # whose frames hold the run
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)

@@ -15,6 +15,7 @@ from analyzer.errors import InputError
 from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.fx.shared_module import find_replica, refuse_sharded
+from analyzer.fx.surroundings import Surroundings, keep_surroundings
 from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.cpu_measurement import describe_measurement, measured_cpu
@@ -83,7 +84,7 @@ class Session:
         if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):
             remarks = (*remarks, f"kernels on {self.spec.name} are taken to be those of CUDA, their times to follow "
                                  f"from its data sheet: nothing was measured on devices of {self.spec.vendor}")
-        self.optimizer = _check_made(find_optimizer(optimizer))
+        self.factory, self.optimizer = optimizer, _check_made(find_optimizer(optimizer))
         self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are
         if self.spec is not None:
@@ -131,8 +132,10 @@ class Session:
              eager: bool = True) -> Iterator[Run]:
         """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
         refuse_sharded(module)
-        with InterruptsDeferred(), rare_collections(), self.simulate(options) as mode, borrow_module(
-                module, self.device) as borrowed:
+        functions = self.loss_fn, self.step, self.factory
+        with (InterruptsDeferred(), rare_collections(), self.simulate(options) as mode,
+              keep_surroundings(module, functions) as surroundings,
+              borrow_module(module, self.device) as borrowed):
             if self.evaluates:
                 borrowed.root.eval()
             replica = find_replica(borrowed.walked)
@@ -140,7 +143,7 @@ class Session:
                 mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
-            yield Run(self, recorder, borrowed.root, borrowed, is_replica=replica is not None)
+            yield Run(self, recorder, borrowed.root, borrowed, surroundings, is_replica=replica is not None)
 
     def casting(self) -> AbstractContextManager[object]:
         """The autocast region of a forward pass."""
@@ -160,8 +163,8 @@ class Run:
     """
 
     def __init__(self, session: Session, recorder: Recorder, root: torch.nn.Module, borrowed: Borrowed | None = None,
-                 *, is_replica: bool = False) -> None:
-        self.session, self.recorder, self.root = session, recorder, root
+                 surroundings: Surroundings | None = None, *, is_replica: bool = False) -> None:
+        self.session, self.recorder, self.root, self.surroundings = session, recorder, root, surroundings
         self._borrowed, self._is_replica = borrowed, is_replica
 
     @property
@@ -192,7 +195,9 @@ class Run:
 
     def fake_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
                     device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments without data on ``device`` in place of those given."""
+        """Arguments without data on ``device`` in place of those given, whose containers are put back afterwards."""
+        if self.surroundings is not None:
+            self.surroundings.extend((), (args, kwargs))
         taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
             self.recorder.mode.state, (args, dict(kwargs)), device)
         return taken

@@ -12,6 +12,7 @@ from torch import fx
 from analyzer.errors import InputError
 from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.tensor import device_of
 from analyzer.record.options import ProfileOptions
@@ -38,6 +39,7 @@ class LastRun:
 last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
 
 
+@leaves_no_tensor
 def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None,
                      mode: Literal["train", "infer"] = "train",
                      loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,

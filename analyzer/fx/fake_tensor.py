@@ -70,8 +70,12 @@ class FakeTensors:
         self._fakes[id(original)] = (original, ref)
         self._originals[id(fake)] = (original, ref)
 
-    def forget_storages(self) -> None:
-        """Let later tensors with the originals' storages be adopted anew."""
+    def let_go(self) -> None:
+        """Let later tensors with the originals' storages be adopted anew, and fake tensors die: one whose attribute
+        leads to it by autograd's nodes, as that of a parameter does, is in a circle that Python does not see.
+        """
+        for _, fake in self:
+            fake.__dict__.clear()
         for key in self._adopted:
             self.state.fakes.pop(key, None)
         self._adopted.clear()

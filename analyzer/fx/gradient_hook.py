@@ -41,7 +41,7 @@ class GradientHooks:
     def take(self) -> None:
         """Give them to the fake tensors."""
         hooked = [(original, fake) for original, fake in self.fakes if has_gradient_hooks(original)]
-        self.undo.append(self._on_host.forget_storages)
+        self.undo.append(self._on_host.let_go)
         if any(is_updated_in_backward(original) for original, _ in self.fakes):
             self.fakes.state.assume("hooks on the autograd nodes of parameters are not run: gradients, and the "
                                     "optimizers that they step in the backward pass, are counted as if there were none")

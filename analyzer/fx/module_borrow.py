@@ -130,7 +130,7 @@ class _Borrowing:
             if container:
                 container.clear()
         self.empty.clear()
-        self.fakes.forget_storages()
+        self.fakes.let_go()
 
     # -- walking -------------------------------------------------------------------------------------------------
 
@@ -149,6 +149,7 @@ class _Borrowing:
         self._snapshot(attributes)
         self._keep_class(module)
         children = attributes["_modules"]
+        self.empty += [held for name in REGISTRIES if not (held := attributes[name])]
         if children:
             self._snapshot(children)
             for name, child in children.items():

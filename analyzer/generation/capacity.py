@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError, is_count
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import list_unseen
 from analyzer.record.options import ProfileOptions
@@ -65,6 +66,7 @@ def _share(nbytes: int | None, whole: int) -> str:
     return "" if nbytes is None else f"{nbytes / whole:.1%}"
 
 
+@leaves_no_tensor
 def max_sequences(model: nn.Module | Callable[[], nn.Module], context_tokens: int, *,
                   cache: Literal["paged", "static"] = "paged", cache_dtype: torch.dtype | None = None,
                   block_size: int = BLOCK_SIZE, prefill_chunk: int = PREFILL_CHUNK, memory_share: float = 1.0,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from analyzer.api.argument import build_model, set_training
 from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
@@ -34,6 +35,7 @@ _AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocate
             "peak_reserved_bytes")
 
 
+@leaves_no_tensor
 def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: int = 512, new_tokens: int = 128,
                      *, batch_size: int = 1, cache: Literal["dynamic", "static", "paged"] = "dynamic",
                      cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,

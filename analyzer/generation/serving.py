@@ -11,6 +11,7 @@ from torch import nn
 from analyzer.api.argument import build_model, set_training
 from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
@@ -81,6 +82,7 @@ class ServingPoint:
         return self.sequences / self.decode.seconds if self.decode is not None and self.decode.seconds else None
 
 
+@leaves_no_tensor
 def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, context_tokens: int, *,
                     cache: ServedCache = "paged", cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
                     prefill_chunk: int = PREFILL_CHUNK, autocast: torch.dtype | None = None,
@@ -110,6 +112,7 @@ def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, 
     return setting.run(setting.prepare(model), sequences)
 
 
+@leaves_no_tensor
 def sweep_sequences(model: nn.Module | Callable[[], nn.Module], numbers: Sequence[int], context_tokens: int, *,
                     cache: ServedCache = "paged", cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
                     prefill_chunk: int = PREFILL_CHUNK, autocast: torch.dtype | None = None,

@@ -11,6 +11,7 @@ from torch import nn
 from analyzer.api.argument import set_training
 from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
+from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
@@ -106,6 +107,7 @@ class SpeculativeStep:
 _COLUMNS = (("flops", "count"), ("read_bytes", "bytes"), ("seconds", "seconds"), ("peak_allocated_bytes", "bytes"))
 
 
+@leaves_no_tensor
 def profile_speculative(model: nn.Module | Callable[[], nn.Module], draft: nn.Module | Callable[[], nn.Module],
                         context_tokens: int, *, speculated: int = 4, sequences: int = 1,
                         cache: Literal["paged", "static"] = "paged", cache_dtype: torch.dtype | None = None,

@@ -28,6 +28,7 @@ _REVEALING = frozenset((
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
 _TELLING = _REVEALING | _ENVIRONMENT
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+_STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is then for a call that follows
 
 
@@ -61,28 +62,28 @@ def is_standard(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "logging"
 
 
-def find_reachable(classes: Iterable[type], functions: Iterable[Any]) -> Reachable:
-    """What the forward passes of modules of ``classes``, and ``functions``, may reach.
-
-    Functions of torch, numpy and Python's own modules keep no state that shows, and are not followed. A method counts
-    as called where reachable code names it.
+class CodeSearch:
+    """Finds what code may reach. A method counts as called where reachable code names it. Functions of torch, numpy and
+    Python's own modules keep no state that shows, and are not followed.
     """
-    search = _Search()
-    for cls in classes:
-        search.add_class(cls)
-    search.pending += functions
-    search.run()
-    return search.found
 
-
-class _Search:
     def __init__(self) -> None:
         self.found = Reachable()
+        self.constructs = False  #: whether code makes objects of the classes that it names
         self.pending: list[Any] = []
         self.names: set[str] = set()
         self.methods: dict[str, list[Any]] = {}  # of the classes met, by name, those not followed yet
         self._seen: set[Any] = set()
         self._namespaces: set[tuple[int, str, frozenset[str] | None]] = set()
+
+    def find(self, classes: Iterable[type], functions: Iterable[Any]) -> Reachable:
+        """What the forward passes of modules of ``classes``, and ``functions``, may reach that was not found before."""
+        found = self.found = Reachable()
+        for cls in classes:
+            self.add_class(cls)
+        self.pending += functions
+        self._run()
+        return found
 
     def add_class(self, cls: type) -> None:
         """Its methods may be called: ``forward`` and those of Python's protocols, others where they are named."""
@@ -97,15 +98,14 @@ class _Search:
             self.found.classes.append(base)
             all_run = is_module and not has_forward or issubclass(base, torch.autograd.Function)
             for name, value in vars(base).items():
-                if name == "__init__" or type(value) not in _ARE_METHODS and (type(value) in CODE_CONSTANTS or not (
-                        isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))):
+                if name == "__init__" and not self.constructs or not _is_method(value):
                     continue
                 if all_run or name == "forward" and is_module or name in self.names or name[:2] == "__":
                     self.pending.append(value)
                 else:
                     self.methods.setdefault(name, []).append(value)
 
-    def run(self) -> None:
+    def _run(self) -> None:
         while self.pending:
             value = self.pending.pop()
             if type(value) is FunctionType:
@@ -144,7 +144,7 @@ class _Search:
             self.add_class(type(value))
 
     def _follow(self, function: FunctionType) -> None:
-        _, named_globals, names, revealing = _names_in(function.__code__)
+        _, named_globals, names, stored, revealing = _names_in(function.__code__)
         found = self.found
         if revealing:
             told = revealing & _REVEALING - {function.__name__}  # a class's own way to look up attributes
@@ -164,13 +164,16 @@ class _Search:
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if not is_constant(default):
                 found.places.append(({"": default}, ""))
-        self._look_into(function.__globals__, named_globals, names)
+        self._look_into(function.__globals__, named_globals, names, stored)
 
-    def _look_into(self, namespace: dict[str, Any], named: frozenset[str], attributes: frozenset[str]) -> None:
-        """Follow the values of names in a module, and of attributes in the modules that these are."""
+    def _look_into(self, namespace: dict[str, Any], named: frozenset[str], attributes: frozenset[str],
+                   stored: frozenset[str]) -> None:
+        """Follow the values of names in a module, and of attributes in the modules that these are; ``stored`` are those
+        names that code sets, which it may add.
+        """
         where = id(namespace)
-        for name in named & namespace.keys():
-            value = namespace[name]
+        for name in (named & namespace.keys()) | (named & stored):
+            value = namespace.get(name)
             is_module = isinstance(value, ModuleType)  # in which other code names other attributes
             place = where, name, attributes if is_module else None
             if place in self._namespaces or name[:2] == "__":
@@ -178,12 +181,17 @@ class _Search:
             self._namespaces.add(place)
             if is_module:
                 if not is_stateless(value):
-                    self._look_into(vars(value), attributes - {name}, attributes - {name})
+                    self._look_into(vars(value), attributes - {name}, attributes - {name}, stored)
             elif isinstance(value, type):
                 self.pending.append(value)
             else:
                 self.found.places.append((namespace, name))
                 self.pending.append(value)
+
+
+def _is_method(value: Any) -> bool:
+    return type(value) in _ARE_METHODS or type(value) not in CODE_CONSTANTS and (
+        isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))
 
 
 def _contents(cell: CellType) -> Any:
@@ -194,11 +202,14 @@ def _contents(cell: CellType) -> Any:
 
 
 class _Names(NamedTuple):
-    """What code names, with the functions in it: globals, all names, and those that tell more than a value."""
+    """What code names, with the functions in it: globals, all names, those of globals and attributes that it sets, and
+    those that tell more than a value.
+    """
 
     code: CodeType
     named_globals: frozenset[str]
     names: frozenset[str]
+    stored: frozenset[str]
     revealing: frozenset[str]
 
 
@@ -211,26 +222,32 @@ def _names_in(code: CodeType) -> _Names:
     found = _names.get(id(code))
     if found is None:
         inner = [_names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
-        named_globals = find_globals(code).union(*(n.named_globals for n in inner))
+        named_globals, stored = find_globals(code)
+        named_globals = named_globals.union(*(n.named_globals for n in inner))
         names = frozenset(code.co_names).union(*(n.names for n in inner))
-        found = _Names(code, named_globals, names, names & _TELLING | named_globals & {"id"})
+        stored = stored.union(*(n.stored for n in inner))
+        found = _Names(code, named_globals, names, stored, names & _TELLING | named_globals & {"id"})
         if len(_names) >= _MOST_NAMES:
             _names.clear()
         _names[id(code)] = found
     return found
 
 
-def find_globals(code: CodeType) -> frozenset[str]:
-    """The globals that code itself names: as `dis.get_instructions` tells, which describes each instruction."""
-    found, extended = set(), 0
+def find_globals(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that code itself names, and the names of globals and attributes that it sets: as
+    `dis.get_instructions` tells, which describes each instruction.
+    """
+    found, stored, extended = set(), set(), 0
     for operation, argument in zip(code.co_code[::2], code.co_code[1::2]):
         argument |= extended
         extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
         if operation == _LOAD_GLOBAL:
             found.add(code.co_names[argument >> _GLOBAL_SHIFT])
-        elif operation == _LOAD_NAME:
+        elif operation == _LOAD_NAME or operation == _STORE_GLOBAL:
             found.add(code.co_names[argument])
-    return frozenset(found)
+        if operation == _STORE_GLOBAL or operation == _STORE_ATTR:
+            stored.add(code.co_names[argument])
+    return frozenset(found), frozenset(stored)
 
 
 def is_constant(value: Any) -> bool:

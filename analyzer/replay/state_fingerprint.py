@@ -17,7 +17,7 @@ from torch import nn
 from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.value.known_value import Watched
 
-from .reachable_code import find_reachable
+from .reachable_code import CodeSearch
 from .state_record import StateRecord
 from .state_value import (
     MISSING,
@@ -30,8 +30,6 @@ from .state_value import (
     reaches_outside,
     read_generators,
     refill_environment,
-    revive,
-    set_value,
 )
 
 _METHODS = (FunctionType, staticmethod, classmethod, property)
@@ -44,24 +42,28 @@ class CodeRecord(StateRecord):
     by id. Where it is not their ``own`` state that is asked for, code that leads to others cannot be known.
     """
 
-    def __init__(self, classes: set[type], functions: Iterable[Any], inside: set[int], own: bool,
-                 seen: set[int] | None = None) -> None:
-        super().__init__(seen=seen)
+    def __init__(self, classes: Iterable[type], functions: Iterable[Any], inside: set[int], own: bool,
+                 seen: set[int] | None = None, keeps: bool = False) -> None:
+        super().__init__(keeps, seen)
         self._inside, self._own = inside, own
-        reachable = find_reachable(classes, functions)
+        self.search = CodeSearch()
+        self.follow(classes, functions)
+
+    def follow(self, classes: Iterable[type], functions: Iterable[Any]) -> None:
+        """Capture what the code of modules of ``classes``, and ``functions``, reach that was not captured yet."""
+        reachable = self.search.find(classes, functions)
         self.give_up(reachable.unreadable)
-        if reachable.reads_identities and not own:  # those of other modules are others
+        if reachable.reads_identities and not self._own:  # those of other modules are others
             self.give_up("its code asks for id")
         if reachable.reads_environment:
-            self.objects.append((os.environ.copy, refill_environment, os.environ.copy()))
-        self.classes = reachable.classes
-        self.class_contents = [vars(cls) for cls in self.classes]
-        self.class_names = [frozenset(contents) for contents in self.class_contents]
-        self._capture_classes()
+            self.add_object(os.environ, os.environ.copy, refill_environment)
+        self.classes += [(cls, vars(cls), frozenset(vars(cls))) for cls in reachable.classes]
+        self._capture_classes(reachable.classes)
         self._capture_places(reachable.places)
 
-    def _capture_classes(self) -> None:
-        for cls, contents in zip(self.classes, self.class_contents):
+    def _capture_classes(self, classes: Iterable[type]) -> None:
+        for cls in classes:
+            contents = vars(cls)
             names = [name for name in contents if name[:2] != "__"]
             found = [contents[name] for name in names]
             self.rows.append((cls, contents, names, self.let_die(found)))
@@ -139,15 +141,14 @@ class StateFingerprint(StateRecord):
             if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else are_alike(
                     sequence, items)):
                 return "a list or set"
-        if list(map(len, self.code.class_contents)) != list(map(len, self.code.class_names)) and any(
-                map(find_added, self.code.class_contents, self.code.class_names)):
+        if any([len(contents) != len(names) and find_added(contents, names) for _, contents, names in self.classes]):
             return "an attribute of a class"
         if (name := self._find_changed_variable()) is not None:
             return f"the variable {name or 'of a closure'}"
         if any([(alive := tensor()) is not None and describe_tensor_state(alive) != state
                 for tensor, state in self.tensors]):
             return "a tensor's attribute, hook, storage or requires_grad"
-        if not all([is_equal(read(), before) for read, _, before in self.objects]):
+        if not all([is_equal(read(), before) for _, read, _, before in self.objects]):
             return "an array or a generator of random numbers"
         if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
@@ -170,34 +171,6 @@ class StateFingerprint(StateRecord):
     def is_same(self) -> bool:
         """Whether all of it can be read and is what it was."""
         return self.unreadable is None and self.change() is None
-
-    def put_back(self) -> None:
-        """Give everything that can be compared the state that it had."""
-        for mapping, keys, values in (*self.mappings, *self.mappings_of_tensors):
-            if len(mapping) != len(keys) or not are_alike(mapping.values(), values):
-                found = [(key, revive(value, mapping.get(key))) for key, value in zip(keys, values)]
-                mapping.clear()
-                mapping.update(found)
-        for container in self.empty:
-            container.clear()
-        for cls, contents, names in zip(self.code.classes, self.code.class_contents, self.code.class_names):
-            for name in find_added(contents, names):
-                delattr(cls, name)
-        for sequence, items in self.sequences:
-            if isinstance(items, set):
-                sequence.clear()
-                sequence.update(items)
-            elif len(sequence) != len(items) or not are_alike(sequence, items):
-                found = [revive(item, None) for item in items]
-                sequence.clear()
-                sequence.extend(found)
-        in_rows = [(holder, *item) for holder, _, names, values in self.rows for item in zip(names, values)]
-        for holder, name, value in (*in_rows, *self.places):
-            if not are_alike((now := look_up(holder, name),), (value,)):
-                set_value(holder, name, revive(value, now))
-        for read, write, before in self.objects:
-            if not is_equal(read(), before):
-                write(before)
 
 
 def _are_identical(mappings: Sequence[tuple[Any, tuple[Any, ...], tuple[Any, ...]]]) -> bool:

@@ -2,12 +2,21 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import random
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
+from functools import _lru_cache_wrapper, partial
 from itertools import repeat
 from types import FunctionType, MethodType
 from typing import Any
@@ -25,10 +34,15 @@ from .state_value import (
     PLAIN,
     UNREADABLE,
     WeakTensor,
+    are_alike,
     describe_tensor_state,
     empty_cache_of,
+    find_added,
+    is_equal,
     look_up,
     refill_of,
+    revive,
+    set_value,
 )
 
 _EMPTY = frozenset((dict, OrderedDict, list, set))
@@ -47,7 +61,10 @@ class StateRecord:
         self.mappings_of_tensors: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []  #: that may die
         self.sequences: list[tuple[Any, Any]] = []
         self.empty: list[Any] = []  #: containers without items
-        self.objects: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = []
+        #: what reads the state of an object, what sets it, and what it was
+        self.objects: list[tuple[Any, Callable[[], Any], Callable[[Any], None], Any]] = []
+        #: classes, what is in them, and the names of what was
+        self.classes: list[tuple[type, Any, frozenset[str]]] = []
         #: of classes and namespaces: what is in them
         self.rows: list[tuple[Any, Any, list[str], Iterable[Any]]] = []
         self.places: list[tuple[Any, str, Any]] = []  #: of cells and slots
@@ -57,8 +74,8 @@ class StateRecord:
     def add(self, other: StateRecord) -> None:
         """Take over what another record has."""
         self.give_up(other.unreadable)
-        for name in ("functions", "mappings", "mappings_of_tensors", "sequences", "empty", "objects", "rows", "places",
-                     "tensors"):
+        for name in ("functions", "mappings", "mappings_of_tensors", "sequences", "empty", "objects", "classes", "rows",
+                     "places", "tensors"):
             getattr(self, name).extend(getattr(other, name))
 
     def give_up(self, reason: str | None) -> None:
@@ -74,6 +91,10 @@ class StateRecord:
     def add_places(self, holder: Any, names: Sequence[str], values: Sequence[Any]) -> None:
         """Keep what ``holder`` has under ``names``."""
         self.places += zip(repeat(holder), names, self.let_die(values))
+
+    def add_object(self, value: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        """Keep the state of an object, which ``read`` tells and ``write`` sets."""
+        self.objects.append((value, read, write, read()))
 
     def capture_module(self, module: nn.Module, own: bool) -> None:
         """Keep what the attributes of a module hold; the attributes and tensors themselves where they are ``own``."""
@@ -93,7 +114,7 @@ class StateRecord:
                                           if t is not None]
             else:
                 self.capture(value)
-                if isinstance(value, (FunctionType, MethodType, functools.partial)):
+                if isinstance(value, (FunctionType, MethodType, partial)):
                     self.functions.append(value)
                 elif isinstance(value, dict) and name.endswith("_hooks"):
                     self.functions += value.values()
@@ -143,7 +164,7 @@ class StateRecord:
             return value
         if isinstance(value, MethodType):
             return value.__self__, value.__func__
-        if isinstance(value, functools.partial):
+        if isinstance(value, partial):
             return value.func, value.args, value.keywords
         return self._take_object(value, kind)
 
@@ -171,19 +192,19 @@ class StateRecord:
             self.add_mapping(vars(value))
             return vars(value).values()
         elif isinstance(value, random.Random):
-            self.objects.append((value.getstate, value.setstate, value.getstate()))
+            self.add_object(value, value.getstate, value.setstate)
         elif hasattr(kind, "get_state") and kind.__module__.startswith("numpy"):
-            self.objects.append((value.get_state, value.set_state, value.get_state()))
+            self.add_object(value, value.get_state, value.set_state)
         elif hasattr(kind, "bit_generator"):  # a generator of numpy's
             bits = value.bit_generator
-            self.objects.append((lambda: bits.state, lambda old: setattr(bits, "state", old), bits.state))
+            self.add_object(value, lambda: bits.state, lambda old: setattr(bits, "state", old))
         elif hasattr(kind, "tobytes"):  # arrays of numpy and others
-            self.objects.append((value.tobytes, refill_of(value), value.tobytes()))
+            self.add_object(value, value.tobytes, refill_of(value))
         elif isinstance(value, bytearray):
-            self.objects.append((lambda: bytes(value), lambda old: value.__setitem__(slice(None), old), bytes(value)))
-        elif isinstance(value, functools._lru_cache_wrapper):
+            self.add_object(value, lambda: bytes(value), lambda old: value.__setitem__(slice(None), old))
+        elif isinstance(value, _lru_cache_wrapper):
             # a full cache keeps its size when it takes in another result
-            self.objects.append((lambda: value.cache_info().misses, empty_cache_of(value), value.cache_info().misses))
+            self.add_object(value, lambda: value.cache_info().misses, empty_cache_of(value))
         elif hasattr(kind, "__next__"):
             self.give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
         elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
@@ -212,7 +233,7 @@ class StateRecord:
             if before is not MISSING:
                 variable.set(before)
 
-        self.objects.append((lambda: id(read()), put_back, id(before)))
+        self.add_object(variable, lambda: id(read()), put_back)
         return () if before is MISSING else (before, )
 
     def _take_collection(self, found: Any) -> Iterable[Any]:
@@ -234,5 +255,53 @@ class StateRecord:
             return [x if type(x) in PLAIN else id(x) for item in (
                 found.items() if isinstance(found, MutableMapping) else [(x, ) for x in found]) for x in item]
 
-        self.objects.append((read, put_back, read()))
+        self.add_object(found, read, put_back)
         return [x for item in items for x in (item if isinstance(found, MutableMapping) else (item, ))]
+
+    def put_back(self) -> None:
+        """Give everything that can be compared the state that it had."""
+        for _, restore in self.list_changes():
+            restore()
+
+    def list_changes(self) -> Iterator[tuple[Iterable[Any], Callable[[], None]]]:
+        """Of each holder whose contents changed: what it holds now, and what gives it what it held."""
+        for mapping, keys, values in (*self.mappings, *self.mappings_of_tensors):
+            if len(mapping) != len(keys) or not are_alike(mapping.values(), values):
+                yield mapping.values(), partial(_refill, mapping, keys, values)
+        for container in filter(None, self.empty):
+            yield container.values() if isinstance(container, dict) else container, container.clear
+        for cls, contents, known in self.classes:
+            for name in find_added(contents, known):
+                yield (contents[name],), partial(delattr, cls, name)
+        for sequence, items in self.sequences:
+            if sequence != items if isinstance(items, set) else len(sequence) != len(items) or not are_alike(
+                    sequence, items):
+                yield sequence, partial(_replace_items, sequence, items)
+        in_places = [(holder, None, [name], [value]) for holder, name, value in self.places]
+        for holder, _, names, found in (*self.rows, *in_places):
+            now = [look_up(holder, name) for name in names]
+            if not are_alike(now, found):
+                yield now, partial(_set_values, holder, names, now, found)
+        for held, read, write, before in self.objects:
+            if not is_equal(read(), before):
+                yield (held,), partial(write, before)
+
+
+def _refill(mapping: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:
+    found = [(key, revive(value, mapping.get(key))) for key, value in zip(keys, values)]
+    mapping.clear()
+    mapping.update(found)
+
+
+def _replace_items(container: Any, items: Any) -> None:
+    container.clear()
+    if isinstance(items, set):
+        container.update(items)
+    else:
+        container.extend([revive(item, None) for item in items])
+
+
+def _set_values(holder: Any, names: Iterable[str], now: Iterable[Any], values: Iterable[Any]) -> None:
+    for name, present, value in zip(names, now, values):
+        if not are_alike((present,), (value,)):
+            set_value(holder, name, revive(value, present))

@@ -155,12 +155,15 @@ def look_up(holder: Any, name: str) -> Any:
 
 def set_value(holder: Any, name: str, value: Any) -> None:
     """Let a holder hold a value under a name, or nothing."""
-    if type(holder) is CellType:
+    if value is MISSING:
+        if type(holder) is dict:
+            holder.pop(name, None)
+        else:
+            delattr(holder, name or "cell_contents")
+    elif type(holder) is CellType:
         holder.cell_contents = value
     elif type(holder) is dict:
         holder[name] = value
-    elif value is MISSING:
-        delattr(holder, name)
     else:
         setattr(holder, name, value)
 

@@ -208,6 +208,7 @@ def test_globals_are_those_that_dis_names() -> None:
     codes = [code for code in codes if isinstance(code, types.CodeType)]
     assert len(codes) > 200
     for code in codes:
-        assert find_globals(code) == {instruction.argval for instruction in dis.get_instructions(code)
-                                      if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    assert len(find_globals(many)) == len(find_globals(codes[1])) == 1200
+        named = [{i.argval for i in dis.get_instructions(code) if i.opname in names} for names in (
+            ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"), ("STORE_GLOBAL", "STORE_ATTR"))]
+        assert find_globals(code) == tuple(named)
+    assert len(find_globals(many)[0]) == len(find_globals(codes[1])[0]) == 1200

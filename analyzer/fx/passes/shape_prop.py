@@ -10,6 +10,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.interpreter import GraphInterpreter
 from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.surroundings import keep_surroundings
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import to_specs
@@ -37,7 +38,7 @@ class ShapeProp(GraphInterpreter):
     def propagate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments with or without data; the result has none."""
         mode = MetaTensorMode()
-        with mode, borrow_module(self.module):
+        with mode, keep_surroundings(self.module, values=(args, kwargs)), borrow_module(self.module):
             claims = [t.device for t in tensors_in((args, kwargs))]
             claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
             run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)

@@ -17,6 +17,7 @@ from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
 from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.fx.shared_module import find_replica, refuse_sharded
+from analyzer.fx.surroundings import keep_surroundings, leaves_no_tensor
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -43,6 +44,7 @@ Tensor = torch.Tensor
 _LITERALS = (*LITERALS, torch.dtype)
 
 
+@leaves_no_tensor
 def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[str, Any] | None = None,
                    meta_args: Mapping[str, Any] | None = None, trace_act_ckpt: bool = False,
                    bias_addition_split: bool = False) -> GraphModule:
@@ -118,8 +120,8 @@ class _Attempt:
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
         patches = tracing_patches(self.outlined)
-        with (rare_collections(), InterruptsDeferred(), mode, borrow_module(module) as borrowed, patches,
-              _eager_compiled_functions()):
+        with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given),
+              borrow_module(module) as borrowed, patches, _eager_compiled_functions()):
             _refuse_lazy(borrowed)
             if (replica := find_replica(borrowed.walked)) is not None:
                 mode.state.assume(f"{replica or 'the model'}: DistributedDataParallel is traced as the module that it "

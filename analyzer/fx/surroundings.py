@@ -1,0 +1,208 @@
+"""What a model's code reaches outside of the model, and gets back where a run leaves tensors without data in it."""
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from analyzer.errors import InputError
+from analyzer.fork import hold_over_forks
+from analyzer.meta.intercept.interrupt import InterruptsHeld
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage, find_storage, next_number
+from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
+from analyzer.record.collector import rare_collections
+from analyzer.record.module_walk import walk_modules
+from analyzer.replay.state_fingerprint import CodeRecord
+from analyzer.replay.state_value import MOST_OBJECTS, PLAIN, look_up
+
+_NOT_ENTERED = (type, ModuleType, CodeType, BuiltinFunctionType)
+
+_lock = threading.RLock()
+hold_over_forks(_lock)
+_kept: list[Surroundings] = []  #: of runs that overlap, in the order in which these began
+_runs: dict[int, int] = {}      #: the thread that runs a module, by id of the module
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def keep_surroundings(root: nn.Module | None, functions: Iterable[Any] = (),
+                      values: Any = ()) -> Iterator[Surroundings]:
+    """Put back, at the end of the block, what the code of ``root``, and ``functions`` that run with it, put tensors
+    without data into, among them ``values``. Raises InputError for a model that a run in another thread has now.
+    """
+    walked = [] if root is None else walk_modules(root)
+    with _running(walked):
+        with without_modes(), torch._C.DisableTorchFunction():
+            found = Surroundings([module for _, module in walked], functions, values)
+        _kept.append(found)
+        try:
+            yield found
+        finally:
+            with InterruptsHeld(), without_modes(), torch._C.DisableTorchFunction():
+                found.put_back()
+
+
+@contextmanager
+def _running(walked: list[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Let modules be this thread's for the length of a block."""
+    thread = threading.get_ident()
+    with _lock:
+        for path, module in walked:
+            if _runs.get(id(module), thread) != thread:
+                raise InputError(f"{path or 'the model'} ({type(module).__name__}) is profiled or traced in another "
+                                 "thread now, which has its tensors: give each thread a model of its own, or run one "
+                                 "after the other")
+        taken = [id(module) for _, module in walked if id(module) not in _runs]
+        _runs.update(dict.fromkeys(taken, thread))
+    try:
+        yield
+    finally:
+        with InterruptsHeld(), _lock:
+            for key in taken:
+                del _runs[key]
+
+
+def leaves_no_tensor(function: Callable[P, R]) -> Callable[P, R]:
+    """Let ``function``, which is given a model or what builds one, put back what building it reaches, and warn of
+    tensors that stay behind where no look at code can find them.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        model = next(iter(args), kwargs.get("model"))
+        if current() is not None:  # the caller's own mode, whose tensors are the caller's
+            return function(*args, **kwargs)
+        first = next_number()
+        with rare_collections():  # what is new is still among the young
+            with nullcontext() if isinstance(model, nn.Module) or not callable(model) else keep_surroundings(
+                    None, (*args, *kwargs.values())):
+                result = function(*args, **kwargs)
+            if threading.active_count() == 1:
+                _warn_of_left(first, result)
+        return result
+
+    return call
+
+
+def _warn_of_left(first: int, result: Any) -> None:
+    """Warn of tensors without data that were made since the storage of number ``first`` and are not the result's."""
+    new = [weakref.ref(t) for generation in (0, 1) for t in gc.get_objects(generation)
+           if type(t) is MetaTensor and getattr(find_storage(t), "number", -1) >= first]
+    if new:
+        gc.collect()  # what was held in a circle
+    left = [t for t in [ref() for ref in new] if t is not None]
+    if left and not leads_to_fake((result,)):
+        holders = {type(holder).__name__ for holder in gc.get_referrers(*left) if holder is not left}
+        warnings.warn(f"tensors without data stay behind ({len(left)}, held by {', '.join(sorted(holders)) or '?'}): "
+                      "code put them where the names in it do not lead to, and what was there before is not known",
+                      stacklevel=3)
+
+
+class Surroundings(CodeRecord):
+    """What the code of ``modules``, and ``functions``, reach outside of them: globals, attributes of classes, closures,
+    containers, objects, caches of functions; and ``values``.
+
+    Each of these that holds a tensor without data, and did not before, gets back what it held. Plain values stay as the
+    run left them: they may count, or collect for the caller, or another thread has set them. Those in a container, an
+    object, a class or a namespace that is put back are put back with it.
+    """
+
+    def __init__(self, modules: list[nn.Module], functions: Iterable[Any], values: Any) -> None:
+        self._code: list[Any] = []  # functions and classes of objects that were met and not followed yet
+        self._is_over = False
+        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        super().__init__(set(map(type, plain)), (), set(map(id, modules)), own=True, keeps=True)
+        self.search.constructs = True
+        for module in plain:
+            self.capture_module(module, own=False)
+        self.extend(functions, values)
+
+    def extend(self, functions: Iterable[Any], values: Any) -> None:
+        """Look at further functions, and at values that they are given."""
+        for value in (*filter(callable, functions), values):
+            self.capture(value)
+        while self._code:
+            code, self._code = self._code, []
+            self.follow((), code)
+        self.seen.clear()
+
+    def _take(self, value: Any, kind: type) -> Iterable[Any]:
+        if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+            self.capture_module(value, own=True)
+            return value._modules.values()
+        if isinstance(value, torch.Tensor):
+            self.add_mapping(value.__dict__)
+        return super()._take(value, kind)
+
+    def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
+        if kind.__module__.startswith(("numpy", "random")) or hasattr(kind, "tobytes") or kind is bytearray:
+            return ()  # data, and generators of random numbers
+        self._code.append(kind)
+        if isinstance(value, functools._lru_cache_wrapper):
+            self.add_object(value, lambda: value.cache_info().misses, lambda old: value.cache_clear())
+            return ()
+        return super()._take_object(value, kind)
+
+    def _take_function(self, function: FunctionType) -> Iterable[Any]:
+        self._code.append(function)
+        return super()._take_function(function)
+
+    def put_back(self) -> None:
+        """Put back what holds tensors without data; and again what the runs of other threads that overlapped put back,
+        whose tensors this one may have found.
+        """
+        with _lock:
+            self._is_over = True
+            for other in reversed(_kept[:_kept.index(self) + 1]):
+                if other._is_over:
+                    other._put_back_holders()
+            while _kept and _kept[-1]._is_over:
+                _kept.pop()
+
+    def _put_back_holders(self) -> None:
+        for restore in [restore for now, restore in self.list_changes() if leads_to_fake(now)]:
+            restore()
+
+
+def leads_to_fake(values: Iterable[Any]) -> bool:
+    """Whether a tensor without data is reached from ``values``, by whatever holds it."""
+    waiting, seen = list(values), dict[int, Any]()
+    while waiting and len(seen) < MOST_OBJECTS:
+        value = waiting.pop()
+        if type(value) in PLAIN or id(value) in seen or isinstance(value, _NOT_ENTERED):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            if _is_fake(value):
+                return True
+            waiting += (value.grad if value.is_leaf else None, value.__dict__)
+        elif isinstance(value, FunctionType):  # not its globals
+            waiting += (*(look_up(cell, "") for cell in value.__closure__ or ()), *(value.__defaults__ or ()),
+                        *(value.__kwdefaults__ or {}).values(), value.__dict__)
+        elif isinstance(value, ContextVar):
+            waiting.append(value.get(None))
+        else:
+            waiting += gc.get_referents(value)
+    return False
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, MetaTensor):
+        return True
+    if is_around_tensors(tensor):
+        return any(_is_fake(getattr(tensor, name)) for name in names_of_parts(tensor))
+    return tensor.layout is torch.strided and isinstance(find_storage(tensor), MetaStorage)

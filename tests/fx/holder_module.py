@@ -1,0 +1,12 @@
+"""A module of the user's, into which the forward passes of tests/fx/test_surroundings.py put tensors."""
+from __future__ import annotations
+
+from typing import Any
+
+latest: Any = None
+cache: dict[str, Any] = {}
+
+
+def keep(x: Any) -> None:
+    global latest
+    latest = cache["kept"] = x
