@@ -1,6 +1,7 @@
 """What a forward puts in the place of tensors that its modules hold, found by comparing before and after."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,11 +16,14 @@ Tensor = torch.Tensor
 
 
 class Assignments:
-    """What the modules of ``borrowed`` hold when their forward begins, for `write` when it ends."""
+    """What the modules of ``borrowed`` and the arguments of forward, by name, hold when it begins, for `write` when it
+    ends.
+    """
 
-    def __init__(self, borrowed: Borrowed) -> None:
-        self.borrowed = borrowed
+    def __init__(self, borrowed: Borrowed, arguments: Mapping[str, Any]) -> None:
+        self.borrowed, self.arguments = borrowed, arguments
         self.before = self._list_held()
+        self.given = {name: list(tensors_of(value)) for name, value in arguments.items()}
 
     def _list_held(self) -> dict[tuple[str, str], Any]:
         """Tensors and modules by (path of the module, name), attributes first, without those of TorchScript."""
@@ -48,6 +52,10 @@ class Assignments:
                 replaced.append((fake, value))
             else:
                 tape.state.assume(f"forward sets {name} to {_describe(value)}: the graph does not set it")
+        for name, given in self.given.items():
+            if list(map(id, tensors_of(self.arguments[name]))) != list(map(id, given)):
+                tape.state.assume(f"forward puts other tensors into {name}, a container or an object that it is given: "
+                                  "the graph does not")
         old = frozenset(id(fake) for fake, _ in replaced)
         targets = [tape.node_of(fake) for fake, _ in replaced]
         for tensor in tensors_of(([value for _, value in replaced], result)):

@@ -133,7 +133,7 @@ class _Attempt:
             values = _make_fakes(bound, borrowed)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
-            assignments, random = Assignments(borrowed), RandomWatch(tape, borrowed)
+            assignments, random = Assignments(borrowed, values), RandomWatch(tape, borrowed)
             mode.state.tape = tape
             try:
                 result = module(*args, **kwargs)
