@@ -145,6 +145,9 @@ NAMES = {
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"
     ],
     "fx/trace/hook_patch.py": ["torch.autograd.graph._MultiHandle"],
+    "fx/trace/module_state.py": [
+        "torch.nn.utils.parametrize._cache_enabled", "torch.nn.modules.module._global_forward_hooks"
+    ],
     "fx/trace/tracing_patch.py": [
         "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
         "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",

@@ -17,8 +17,9 @@ class Borrowed:
 
     ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
     a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
-    only, ``by_path`` the other way; ``walked`` has them in order. ``root`` is the module to call: what a compiled one
-    wraps. A buffer or another attribute is listed until the forward replaces it, which frees its memory.
+    only, ``by_path`` the other way; ``walked`` has them in order, ``every`` also those that are held without being
+    registered. ``root`` is the module to call: what a compiled one wraps. A buffer or another attribute is listed until
+    the forward replaces it, which frees its memory.
     """
 
     def __init__(self, root: nn.Module, fakes: FakeTensors) -> None:
@@ -28,6 +29,7 @@ class Borrowed:
         self.modules: dict[int, str] = {}
         self.by_path: dict[str, nn.Module] = {}
         self.walked: list[tuple[str, nn.Module]] = []
+        self.every: list[nn.Module] = []
         self.fakes = fakes
 
     @property
@@ -48,11 +50,6 @@ class Borrowed:
         """Fake tensors and originals of tensors that are not registered, as long as nothing replaced them."""
         named = {id(fake) for group in (self.parameters, self.buffers) for _, fake, _ in group}
         return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
-
-    def holds_other_tensors(self, module: nn.Module) -> bool:
-        """Whether ``module`` holds tensors in place of its own, as `torch.func.functional_call` gives them to it."""
-        held = (t for m in module.modules() for t in (*m._parameters.values(), *m._buffers.values()))
-        return id(module) in self.modules and any(t is not None and self.original_of(t) is None for t in held)
 
     def original_of(self, fake: Tensor) -> Tensor | None:
         """The tensor whose place ``fake`` takes, or None."""

@@ -279,6 +279,7 @@ class _Borrowing:
         borrowed, original_of = self.borrowed, self.fakes.original_of
         named: set[int] = set()
         borrowed.walked = walk_modules(borrowed.root)
+        borrowed.every = [value for value in self.kept if isinstance(value, nn.Module)]
         for path, module in borrowed.walked:
             borrowed.modules[id(module)] = path
             borrowed.by_path[path] = module

@@ -24,7 +24,8 @@ from .bias_split import register_bias_split, splits
 from .call_target import name_target
 from .changed_content import ContentWatch, keep_read, shorten
 from .function_call import READS, REPEATED, NodeCall, describe_call, is_functional, reads_size, writes
-from .leaf_module import is_leaf
+from .leaf_module import find_leaf_impl, is_leaf
+from .module_state import ModuleStates
 from .node_writer import NodeWriter
 from .outline import Site
 from .structure import copy_objects, holds_tensor, tensors_of
@@ -43,7 +44,7 @@ class Tape(NodeWriter):
         #: functions and modules that are one node, with the line that asks for what depends on data
         self.outlined = outlined
         self.wanted: dict[Site, str] = {}        #: those that should be as well
-        self.sizes = SizeWatch(state)
+        self.sizes, self.states = SizeWatch(state), ModuleStates(borrowed)
         self.contents: ContentWatch | None = None
         self.asks = False  #: whether the root itself was told what depends on data
         state.expects_contents = False           # code that read them would make them constants of the graph
@@ -109,12 +110,23 @@ class Tape(NodeWriter):
         """Whether ``module`` is to be one node."""
         return is_leaf(module) and not (self.splits_bias and splits(module))
 
+    def finds(self, module: nn.Module) -> bool:
+        """Whether a leaf is what the graph will find when it calls it. Raises InputError where no other way is."""
+        found = self.states.are_as_found(module.modules())
+        if not found and find_leaf_impl(module) is not None:
+            raise InputError(f"forward changes the {type(module).__name__} {self.module_target(module)!r} for a call "
+                             "(its flags, settings, parameters or hooks), which a graph cannot show of a module with "
+                             "a register_leaf_module_impl. Leave it as it is, or call another module")
+        return found
+
     # -- what the patches call -----------------------------------------------------------------------------------
 
     def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run,
                  module: nn.Module | None = None) -> Any:
         """Run something whose inside is not looked at, as one node."""
         result, differs = self._run_paused(run, args, kwargs, module)
+        if module is not None:
+            self.states.note_run(module)
         node = self.create(NodeCall(op, target, args, kwargs))
         if differs and not self._want():
             node = self.with_checks(node, result, str(getattr(target, "__name__", target)))

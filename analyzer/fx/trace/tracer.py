@@ -148,6 +148,7 @@ class _Attempt:
             self.changed, self.asks = frozenset(changed), tape.asks
             for content in changed.values() if self.unknown is None else ():
                 tape.check_content(content)
+            tape.states.tell(mode.state)
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             self.contents = collect_contents(tape, borrowed)

@@ -86,8 +86,8 @@ def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **
     site = module_site(module, tape.borrowed) if tape.outlined else None
     outlined = site is not None and site in tape.outlined
     if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
-                                                         or tape.borrowed.holds_other_tensors(module)
-                                                         or path is None and tape.holds_results(module)):
+                                                         or path is None and tape.holds_results(module)
+                                                         or not tape.finds(module)):
         with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
             return original(module, *args, **kwargs)
     target = tape.module_target(module)
