@@ -135,11 +135,6 @@ NAMES = {
         "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
         "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear"
     ],
-    "dropins/distributed_tools.py": [
-        f"torch.distributed._tools.{name}" for name in (
-            "runtime_estimator.RuntimeEstimator", "mod_tracker.ModTracker.register_user_hooks",
-            "sac_estimator.SACEstimator._pre_fw_hook", "sac_estimator.SACEstimator._post_fw_hook")
-    ],
     "dropins/pre_dispatch.py": [
         "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"

@@ -32,25 +32,24 @@ print(flops.total(), flops.by_operator(), flops.by_module(), flops.by_module_and
 print(flop_count_table(flops), parameter_count(model)[""])
 """,
     "ptflops": """
-import sys
 from ptflops import get_model_complexity_info
 
 macs, params = get_model_complexity_info(model, (3, 32, 32), as_strings=True, backend="pytorch",
-                                         print_per_layer_stat=True, verbose=True, ost=sys.stdout)
+                                         print_per_layer_stat=False)
 print("{:<30}  {:<8}".format("Computational complexity: ", macs))
 print("{:<30}  {:<8}".format("Number of parameters: ", params))
 """,
     "thop": """
 from thop import clever_format, profile
 
-macs, params = profile(model, inputs=(torch.randn(1, 3, 32, 32), ))
+macs, params = profile(model, inputs=(torch.randn(1, 3, 32, 32), ), verbose=False)
 print(*clever_format([macs, params], "%.3f"))
 """,
     "calflops": """
 from calflops import calculate_flops
 
 flops, macs, params = calculate_flops(model=model, input_shape=(2, 3, 32, 32), output_as_string=True,
-                                      output_precision=4, print_detailed=False)
+                                      output_precision=4, print_results=False)
 print("FLOPs:%s   MACs:%s   Params:%s \\n" % (flops, macs, params))
 """,
     "torchinfo": """
@@ -75,7 +74,6 @@ def run(script, capsys):
         warnings.simplefilter("ignore")
         exec(compile(MODEL + script, "script", "exec"), {"__name__": "script"})
     printed = capsys.readouterr().out
-    printed = re.sub(r"Register \w+\(\)", "Register", printed)  # thop: rules have other names
     return printed.replace("Units.MEGABYTES", "M")  # torchinfo: the name of an enumeration since Python 3.11
 
 
@@ -96,12 +94,12 @@ def test_scripts_run_dry(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert found.format_error() == ""
     plainly = "".join(run(change_import(text, package), capsys) for package, text in SCRIPTS.items())
-    assert re.sub(r"Register \w+\(\)", "Register", printed) == plainly != ""
+    assert printed == plainly != ""
 
 
 def test_the_table_names_what_is_there():
     rows = [row.split("|")[1:3] for row in PAGE.splitlines() if row.startswith("| `")]
-    assert len(rows) >= 8
+    assert len(rows) >= 7
     for old, new in rows:
         module = importlib.import_module(re.search(r"analyzer\.[\w.]+", new.split(" of ")[-1]).group())
         names = re.findall(r"`(\w+)`", old.partition(":")[2])
