@@ -91,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("others", nargs="*", metavar="TARGET", help="more models, to be compared with the first")
     run.add_argument("--show", default=_DEFAULT_SHOWN, metavar="WHAT",
                      help=f"what to print, of {', '.join(_SHOWN)} (default {_DEFAULT_SHOWN}, all at a glance); table "
-                     "is long, a row for each node, and its Kb, Mb, Gb are what all else calls KiB, MiB, GiB")
+                     "is long, a row for each node")
     run.add_argument("--explain-replay", action="store_true",
                      help="print which parts were run once and replayed, and why the others were run")
     choice.add_file_options(run)
@@ -203,7 +203,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     cost = describe_run_cost(found, arguments)
     texts: dict[str, Callable[[], str]] = {
         "screen": lambda: choice.draw_screen(found),
-        "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth, columns=("fwd_macs", "bwd_macs")),
+        "table": lambda: found.table(sort=arguments.sort, depth=arguments.depth),
         "summary": found.summary, "modules": lambda: found.module_tree(depth=arguments.depth, sort=arguments.sort),
         "brief": lambda: describe_for_verdict(found)}
     if arguments.report is not None:

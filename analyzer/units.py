@@ -36,7 +36,7 @@ def _scale(value: float, base: int, labels: Sequence[str]) -> tuple[str, str]:
 
 def format_bytes(nbytes: float | None, style: Literal["binary", "Mb"] = "binary") -> str:
     """``nbytes`` with a binary prefix (powers of 1024) and two decimals; ``"-"`` for None. ``style="Mb"`` prints the
-    same value under the labels of the node table (b, Kb, Mb, Gb).
+    same value under the labels of Colossal-AI's node table (b, Kb, Mb, Gb).
 
     >>> format_bytes(8 * 3 * 224 * 224 * 4), format_bytes(512), format_bytes(0), format_bytes(None)
     ('4.59 MiB', '512 B', '0 B', '-')

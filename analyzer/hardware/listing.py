@@ -13,16 +13,15 @@ _RATES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def format_catalogue() -> str:
-    """A table of the registered devices: memory, its bandwidth, dense peak rates and links; ``-`` is unknown or absent.
+    """A table of the registered devices: memory, its bandwidth and dense peak rates; ``-`` is unknown or absent.
 
     >>> [row.split()[:5] for row in format_catalogue().splitlines() if row.startswith("h200 ")]
     [['h200', '139.80', 'GiB', '4.80', 'TB/s']]
     """
     rows = [(spec.name, format_bytes(spec.memory_bytes), format_rate(spec.memory_bandwidth),
-             *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES), _format_links(spec))
-            for spec in register_device]
-    table = _lay_out(rows, ("name", "memory", "bandwidth", *_RATES, "links"))
-    return f"{table}\n\nRates are dense peaks in FLOP/s, of the tensor cores but for fp32. Links count one direction."
+             *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES)) for spec in register_device]
+    table = _lay_out(rows, ("name", "memory", "bandwidth", *_RATES))
+    return f"{table}\n\nRates are dense peaks in FLOP/s, of the tensor cores but for fp32."
 
 
 def format_device(device: str | DeviceSpec) -> str:
@@ -45,12 +44,6 @@ def format_device(device: str | DeviceSpec) -> str:
             for f in figures]
     table = _lay_out(rows, ("figure", "value", "source"))
     return "\n".join([title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]).rstrip()
-
-
-def _format_links(spec: DeviceSpec) -> str:
-    links = (("Infinity Fabric" if spec.vendor == "AMD" else "NVLink", spec.nvlink_bandwidth),
-             ("PCIe", spec.pcie_bandwidth))
-    return ", ".join(f"{name} {format_rate(rate)}" for name, rate in links if rate is not None) or format_rate(None)
 
 
 def _format_figure(figure: Figure) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.results.profile import Profile
 
-from .column import FORMATS, Column, check_layout, escape_controls, print_rows
+from .column import FORMATS, Column, check_layout, print_rows
 from .limit import GRAMMAR, Limit, parse_limit
 from .module_row import divide
 from .quantity import OF_MODEL, QUANTITIES, list_names, read_quantity
 from .summary import describe_run
+from .text_width import escape_controls
 
 #: What must not grow where no limit is given.
 MAIN = ("params", "param_bytes", "buffer_bytes", "optimizer_bytes", "peak_allocated_bytes", "peak_reserved_bytes",

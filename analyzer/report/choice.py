@@ -22,7 +22,7 @@ from .quantity import find_quantity
 from .screen.terminal import find_width, takes_color
 
 #: How a command with ``--show`` prints the rest.
-LONG_TABLES = "--show summary,modules,table (whose Kb, Mb, Gb are KiB, MiB, GiB), --html FILE, --json FILE"
+LONG_TABLES = "--show summary,modules,table, --html FILE, --json FILE"
 #: By the words of ``--show``.
 _TABLES: dict[str, Callable[..., str]] = {"table": list_nodes, "modules": list_modules}
 

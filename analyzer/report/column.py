@@ -4,7 +4,7 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import unicodedata
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,10 @@ import tabulate
 from analyzer.errors import InputError, is_count
 from analyzer.units import UNKNOWN, format_bytes, format_count, format_percent, format_seconds
 
+from .fitted_table import fit_table
+from .screen.terminal import find_width
+from .text_width import escape_controls, measure_width
+
 T = TypeVar("T")
 _FORMATS: dict[str, Callable[..., str]] = {
     "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds,
@@ -23,14 +27,13 @@ _FORMATS: dict[str, Callable[..., str]] = {
 
 #: Table formats by what users call them; any other is one of tabulate's.
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex", "html": "html", "csv": "csv"}
-_STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories of controls, formats, surrogates and breaks
 _PIPED = ("github", "pipe")  # formats in which a bar ends a cell
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of a row, its heading and its unit: bytes, Mb (bytes under other labels), count, number (a whole one that
-    is printed as it is), seconds, share, text.
+    """A field of a row, its heading and its unit: bytes, Mb (bytes as Colossal-AI labels them), count, number (a whole
+    one that is printed as it is), seconds, share, text.
     """
 
     field: str
@@ -64,18 +67,6 @@ def format_quantity(value: object, unit: str) -> str:
 def name_columns(*columns: Column) -> dict[str, Column]:
     """Columns by field."""
     return {column.field: column for column in columns}
-
-
-def escape_controls(text: str) -> str:
-    r"""``text`` without what would steer a terminal: control characters but line breaks and tabs are written out.
-
-    >>> print(escape_controls("conv\x1b[2J"), escape_controls("a\u202eb"))
-    conv\x1b[2J a\u202eb
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" or unicodedata.category(c) not in _STEERING else
-                   c.encode("unicode_escape").decode() for c in text)
 
 
 def find_column(columns: Mapping[str, Column], name: str, caller: str) -> Column:
@@ -115,9 +106,13 @@ def check_layout(depth: int | None, least_depth: int, fmt: str, caller: str) -> 
 
 
 def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0, ),
-               fmt: str = "simple", total: Sequence[str] | None = None) -> str:
-    """Rows as a table: the columns ``left`` hold text, the others quantities, and ``total`` stands under a line."""
-    fmt = FORMATS.get(fmt, fmt)
+               ends: Collection[int] = (), fmt: str = "text", total: Sequence[str] | None = None,
+               indent: int = 0) -> str:
+    """Rows as a table: the columns ``left`` hold text (``ends`` paths, whose ends say most), the others quantities, and
+    ``total`` stands under a line. In the format ``text`` it is as wide as the terminal at most, less ``indent``, and in
+    a pipe or a file 120 columns; in ``simple`` as wide as its cells.
+    """
+    is_fitted, fmt = fmt == "text", FORMATS.get(fmt, fmt)
     rows = [[escape_controls(cell) for cell in row] for row in rows]
     if fmt in _PIPED:
         rows = [[cell.replace("|", r"\|").replace("\n", "<br>") for cell in row] for row in rows]
@@ -130,6 +125,9 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
     align = ["left" if i in left else "right" for i in range(len(headers))]
     text: str = tabulate.tabulate(body, headers=headers, tablefmt=fmt, disable_numparse=True,
                                   colalign=align if body else None)
+    width = find_width(sys.stdout) - indent
+    if is_fitted and max(map(measure_width, text.splitlines()), default=0) > width:
+        return fit_table([headers, *rows, *([] if total is None else [total])], width, left, ends, total is not None)
     return text
 
 

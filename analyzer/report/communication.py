@@ -18,7 +18,7 @@ _FIGURES = (Column("calls", "Calls", "count"), Column("bytes", "Bytes", "bytes")
 
 
 @register_report.shipped("communication")
-def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "simple") -> str:
+def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "text") -> str:
     """One row for each kind of communication in each group (and phase): how many calls a step makes, their whole bytes,
     what this rank sends of them, how long they take, and how long nothing is computed meanwhile; the last row is all
     together. ``fmt`` is a format of `tabulate`. A line says so where nothing is communicated or nothing is known.
@@ -51,7 +51,7 @@ def describe_world(world: WorldInfo) -> str:
     return ", ".join([str(fact) for fact in facts if fact])
 
 
-def print_totals(totals: Sequence[CommTotal], fmt: str = "simple") -> str:
+def print_totals(totals: Sequence[CommTotal], fmt: str = "text") -> str:
     """The totals as a table, with a row of their sums; times that are unknown throughout have no column."""
     text = [c for c in _TEXT if c.field != "phase" or any(t.phase for t in totals)]
     figures = [c for c in _FIGURES if c.unit != "seconds" or any(getattr(t, c.field) is not None for t in totals)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 from analyzer.results.fit_table import FitTable
 from analyzer.results.view import register_view
 
-from .column import check_layout, escape_controls, format_quantity, print_rows
+from .column import check_layout, format_quantity, print_rows
+from .text_width import escape_controls
 
 _HEADERS = ("Device", "Memory", "Needed", "Free", "Fits", "Peak in")
 _ANSWERS = {True: "yes", False: "no", None: "not known"}

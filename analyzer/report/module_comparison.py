@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 
-from .column import Column, check_layout, escape_controls, find_columns, print_rows
+from .column import Column, check_layout, find_columns, print_rows
 from .data_table import ROOT, is_drawn, join_path, print_data
 from .module_row import OWN, divide, find_root
 from .module_tree import COLUMNS, indent
 from .summary import describe_run
+from .text_width import escape_controls
 
 # Modules that only wrap another one, and under which name they hold it.
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",

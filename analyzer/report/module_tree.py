@@ -42,7 +42,7 @@ _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
 
 def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
-                fmt: str = "simple", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
+                fmt: str = "text", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
     """The tree as text, down to ``depth`` (0 is the root alone).
 
     ``sort`` (a field or a heading) orders siblings, largest first; ``columns`` are fields to print after the usual

@@ -13,14 +13,14 @@ from analyzer.units import add_quantities
 from .column import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
 
 TEN_COLUMNS = (Column("op", "Op type", "text"), Column("name", "Op", "text"),
-               Column("accumulate_bytes", "Accumulate size", "Mb"),
-               Column("incremental_bytes", "Incremental size", "Mb"), Column("output_bytes", "Output size", "Mb"),
-               Column("temp_bytes", "Temp size", "Mb"), Column("param_bytes", "Param size", "Mb"),
-               Column("backward_bytes", "Backward size", "Mb"), Column("fwd_flops", "Fwd FLOPs", "count"),
+               Column("accumulate_bytes", "Accumulate size", "bytes"),
+               Column("incremental_bytes", "Incremental size", "bytes"), Column("output_bytes", "Output size", "bytes"),
+               Column("temp_bytes", "Temp size", "bytes"), Column("param_bytes", "Param size", "bytes"),
+               Column("backward_bytes", "Backward size", "bytes"), Column("fwd_flops", "Fwd FLOPs", "count"),
                Column("bwd_flops", "Bwd FLOPs", "count"))
 COLUMNS = name_columns(*TEN_COLUMNS, Column("fwd_macs", "Fwd MACs", "count"), Column("bwd_macs", "Bwd MACs", "count"),
-                       Column("buffer_bytes", "Buffer size", "Mb"), Column("fwd_comm_bytes", "Fwd comm", "Mb"),
-                       Column("bwd_comm_bytes", "Bwd comm", "Mb"), Column("fwd_seconds", "Fwd time", "seconds"),
+                       Column("buffer_bytes", "Buffer size", "bytes"), Column("fwd_comm_bytes", "Fwd comm", "bytes"),
+                       Column("bwd_comm_bytes", "Bwd comm", "bytes"), Column("fwd_seconds", "Fwd time", "seconds"),
                        Column("bwd_seconds", "Bwd time", "seconds"), Column("module_path", "Module", "text"),
                        Column("target", "Target", "text"), Column("source", "Source", "text"))
 
@@ -30,7 +30,7 @@ COMMUNICATION = (COLUMNS["fwd_comm_bytes"], COLUMNS["bwd_comm_bytes"])
 
 @register_view.shipped("table")
 def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | None = None, columns: Sequence[str] = (),
-               fmt: str = "simple", communicates: bool = False) -> str:
+               fmt: str = "text", communicates: bool = False) -> str:
     """The rows as text, with a last row of totals, which are marked ``>=`` where some cells are unknown (``-``).
 
     ``sort`` is a field or a heading, largest first; ``depth`` (1 or more) merges neighbouring nodes of the same module
@@ -40,18 +40,25 @@ def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | N
 
     >>> conv = NodeInfo("call_module", "conv1", param_bytes=37632, fwd_flops=3_776_446_464, temp_bytes=0)
     >>> print(node_table([conv]).splitlines()[2].split())
-    ['call_module', 'conv1', '-', '-', '-', '0', 'b', '36.75', 'Kb', '-', '3.78', 'G', '-']
+    ['call_module', 'conv1', '-', '-', '-', '0', 'B', '36.75', 'KiB', '-', '3.78', 'G', '-']
     """
     check_layout(depth, 1, fmt, "table()")
     extra = find_columns(COLUMNS, columns, "table()")
     shown = [*TEN_COLUMNS, *extra, *(c for c in COMMUNICATION if communicates and c not in extra)]
+    return print_nodes(rows, shown, sort, depth, fmt)
+
+
+def print_nodes(rows: Sequence[NodeInfo], shown: Sequence[Column], sort: str | None, depth: int | None,
+                fmt: str) -> str:
+    """The node table with these columns; the second is the node's name."""
     merged = list(rows) if depth is None else merge_modules(rows, depth)
     if sort is not None:
         key = find_column(COLUMNS, sort, "table(sort=...)")
         merged = sort_by(merged, attrgetter(key.field), descending=key.unit != "text")
     cells = [[column.format(getattr(row, column.field)) for column in shown] for row in merged]
     left = [i for i, column in enumerate(shown) if column.unit == "text"]
-    return print_rows([column.header for column in shown], cells, left=left, fmt=fmt, total=format_totals(shown, rows))
+    return print_rows([column.header for column in shown], cells, left=left, ends=left, fmt=fmt,
+                      total=format_totals(shown, rows))
 
 
 def format_totals(columns: Sequence[Column], rows: Sequence[NodeInfo]) -> list[str]:

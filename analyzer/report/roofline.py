@@ -18,7 +18,8 @@ from analyzer.results.roofline import Roofline, RooflinePeak, RooflineRow
 from analyzer.results.view import register_exporter, register_view
 from analyzer.units import add_quantities, format_seconds
 
-from .column import escape_controls, guard_formula
+from .column import guard_formula
+from .text_width import escape_controls
 from .utilization import find_product_dtype, is_convolution
 
 DATA, IMAGES = (".json", ".csv"), (".png", ".svg", ".pdf")

@@ -4,11 +4,12 @@ from __future__ import annotations
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
-from .column import escape_controls, format_quantity
+from .column import format_quantity
 from .fused import describe_fused
 from .holder_group import group_holders, print_groups
 from .peak import list_peaks
 from .speed import describe_speed
+from .text_width import escape_controls
 from .verdict import judge
 
 

@@ -12,7 +12,7 @@ from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
 from .bound import find_remedy, list_bounds
-from .column import Column, escape_controls, format_quantity, print_rows
+from .column import Column, format_quantity, print_rows
 from .communication import describe_world, print_totals
 from .fits import check_fit, find_least_need
 from .fused import list_fused_times, title_fused
@@ -20,12 +20,14 @@ from .holder_group import group_holders, print_groups
 from .notation import list_notations
 from .peak import format_peak
 from .speed import describe_seconds, format_step, list_rates
+from .text_width import escape_controls
 
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
                  Column("peak_allocated_bytes", "Peak allocated", "bytes"),
                  Column("peak_reserved_bytes", "Peak reserved", "bytes"), Column("flops", "FLOPs", "count"),
                  Column("comm_bytes", "Comm", "bytes"), Column("seconds", "Time", "seconds"))
 HOLDERS_SHOWN = 10
+_print = partial(print_rows, indent=2)
 _size, _count = partial(format_quantity, unit="bytes"), partial(format_quantity, unit="count")
 
 
@@ -52,7 +54,7 @@ def describe_run(profile: Profile) -> list[str]:
 def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     """Title and text of each section."""
     p, own, ended = profile, profile.flop_convention == "own", profile.out_of_memory is not None
-    lay_out = _print_known if ended else print_rows
+    lay_out = _print_known if ended else _print
     if p.out_of_memory is not None:
         yield "OUT OF MEMORY", describe_out_of_memory(p.out_of_memory)
         yield "Needed in all", describe_least_need(p)
@@ -70,7 +72,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
         yield f"Work ({'one multiply-add is 2 FLOPs and 1 MAC' if own else f'as {p.flop_convention} counts it'})", work
     uncounted = [(info.operator, str(info.calls), _size(info.bytes)) for info in p.uncounted]
     yield (f"Not counted ({'no formula' if own else f'{p.flop_convention} does not see it'})",
-           print_rows(("Operator", "Calls", "Bytes"), uncounted) if uncounted else "none")
+           _print(("Operator", "Calls", "Bytes"), uncounted) if uncounted else "none")
     yield from _list_memory_sections(p, lay_out)
     times = (("forward", p.fwd_seconds), ("backward", p.bwd_seconds), ("optimizer", p.optimizer_seconds),
              ("kernels (their sum)", p.kernel_seconds))
@@ -81,11 +83,11 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
         yield f"Time ({describe_seconds(p)})", seconds
     if bounds := list(list_bounds(p)):
         remedy = textwrap.fill(f"Most: {find_remedy(p)}", 110)
-        yield "What bounds it", print_rows(("", *BOUNDS), bounds) + f"\n\n{remedy}"
+        yield "What bounds it", _print(("", *BOUNDS), bounds) + f"\n\n{remedy}"
     if rates := list(list_rates(p)):
-        yield "Speed", print_rows(("", "Rate"), rates)
+        yield "Speed", _print(("", "Rate"), rates)
     if p.fused is not None:
-        yield title_fused(p.fused), print_rows(("", "Time"), list(list_fused_times(p.fused)))
+        yield title_fused(p.fused), _print(("", "Time"), list(list_fused_times(p.fused)))
     if p.comm:
         yield ("Communication (whole bytes of each kind and group in a step)",
                print_totals(sum_communication(p.comm, by_phase=False)))
@@ -111,10 +113,10 @@ def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[t
         rest = len(p.holders) - len(held)
         yield (("When memory ran out" if ended else "At the peak") + ", largest holders" +
                (f" ({rest} more)" if rest else ""),
-               print_rows(("Holder", "Module", "Category", "Size"), held, left=(0, 1, 2)))
+               _print(("Holder", "Module", "Category", "Size"), held, left=(0, 1, 2), ends=(0, 1)))
     for title, phases in (("First step", p.first_step), ("Steady-state step", p.phases)):
         if phases:
-            yield title, print_rows(("Phase", *(column.header for column in PHASE_COLUMNS)), [
+            yield title, _print(("Phase", *(column.header for column in PHASE_COLUMNS)), [
                 (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
                 for name, phase in phases.items()])
 
@@ -134,7 +136,7 @@ def _list_beyond(p: Profile) -> Iterator[tuple[str, str]]:
 def _print_known(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The rows in which a figure is known, as a table; nothing where there is none."""
     known = [row for row in rows if any(cell not in ("", UNKNOWN) for cell in row[1:])]
-    return print_rows(headers, known) if known else ""
+    return _print(headers, known) if known else ""
 
 
 def describe_least_need(profile: Profile) -> str:
@@ -150,7 +152,7 @@ def _print_categories(by_category: Mapping[str, int]) -> str:
     """Largest first, with their shares, and their sum."""
     total = sum(by_category.values())
     ordered = sorted(by_category.items(), key=lambda item: -item[1])
-    return print_rows(("Category", "Size", "Share"), [(name, _size(size), f"{size / total:.1%}" if total else "")
+    return _print(("Category", "Size", "Share"), [(name, _size(size), f"{size / total:.1%}" if total else "")
                                                       for name, size in [*ordered, ("total", total)]])
 
 

@@ -11,7 +11,8 @@ from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_view
 
-from .column import escape_controls, format_quantity
+from .column import format_quantity
+from .text_width import escape_controls
 
 _DEVICES_NAMED = 3
 _WIDTH = 120  # of a terminal

@@ -252,7 +252,7 @@ class Profile(DeviceRecord):
         return None if is_unseen or None in sizes and self.comm else False
 
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
-              fmt: str = "simple") -> str:
+              fmt: str = "text") -> str:
         """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table`. Where
         ranks communicate, the bytes of their messages follow, or ``-`` where these are unknown.
         """
@@ -275,21 +275,21 @@ class Profile(DeviceRecord):
         return self.report("summary")
 
     def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
-                    fmt: str = "simple", ignore_modules: Collection[str | type] = (), only: bool = False,
+                    fmt: str = "text", ignore_modules: Collection[str | type] = (), only: bool = False,
                     as_string: bool = True) -> str:
         """The modules as an indented table in which a parent is its children plus its "(own)" row."""
         return self.report("tree", depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
                            only=only, as_string=as_string)
 
-    def comm_table(self, by_phase: bool = True, fmt: str = "simple") -> str:
+    def comm_table(self, by_phase: bool = True, fmt: str = "text") -> str:
         """What ranks communicate in a step, by kind, process group and phase; see `comm` for each call."""
         return self.report("communication", by_phase=by_phase, fmt=fmt)
 
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
         """The report registered under that name, with its options: ``"deepspeed"``, ``"flops-profiler"``,
-        ``"largest"``, ``"torchinfo"`` or ``"tids"``, in the layout of that tool, ``"tree"``, ``"summary"``,
-        ``"screen"``, ``"communication"``, or one of `register_report`. Raises InputError for another name, and for an
-        option that the report does not know.
+        ``"largest"``, ``"torchinfo"``, ``"tids"`` or ``"colossalai"``, in the layout of that tool, ``"tree"``,
+        ``"summary"``, ``"screen"``, ``"communication"``, or one of `register_report`. Raises InputError for another
+        name, and for an option that the report does not know.
         """
         text = register_report.call("report", kind, self, **options)
         if not isinstance(text, str):

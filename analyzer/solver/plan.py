@@ -14,13 +14,14 @@ from torch import fx, nn
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
-from analyzer.report.column import escape_controls, print_rows
+from analyzer.report.column import print_rows
 from analyzer.report.export.json_format import encode, read_record
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.headline import headline_part
 from analyzer.report.page.picture import draw_curves, open_figure
+from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
@@ -146,7 +147,7 @@ class Plan:
         plan: Plan = read_record(kind, source, "Plan.from_json", _FORMAT)
         return plan
 
-    def table(self, fmt: str = "simple") -> str:
+    def table(self, fmt: str = "text") -> str:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
         rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}",
                  self.format_cost(r.cost)) for r in self.regions]

@@ -241,11 +241,13 @@ def bare() -> Profile:
 def read_table():
     """A printed table as rows of cells, each heading to its cell; a column starts where its dashes do."""
     def read(text: str) -> list[dict[str, str]]:
-        header, rule, *lines = text.splitlines()
+        heading, rule, body = re.split(r"^([- ]*--[- ]*)$", text, maxsplit=1, flags=re.MULTILINE)
+        lines = body.splitlines()
         spans = [match.span() for match in re.finditer("-+", rule)]
         starts = [0] + [end for _, end in spans[:-1]]
         ends = [end for _, end in spans[:-1]] + [None]
-        names = [header[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+        names = [" ".join(line[start:end].strip() for line in heading.splitlines()).strip()
+                 for start, end in zip(starts, ends, strict=True)]
         assert len(set(names)) == len(names)
         return [
             dict(zip(names, (line[start:end].strip() for start, end in zip(starts, ends, strict=True)), strict=True))
@@ -255,8 +257,7 @@ def read_table():
 
 
 PREFIXES = {
-    "": 1, "b": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Kb": 2**10, "Mb": 2**20, "Gb": 2**30, "KiB": 2**10,
-    "MiB": 2**20
+    "": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20
 }
 
 

@@ -17,7 +17,7 @@ NET = Profile(
     modules=ModuleInfo(path="", type=ANSI, fwd_seconds=1.0, children=(
         ModuleInfo(path=ANSI, type=ANSI, depth=1, extra_repr=ANSI, fwd_seconds=1.0),)))
 VIEWS = {
-    "table": lambda: NET.table(columns=["module_path"]), "summary": NET.summary, "tree": NET.module_tree,
+    "table": lambda: NET.table(columns=["module_path"], fmt="simple"), "summary": NET.summary, "tree": NET.module_tree,
     "comparison": lambda: compare_modules(NET, NET), "csv": lambda: NET.module_tree(fmt="csv"),
     **{kind: (lambda kind=kind: NET.report(kind)) for kind in
        ("deepspeed", "flops-profiler", "largest", "torchinfo", "tids")}}

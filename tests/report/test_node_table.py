@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from analyzer.errors import InputError
 from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, merge_modules, node_table
 from analyzer.results.node_info import NodeInfo
+from analyzer.results.profile import Profile
 
 HEADINGS = [
     "Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
@@ -21,21 +22,24 @@ def headings(text):
     return re.split(r"\s{2,}", text.splitlines()[0].strip())
 
 
-def test_vit_rows_print_as_published(vit_rows, check_golden):
-    text = node_table(vit_rows)
+def test_vit_rows_print_as_published_in_the_layout_of_that_tool(vit_rows, check_golden):
+    profile = Profile(name="vit", mode="train", nodes=tuple(vit_rows))
+    text = profile.report("colossalai")
     check_golden("node_table_vit.txt", text)
     assert headings(text) == HEADINGS
+    by_size = profile.report("colossalai", sort="param_bytes").splitlines()
+    assert by_size[2].split()[1] == max(vit_rows, key=lambda row: row.param_bytes or 0).name
 
 
 def test_published_figures(vit_rows, read_table):
-    rows = {row["Op"]: row for row in read_table(node_table(vit_rows, columns=("fwd_macs", "bwd_macs")))}
-    assert rows["input_1"]["Accumulate size"] == "4.59 Mb"
-    assert (rows["conv_proj"]["Param size"], rows["conv_proj"]["Fwd MACs"]) == ("2.25 Mb", "924.84 M")
+    rows = {row["Op"]: row for row in read_table(node_table(vit_rows, columns=("fwd_macs", "bwd_macs"), fmt="simple"))}
+    assert rows["input_1"]["Accumulate size"] == "4.59 MiB"
+    assert (rows["conv_proj"]["Param size"], rows["conv_proj"]["Fwd MACs"]) == ("2.25 MiB", "924.84 M")
     mlp_0 = rows["encoder_layers_encoder_layer_0_mlp_0"]
-    assert (mlp_0["Incremental size"], mlp_0["Param size"], mlp_0["Fwd MACs"]) == ("18.47 Mb", "9.01 Mb", "3.72 G")
-    assert rows["encoder_layers_encoder_layer_0_mlp_1"]["Incremental size"] == "18.47 Mb"
+    assert (mlp_0["Incremental size"], mlp_0["Param size"], mlp_0["Fwd MACs"]) == ("18.47 MiB", "9.01 MiB", "3.72 G")
+    assert rows["encoder_layers_encoder_layer_0_mlp_1"]["Incremental size"] == "18.47 MiB"
     assert rows["encoder_layers_encoder_layer_0_mlp_3"]["Fwd MACs"] == "3.72 G"
-    assert rows["heads_head"]["Param size"] == "2.93 Mb"
+    assert rows["heads_head"]["Param size"] == "2.93 MiB"
     # two FLOPs a multiply-add: the FLOP columns are not the MACs
     assert (rows["conv_proj"]["Fwd FLOPs"], mlp_0["Bwd FLOPs"]) == ("1.85 G", "14.87 G")
 
@@ -43,16 +47,17 @@ def test_published_figures(vit_rows, read_table):
 @pytest.mark.parametrize("options",
                          [{}, {"sort": "fwd_flops"}, {"depth": 1}, {"depth": 2, "columns": ("bwd_macs", "fwd_macs")}])
 def test_columns_add_up(vit_rows, read_table, add_up, options):
-    *rows, total = read_table(node_table(vit_rows, **options))
+    fmt = "simple" if "columns" in options else "text"
+    *rows, total = read_table(node_table(vit_rows, **options, fmt=fmt))
     assert total["Op type"] == "total" and total["Op"] == "8 nodes"
     for name in rows[0]:
         if name not in ("Op type", "Op", "Accumulate size"):
             add_up([row[name] for row in rows], total[name])
-    assert total["Accumulate size"] == total["Incremental size"] == "46.15 Mb"
+    assert total["Accumulate size"] == total["Incremental size"] == "46.15 MiB"
 
 
 def test_extra_columns_stand_after_the_ten(mlp, read_table):
-    text = mlp.table(columns=("fwd_macs", "Bwd MACs", "fwd_seconds", "source"))
+    text = mlp.table(columns=("fwd_macs", "Bwd MACs", "fwd_seconds", "source"), fmt="simple")
     assert headings(text) == [*HEADINGS, "Fwd MACs", "Bwd MACs", "Fwd time", "Source"]
     fc1 = next(row for row in read_table(text) if row["Op"] == "fc1")
     assert (fc1["Fwd MACs"], fc1["Fwd time"], fc1["Source"]) == ("4.10 K", "2.00 us", "net.py:12")
@@ -73,16 +78,16 @@ def test_unknown_is_a_dash_and_its_total_a_lower_bound(read_table):
         NodeInfo("call_module", "b", fwd_flops=None, temp_bytes=512)
     ]
     _, b, total = read_table(node_table(rows))
-    assert b["Fwd FLOPs"] == "-" and b["Temp size"] == "512 b"
+    assert b["Fwd FLOPs"] == "-" and b["Temp size"] == "512 B"
     assert (total["Fwd FLOPs"], total["Temp size"], total["Bwd FLOPs"], total["Accumulate size"]) == (">= 1.50 K",
-                                                                                                      "512 b", "-", "-")
+                                                                                                      "512 B", "-", "-")
 
 
 def test_depth_merges_neighbours_of_a_module(mlp, read_table):
     rows = read_table(mlp.table(depth=1))
     assert [(row["Op type"], row["Op"]) for row in rows[:3]] == [("placeholder", "x"), ("module", "body"),
                                                                  ("call_module", "fc2")]
-    assert (rows[1]["Accumulate size"], rows[1]["Incremental size"], rows[1]["Fwd FLOPs"]) == ("1.50 Kb", "1.00 Kb",
+    assert (rows[1]["Accumulate size"], rows[1]["Incremental size"], rows[1]["Fwd FLOPs"]) == ("1.50 KiB", "1.00 KiB",
                                                                                                "8.45 K")
 
 
@@ -114,7 +119,7 @@ def test_merged_row_with_an_unknown_part_is_unknown():
 
 
 def test_no_rows_and_other_formats(mlp, bare, check_golden):
-    assert "0 nodes" in bare.table() and headings(bare.table()) == HEADINGS
+    assert "0 nodes" in bare.table() and headings(bare.table(fmt="simple")) == HEADINGS
     check_golden("node_table_mlp.md", mlp.table(fmt="github"))
 
 

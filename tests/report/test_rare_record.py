@@ -17,7 +17,7 @@ from analyzer.report.holder_group import HolderGroup, print_groups
 from analyzer.report.module_tree import module_tree
 from analyzer.report.page import lanes
 from analyzer.report.screen.layout import format_part
-from analyzer.report.screen.paint import measure_width
+from analyzer.report.text_width import measure_width
 from analyzer.results.comparison import ModuleChange, QuantityChange
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.span import SpanInfo

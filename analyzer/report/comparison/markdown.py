@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from analyzer.output import write_output
-from analyzer.report.column import escape_controls, print_rows
+from analyzer.report.column import print_rows
 from analyzer.report.summary import describe_run
+from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange, QuantityChange
 from analyzer.results.view import register_view
 

@@ -6,13 +6,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from analyzer.report.column import escape_controls
 from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, columns_of, write_page
 from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
 from analyzer.report.page.headline import headline_part
 from analyzer.report.page.plain_table import write_table
 from analyzer.report.summary import describe_run
+from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange, QuantityChange
 from analyzer.results.view import register_view
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from analyzer.report.column import escape_controls, print_rows
+from analyzer.report.column import print_rows
 from analyzer.report.summary import describe_run
+from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange, QuantityChange
 from analyzer.results.view import register_view
 
@@ -30,7 +31,6 @@ from .wording import (
 _WIDTH, _HEIGHT = 120, 40
 _LEAST_ROWS, _MOST_CATEGORIES = 3, 6
 _TITLES = 4            # lines around the rows of a table
-_PATH, _TYPE = 44, 20  # characters of a cell
 
 
 @register_view.shipped("comparison_text")
@@ -73,8 +73,8 @@ def _print_quantities(headers: Sequence[str], rows: Sequence[QuantityChange], mo
 def _print_modules(rows: Sequence[QuantityChange], most: int) -> str:
     """The largest rows, in the order of their share of the step."""
     shown = list_notable(rows)[:most]
-    table = print_rows(MODULE_HEADERS, [(_shorten(name_modules(row), _PATH), _shorten(row.type, _TYPE), row.header,
-                                         *list_cells(row)) for row in shown], left=(0, 1, 2))
+    table = print_rows(MODULE_HEADERS, [(name_modules(row), row.type, row.header, *list_cells(row))
+                                         for row in shown], left=(0, 1, 2), ends=(0, 1))
     rest = len(rows) - len(shown)
     return table + (f"\n... {rest} smaller, which --format csv lists" if rest else "")
 
@@ -97,8 +97,3 @@ def _list_notes(change: ProfileChange) -> str:
 
 def _fill(title: str, said: Sequence[str]) -> str:
     return textwrap.fill(title + ", ".join(said), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _shorten(text: str, width: int) -> str:
-    """The end of a long text, which tells most of a path."""
-    return text if len(text) <= width else "..." + text[3 - width:]

@@ -10,10 +10,11 @@ from typing import Any
 
 from analyzer.errors import InputError, is_count
 from analyzer.output import write_output
-from analyzer.report.column import check_layout, escape_controls, print_rows
+from analyzer.report.column import check_layout, print_rows
 from analyzer.report.module_row import Ignored, divide, find_root, format_shapes, has_own_row, leave_out, plain
 from analyzer.report.notation import NOTATIONS, list_notations
 from analyzer.report.speed import describe_seconds
+from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.output import write_output
-from analyzer.report.column import escape_controls
 from analyzer.report.module_row import Ignored, divide, find_root, leave_out
 from analyzer.report.notation import NOTATIONS
 from analyzer.report.speed import note_prediction
+from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report

@@ -1,9 +1,10 @@
 """The report of TIDSProfiler (ruipeterpan/torch_profiler): one indented line a module, its latency and its shapes."""
 from __future__ import annotations
 
-from analyzer.report.column import check_layout, escape_controls
+from analyzer.report.column import check_layout
 from analyzer.report.module_row import find_root, first_shape, has_own_row, plain
 from analyzer.report.speed import note_prediction
+from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from analyzer.errors import InputError, is_count
-from analyzer.report.column import check_layout, escape_controls, print_rows
+from analyzer.report.column import check_layout, print_rows
 from analyzer.report.module_row import divide, find_root, name_module
 from analyzer.report.module_tree import indent
 from analyzer.report.speed import note_prediction
+from analyzer.report.text_width import escape_controls
 from analyzer.results.info import ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from analyzer.report.column import escape_controls
+from analyzer.report.text_width import escape_controls
 
 
 def write_table(headers: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

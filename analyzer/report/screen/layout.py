@@ -6,7 +6,9 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from .paint import Paint, clean, cut_end, cut_middle, measure_width
+from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
+
+from .paint import Paint
 
 T = TypeVar("T")
 _GAP = "  "

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from analyzer.report.text_width import cut_end
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.units import add_quantities, format_bytes, format_count, format_seconds
 
 from .layout import draw_bar, format_part, keep_largest, lay_out
 from .module_group import Measure, ModuleGroup, add_costs, choose_groups, list_parts
-from .paint import Paint, cut_end
+from .paint import Paint
 
 Format = Callable[[float | None], str]
 _ROWS, _ROWS_NARROW, _PARTS = 6, 4, 3

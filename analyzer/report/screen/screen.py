@@ -10,7 +10,7 @@ from .paint import Paint
 from .section import describe_peak, describe_phases, describe_remedy, describe_rest, describe_run
 from .terminal import NARROWEST, WIDEST
 
-_MORE = "p.summary(), p.module_tree(), p.table() (whose Kb, Mb, Gb are KiB, MiB, GiB), p.to_html(FILE)"
+_MORE = "p.summary(), p.module_tree(), p.table(), p.to_html(FILE)"
 
 
 @register_report.shipped("screen")

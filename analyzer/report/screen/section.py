@@ -11,13 +11,14 @@ from analyzer.report.peak import list_peaks
 from analyzer.report.short_text import title_run
 from analyzer.report.speed import describe_speed
 from analyzer.report.summary import describe_out_of_memory
+from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 from analyzer.report.verdict import describe_devices, describe_fit, find_peak, judge
 from analyzer.results.info import PhaseInfo, bound_seconds, longest_bound
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 from .layout import draw_bar, format_part, keep_largest, lay_out, set_beside, wrap
-from .paint import Paint, clean, cut_end, cut_middle, measure_width
+from .paint import Paint
 
 _VERDICTS = {True: "green", False: "red", None: "yellow"}
 _BESIDE = 110  # columns from which blocks stand side by side

@@ -2,7 +2,7 @@
 /* Quantities as text, by the rules of analyzer.units: the page and the tables of the package print the same. */
 const drawings = {};  // how each kind of part is drawn: (element, data, id)
 const units = (() => {
-  const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], TABLE = ["b", "Kb", "Mb", "Gb", "Tb", "Pb"];
+  const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   const DECIMAL = ["", "K", "M", "G", "T", "P", "E"], SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]];
 
   function scale(value, base, labels) {
@@ -25,7 +25,7 @@ const units = (() => {
     return `${percent < 1 ? String(Number(percent.toPrecision(2))) : percent.toFixed(1)} %`;
   }
   const formats = {
-    bytes: (v) => scale(v, 1024, BINARY), Mb: (v) => scale(v, 1024, TABLE), count: (v) => scale(v, 1000, DECIMAL),
+    bytes: (v) => scale(v, 1024, BINARY), count: (v) => scale(v, 1000, DECIMAL),
     rate: (v) => `${scale(v, 1000, DECIMAL)}FLOP/s`, seconds, share, text: String, number: (v) => v.toLocaleString("en"),
   };
   return { format: (value, unit) => (value === null || value === undefined ? "-" : formats[unit](value)) };
