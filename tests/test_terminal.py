@@ -11,8 +11,8 @@ import torch
 
 from analyzer import Profile
 from analyzer.cli import main
+from analyzer.dropins.torchinfo import summary
 from analyzer.results.info import ModuleInfo
-from analyzer.runtime import summary
 
 INNER = ModuleInfo(path="body", type="Sequential", depth=1, params=3, children=(
     ModuleInfo(path="body.水", type="Linear", depth=2, params=3),))

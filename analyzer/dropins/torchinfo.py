@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError, is_count
 from analyzer.output import drawing_plainly
-from analyzer.runtime.torchinfo import ColumnSettings, Mode, RowSettings, make_inputs
+from analyzer.runtime.measure import input_device
 
 from .forward import observe_forward
 from .torchinfo_format import FormattingOptions, ModelStatistics, Units, Verbosity
-from .torchinfo_layer import LayerInfo, LayerList
+from .torchinfo_layer import ColumnSettings, LayerInfo, LayerList, Mode, RowSettings
 
 __all__ = ["ColumnSettings", "FormattingOptions", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "Units",
            "Verbosity", "clear_cached_forward_pass", "summary"]
@@ -48,7 +48,7 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     if device is not None:
         torch.device(device)  # which says what is wrong with it
     name = type(model).__name__
-    args, call_kwargs = make_inputs(model, input_size, input_data, batch_dim, dtypes)
+    args, call_kwargs = _make_inputs(model, input_size, input_data, batch_dim, dtypes)
     if cache_forward_pass and name in _cached:
         layers = _cached[name]
     elif given:
@@ -85,6 +85,33 @@ def _check(model: Any, input_size: Any, input_data: Any, columns: Sequence[Colum
     if verbose not in (0, 1, 2) or not is_count(col_width, 1):
         raise InputError(
             f"summary(verbose={verbose!r}, col_width={col_width!r}): verbose is 0, 1 or 2, a width at least 1")
+
+
+def _make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch_dim: int | None,
+                 dtypes: Sequence[torch.dtype] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call the model with, on its device. Raises InputError for sizes that are none."""
+    device = input_device(model)
+    if input_data is not None:
+        data = input_data  # what its values say is of use to a model without data too
+        if device.type != "meta":
+            data = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), data)
+        if isinstance(data, Mapping):
+            return (), dict(data)
+        return tuple(data) if isinstance(data, (list, tuple)) else (data,), {}
+    if input_size is None:
+        return (), {}
+    is_list = isinstance(input_size, (list, tuple)) and len(input_size) > 0
+    if not is_list or any(size <= 0 for size in pytree.tree_leaves(input_size)):
+        raise InputError(f"summary(input_size={input_size!r}): must be a size above 0 in each dimension, or a sequence "
+                         "of such sizes")
+    sizes = [input_size] if isinstance(input_size[0], int) else list(input_size)
+    kinds = list(dtypes or [torch.float32] * len(sizes))
+    if len(kinds) != len(sizes):
+        raise InputError(f"summary(dtypes={dtypes!r}): {len(sizes)} inputs need as many dtypes")
+    tensors = [torch.rand(*size, device=device) for size in sizes]
+    if batch_dim is not None:
+        tensors = [t.unsqueeze(batch_dim) for t in tensors]
+    return tuple(t.to(kind) for t, kind in zip(tensors, kinds)), {}
 
 
 def _find(names: Any, name: Any, argument: str) -> Any:

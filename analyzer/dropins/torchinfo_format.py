@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Any
 
-from analyzer.runtime.torchinfo import ColumnSettings, RowSettings
-
-from .torchinfo_layer import LayerInfo
+from .torchinfo_layer import ColumnSettings, LayerInfo, RowSettings
 
 
 class Units(str, Enum):

@@ -4,17 +4,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from analyzer.runtime.torchinfo import ColumnSettings
-
 from .forward import watching_modules
 
 _RECURSIVE, _NOTHING = "(recursive)", "--"
+
+
+class Mode(str, Enum):
+    """Names of training and evaluation."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class RowSettings(str, Enum):
+    """Names of what rows show."""
+
+    DEPTH = "depth"
+    VAR_NAMES = "var_names"
+    ASCII_ONLY = "ascii_only"
+    HIDE_RECURSIVE_LAYERS = "hide_recursive_layers"
+
+
+class ColumnSettings(str, Enum):
+    """Names of columns."""
+
+    KERNEL_SIZE = "kernel_size"
+    INPUT_SIZE = "input_size"
+    OUTPUT_SIZE = "output_size"
+    NUM_PARAMS = "num_params"
+    PARAMS_PERCENT = "params_percent"
+    MULT_ADDS = "mult_adds"
+    TRAINABLE = "trainable"
 
 
 class LayerInfo:

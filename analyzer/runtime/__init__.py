@@ -1,5 +1,5 @@
 """The reports of a profile, measured on the device at hand. Scripts written for the profilers of DeepSpeed and
-flops-profiler, TIDSProfiler or torchinfo run with their import changed to this package.
+flops-profiler or TIDSProfiler run with their import changed to this package.
 """
 from analyzer.report.compat.number import (
            bytes_to_string,
@@ -14,8 +14,6 @@ from .flops_profiler import FlopsProfiler, get_model_profile
 from .generate import measure_generate
 from .measure import measure
 from .tids_profiler import TIDSProfiler
-from .torchinfo import ColumnSettings, LayerInfo, Mode, ModelStatistics, RowSettings, summary
 
-__all__ = ["ColumnSettings", "FlopsProfiler", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "TIDSProfiler",
-           "bytes_to_string", "duration_to_string", "flops_to_string", "get_model_profile", "macs_to_string", "measure",
-           "measure_generate", "number_to_string", "params_to_string", "summary"]
+__all__ = ["FlopsProfiler", "TIDSProfiler", "bytes_to_string", "duration_to_string", "flops_to_string",
+           "get_model_profile", "macs_to_string", "measure", "measure_generate", "number_to_string", "params_to_string"]

@@ -122,10 +122,35 @@ def test_models_without_data_on_any_device(device):
         assert str(ours.summary(model, (1, 3, 64, 64), verbose=0)) == expected
 
 
+def test_published_totals():
+    stats = ours.summary(make_model("resnet18")[0], input_size=(16, 3, 224, 224), verbose=0)
+    assert (stats.total_params, stats.trainable_params, stats.total_mult_adds) == (11_689_512, 11_689_512,
+                                                                                   29_025_343_104)
+    assert (stats.total_input, stats.total_output_bytes, stats.total_param_bytes) == (9_633_792, 635_958_272,
+                                                                                      46_758_048)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"input_size": [(3, 4), (3, 1)], "dtypes": [torch.float, torch.int64]},
+    {"input_data": [torch.ones(3, 4), torch.ones(3)]}, {"input_data": torch.ones(3, 4), "y": torch.ones(3)},
+    {"input_size": (4,), "batch_dim": 0}, {"input_size": (3, 4), "mode": "train"}])
+def test_ways_to_give_input(arguments):
+    class Adds(nn.Linear):
+        def forward(self, x, y=None):
+            return super().forward(x)
+
+    model = nn.Sequential(Adds(4, 4))
+    model.forward = lambda x, y=None: model[0](x, y)
+    stats = ours.summary(model, verbose=0, **arguments)
+    assert stats.summary_list[1].output_size == [1 if "batch_dim" in arguments else 3, 4] and model.training
+
+
 @pytest.mark.parametrize(("options", "says"), [
     ({"col_names": ["size"]}, "'size' must be one of 'kernel_size'"), ({"mode": "test"}, "'train', 'eval'"),
     ({"row_settings": ["deep"]}, "'depth'"), ({"col_names": ["mult_adds"]}, "need input_size"),
-    ({"input_size": (0, 4)}, "above 0"), ({"input_size": (1, 4), "input_data": torch.ones(1, 4)}, "one of them"),
+    ({"input_size": (0, 4)}, "above 0"),
+    ({"input_size": [(3, 4), (1,)], "dtypes": [torch.float]}, "2 inputs need as many dtypes"),
+    ({"input_size": (1, 4), "input_data": torch.ones(1, 4)}, "one of them"),
     ({"col_width": 0}, "at least 1"), ({"verbose": 3}, "0, 1 or 2")])
 def test_arguments_that_cannot_be_used(options, says):
     with pytest.raises(InputError, match=says):

@@ -111,8 +111,8 @@ print(prof.generate_profile())
 prof.end_profile()
 """,
     "torchinfo": """
-from analyzer.runtime import summary
-summary(model, input_data=x, col_names=("output_size", "fwd_seconds"))
+from analyzer.runtime import measure
+print(measure(model, (x,), mode="infer").report("torchinfo", col_names=("output_size", "fwd_seconds")))
 """,
     "measure": "from analyzer.runtime import measure\nprint(measure(model, (x,), mode='infer').summary())",
 }

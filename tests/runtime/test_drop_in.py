@@ -1,4 +1,4 @@
-"""Scripts for DeepSpeed's profiler, flops-profiler, TIDSProfiler and torchinfo run with their import changed."""
+"""Scripts for DeepSpeed's profiler, flops-profiler and TIDSProfiler run with their import changed."""
 from __future__ import annotations
 
 import importlib.util
@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.runtime import ColumnSettings, FlopsProfiler, TIDSProfiler, get_model_profile, summary
-from analyzer.runtime.torchinfo import clear_cached_forward_pass
+from analyzer.runtime import FlopsProfiler, TIDSProfiler, get_model_profile
 from analyzer.zoo import MODELS
 from examples.deepspeed_inference import profile_alexnet, profile_bert
 from examples.flops_profiler_training import train
@@ -168,11 +167,6 @@ def test_the_report_of_a_training_step_has_backward_optimizer_and_parallel_sizes
     (lambda: FlopsProfiler(Scaled()).get_total_flops(), r"call start_profile\(\) first"),
     (lambda: FlopsProfiler(Scaled(), start_step=3, end_step=2), "start_step=3, end_step=2"),
     (lambda: FlopsProfiler(None), r"FlopsProfiler\(NoneType\)"),
-    (lambda: summary(Scaled(), (3, 4), torch.ones(3, 4)), "give one of them"),
-    (lambda: summary(Scaled(), (3, 0)), r"input_size=\(3, 0\)"),
-    (lambda: summary(Scaled(), col_names=["mult_adds"]), "mult_adds need input_size or input_data"),
-    (lambda: summary(Scaled(), (3, 4), mode="test"), "mode='test'"),
-    (lambda: summary(Scaled(), [(3, 4), (1,)], dtypes=[torch.float]), "2 inputs need as many dtypes"),
 ])
 def test_errors_repeat_what_was_given(call, message):
     with pytest.raises(InputError, match=message):
@@ -187,7 +181,7 @@ def test_a_profiler_that_waits_for_its_first_step_says_so():
     prof.end_profile()
 
 
-# ---- TIDSProfiler and torchinfo
+# ---- TIDSProfiler
 
 
 def test_the_script_of_tidsprofiler_runs():
@@ -211,70 +205,3 @@ def test_the_script_of_tidsprofiler_runs():
     assert (first.name, first.depth, first.macs, first.input_elem_bytes) == ("conv1", 1, 2 * 64 * 32 * 32 * 147, 4)
     assert sum(child.fwd_latency for child in profile.children) <= profile.fwd_latency
     assert round(sum(child.num_params_pctg for child in profile.children), 6) == 100
-
-
-def test_torchinfos_published_totals():
-    stats = summary(MODELS["resnet18"].factory(), input_size=(16, 3, 224, 224), verbose=0)
-    assert (stats.total_params, stats.trainable_params, stats.total_mult_adds) == (11_689_512, 11_689_512,
-                                                                                   29_025_343_104)
-    assert (stats.total_input, stats.total_output_bytes, stats.total_param_bytes) == (9_633_792, 635_958_272,
-                                                                                      46_758_048)
-    lines = str(stats).splitlines()
-    assert lines[4].split() == ["├─Conv2d:", "1-1", "[16,", "64,", "112,", "112]", "9,408"]
-    assert lines[-6:-1] == [
-        "=" * 90, "Input size (MB): 9.63", "Forward/backward pass size (MB): 635.96", "Params size (MB): 46.76",
-        "Estimated Total Size (MB): 692.35"
-    ]
-
-
-class Shared(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.b = self.a
-        self.lone = nn.Parameter(torch.ones(7))
-
-    def forward(self, x, y=None):
-        return self.b(self.a(x)) + self.lone.sum()
-
-
-def test_torchinfos_table_of_a_shared_module(capsys):
-    model = Shared()
-    model.a.weight.requires_grad_(False)
-    stats = summary(model, input_data={"x": torch.rand(2, 4)},
-                    col_names=("output_size", ColumnSettings.NUM_PARAMS, "trainable", "fwd_seconds"))
-    assert [(layer.class_name, layer.is_recursive, layer.num_params) for layer in stats.summary_list] == [
-        ("Shared", False, 27), ("Linear", False, 20), ("Linear", True, 20)]
-    assert (stats.total_params, stats.trainable_params, stats.total_param_bytes) == (27, 11, 108)
-    printed = capsys.readouterr().out
-    assert "(recursive)" in printed and "Partial" in printed and "Non-trainable params: 16" in printed
-
-
-def test_torchinfos_summary_without_input_runs_nothing(capsys):
-    model = Shared()
-    model.forward = None
-    stats = summary(model, verbose=2)
-    assert stats.total_params == 27 and "Mult-adds" not in capsys.readouterr().out
-    assert not any(layer.executed for layer in stats.summary_list)
-
-
-@pytest.mark.parametrize("arguments", [
-    {"input_size": [(3, 4), (3, 1)], "dtypes": [torch.float, torch.int64]},
-    {"input_data": [torch.ones(3, 4), torch.ones(3)]},
-    {"input_data": torch.ones(3, 4), "y": torch.ones(3)}, {"input_size": (4,), "batch_dim": 0},
-    {"input_size": (3, 4), "mode": "train"},
-])
-def test_torchinfos_ways_to_give_input(arguments):
-    model = Shared()
-    stats = summary(model, verbose=0, **arguments)
-    assert stats.summary_list[1].output_size == [1 if "batch_dim" in arguments else 3, 4]
-    assert model.training
-
-
-def test_torchinfos_summary_is_silent_and_cached_where_it_is_asked_to_be(capsys):
-    clear_cached_forward_pass()
-    first = summary(Shared(), (3, 4), verbose=0, cache_forward_pass=True)
-    again = summary(Shared(), (9, 4), verbose=0, cache_forward_pass=True)
-    assert first.profile is again.profile and capsys.readouterr().out == ""
-    clear_cached_forward_pass()
-    assert summary(Shared(), (9, 4), verbose=0).summary_list[0].output_size == [9, 4]

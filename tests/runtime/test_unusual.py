@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from analyzer import profile
-from analyzer.runtime import FlopsProfiler, measure, summary
+from analyzer.dropins.torchinfo import summary
+from analyzer.runtime import FlopsProfiler, measure
 
 
 class Calls(nn.Module):

@@ -9,7 +9,7 @@ from analyzer import MetaTensorMode, profile
 from analyzer.dryrun.script import dry_run
 from analyzer.hardware import find_device
 from analyzer.hardware.current_spec import simulating
-from analyzer.runtime import FlopsProfiler, TIDSProfiler, get_model_profile, summary
+from analyzer.runtime import FlopsProfiler, TIDSProfiler, get_model_profile
 
 
 class Attention(nn.Module):
@@ -45,8 +45,6 @@ def on(device, name):
 @pytest.mark.parametrize("figures", [
     lambda model, shape: get_model_profile(model, shape, print_profile=False),
     lambda model, shape: get_model_profile(model, args=(torch.ones(shape),), print_profile=False),
-    lambda model, shape: str(summary(model, shape, verbose=0, col_names=("output_size", "num_params", "mult_adds"))),
-    lambda model, shape: [vars(layer) for layer in summary(model, shape, verbose=0).summary_list],
 ])
 def test_figures_are_those_of_the_cpu(name, figures):
     model, shape = on("meta", name)
@@ -112,11 +110,12 @@ SCRIPT = """
 import sys
 import torch
 from torch import nn
-from analyzer.runtime import get_model_profile, measure, summary
+from analyzer.runtime import get_model_profile, measure
 model = nn.Linear(4096, 4096).to(sys.argv[1])
 get_model_profile(model, (64, 4096))
-summary(model, (64, 4096), col_names=("output_size", "fwd_seconds"))
-print(measure(model, (torch.rand(64, 4096, device=sys.argv[1]),), mode="infer").summary())
+found = measure(model, (torch.rand(64, 4096, device=sys.argv[1]),), mode="infer")
+print(found.report("torchinfo", col_names=("output_size", "fwd_seconds")))
+print(found.summary())
 """
 
 
@@ -143,11 +142,3 @@ def test_a_prediction_is_that_of_the_roofline():
     predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="a100")
     assert p.fwd_seconds == pytest.approx(predicted.fwd_seconds) and p.step_seconds > 0
     assert p.device == "a100_80gb" and p.measured_steps is None
-
-
-def test_a_summary_on_meta_leaves_the_data_where_it_is():
-    model, shape = on("cpu", "conv")
-    weights = [p.clone() for p in model.parameters()]
-    found = summary(model, shape, device="meta", verbose=0)
-    assert str(found) == str(summary(model, shape, verbose=0)) and model.training
-    assert all(torch.equal(p, weight) for p, weight in zip(model.parameters(), weights))
