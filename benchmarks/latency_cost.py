@@ -29,8 +29,7 @@ from analyzer.record.log import Log
 from .speed_case import CASES, REUSE_CASES, SpeedCase, import_libraries, transformer
 from .speed_contender import Prepared
 from .speed_process import ROOT, Line, in_fork
-from .speed_report import Report, say
-from .speed_table import judge, markdown
+from .speed_table import Report, judge, markdown, say
 
 DEVICE = "h200"
 LIMIT = 0.1

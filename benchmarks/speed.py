@@ -29,8 +29,6 @@ import torch  # noqa: E402
 from .latency_cost import measure_latency  # noqa: E402
 from .speed_case import CASES, find_case, import_libraries  # noqa: E402
 from .speed_process import ROOT  # noqa: E402
-from .speed_report import Report, say  # noqa: E402
-from .speed_reuse import measure_blocks, measure_reuse  # noqa: E402
 from .speed_section import (  # noqa: E402
     measure_cold,
     measure_depth,
@@ -39,10 +37,9 @@ from .speed_section import (  # noqa: E402
     measure_memory,
     measure_others,
     measure_ratios,
-    measure_width,
+    measure_reuse,
 )
-from .speed_table import format_ratio, judge, markdown  # noqa: E402
-from .speed_where import measure_where  # noqa: E402
+from .speed_table import Report, format_ratio, judge, markdown, say  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 
@@ -51,14 +48,11 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "others": measure_others,
     "cold": measure_cold,
     "depth": measure_depth,
-    "width": measure_width,
     "reuse": measure_reuse,
-    "blocks": measure_blocks,
     "latency": measure_latency,
     "memory": measure_memory,
     "llama": measure_llama,
     "import": measure_imports,
-    "where": measure_where,
 }
 SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.

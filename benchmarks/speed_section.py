@@ -1,14 +1,17 @@
-"""Sections of the speed benchmark that set profiles beside other runs: warm, cold, depth, width, memory, imports."""
+"""Sections of the speed benchmark that set profiles beside other runs: warm, cold, depth, reuse, memory, imports."""
 from __future__ import annotations
 
 import statistics
 from collections import Counter
+from dataclasses import fields
 
-from .speed_case import SpeedCase, opt
+from analyzer import Profile, profile
+
+from .replay_equality import ABOUT_REPLAY
+from .speed_case import REUSE_CASES
 from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare
 from .speed_process import run_worker, time_imports
-from .speed_report import CPU, MIB, Report, say
-from .speed_table import Timing, format_ratio, markdown, median_known, ratio, slope, time_in_turn
+from .speed_table import CPU, MIB, Report, Timing, format_ratio, markdown, median_known, ratio, say, slope, time_in_turn
 
 
 def measure_ratios(report: Report) -> None:
@@ -132,19 +135,33 @@ def measure_depth(report: Report) -> None:
         markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
 
 
-def measure_width(report: Report) -> None:
-    """What wider layers cost: nothing is computed, so nothing."""
-    widths = (256, 1024, 4096, 16384)
-    runs = {}
-    for width in widths:
-        run = prepare("profile", Prepared(SpeedCase("opt", opt(12, hidden=width), tokens=(1, 128))))
-        if isinstance(run, str):
-            raise RuntimeError(f"OPT of width {width}: {run}")
-        runs[str(width)] = run
-    timings = time_in_turn(runs, max(3, report.rounds // 2))
-    report.add("Width", f"`profile` of a 12-layer OPT by hidden size, to that of size {widths[0]}.",
-               markdown(["hidden size", *map(str, widths)],
-                        [["time", *(format_ratio(ratio(timings[str(w)], timings[str(widths[0])])) for w in widths)]]))
+def compare_profiles(one: Profile, other: Profile) -> list[str]:
+    """The fields in which two profiles differ."""
+    return [f.name for f in fields(Profile) if f.name not in ABOUT_REPLAY
+            and getattr(one, f.name) != getattr(other, f.name)]
+
+
+def measure_reuse(report: Report) -> None:
+    """Whether reuse of blocks changes anything, and what it saves."""
+    rows, wrong = [], 0
+    for case in REUSE_CASES:
+        on = Prepared(case)
+
+        def run(reuse: bool, on: Prepared = on) -> Profile:
+            return profile(on.model, args=on.args, kwargs=on.kwargs, optimizer="adamw", reuse=reuse)
+
+        different = compare_profiles(run(True), run(False))
+        timings = time_in_turn({"with": lambda: run(True), "without": lambda: run(False)}, max(2, report.rounds // 2))
+        wrong += bool(different)
+        verdict = f"DIFFERENT: {', '.join(different)}" if different else "equal"
+        rows.append([case.name, verdict, format_ratio(ratio(timings["with"], timings["without"]))])
+        say(f"  {rows[-1]}")
+    report.targets.append(("models whose profile is another with `reuse=False`", float(wrong), None, 0.0))
+    report.add(
+        "Reuse of blocks",
+        "`profile(optimizer=\"adamw\")` with `reuse=True` and `reuse=False`: every field of the two profiles is "
+        "compared.",
+        markdown(["model", "profiles", "time to that of reuse=False"], rows))
 
 
 def measure_memory(report: Report) -> None:

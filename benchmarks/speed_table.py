@@ -1,13 +1,20 @@
-"""Timings taken in turn, and the tables made of them."""
+"""Timings taken in turn, the tables made of them, and the report of one run, to which sections add theirs."""
 from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from .speed_case import SpeedCase
+
 K = TypeVar("K")
+MIB = 2**20
+CPU = "cpu_seconds"
+Judged = tuple[str, float | None, float | None, float]
+"""What a target says, the figure by the clock, by processor time (None where it is no time), the limit."""
 
 
 class Timing(NamedTuple):
@@ -106,3 +113,20 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     return "\n".join([line(headers), "|---" + "|---:" * (len(headers) - 1) + "|", *(line(row) for row in rows)])
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Report:
+    """The sections that ran, and the targets that they answer."""
+
+    def __init__(self, cases: Sequence[SpeedCase], rounds: int) -> None:
+        self.cases, self.rounds = cases, rounds
+        self.sections: list[str] = []
+        self.targets: list[Judged] = []
+        self.failed: list[str] = []
+
+    def add(self, title: str, *blocks: str) -> None:
+        self.sections.append("\n\n".join([f"## {title}", *blocks]))
