@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
-from analyzer.fx.trace.structure import replace_tensors, tensors_of
+from analyzer.meta.structure import replace_tensors, tensors_of
 from analyzer.record.eager import default_loss
 
 from .coverage_case import Candidate, Case, Inputs

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from analyzer.api.argument import without_data
+from analyzer.meta.structure import replace_tensors
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.results.profile import Profile
 from analyzer.solver.plan import Plan
@@ -132,11 +133,9 @@ def fit_inputs(value: Any, batch: int | None, variant: Variant, dtype: torch.dty
     """``value`` as a variant takes it: each tensor whose first size is the batch's cut to one of its parts, floating
     ones in ``dtype``; without data.
     """
-    def change(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
-            return item
+    def change(item: torch.Tensor) -> torch.Tensor:
         if variant.parts > 1 and batch is not None and item.ndim and item.shape[0] == batch:
             item = item[:batch // variant.parts]
         return item.to(dtype) if dtype is not None and item.is_floating_point() else item
 
-    return torch.utils._pytree.tree_map(change, without_data(value))
+    return replace_tensors(without_data(value), change)

@@ -12,6 +12,7 @@ import torch
 from analyzer.errors import InputError, is_count
 from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.structure import replace_tensors
 from analyzer.record.options import ProfileOptions
 
 
@@ -107,14 +108,14 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 def without_data(arguments: Any) -> Any:
     """``arguments`` with tensors on meta in the place of those that have data."""
-    def forget(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_nested:
+    def forget(item: torch.Tensor) -> torch.Tensor:
+        if item.layout is not torch.strided or item.is_nested:
             return item
         return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta").requires_grad_(
             item.requires_grad)
 
     with torch._C.DisableTorchFunction():
-        return torch.utils._pytree.tree_map(forget, arguments)
+        return replace_tensors(arguments, forget)
 
 
 def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:

@@ -18,13 +18,13 @@ from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
+from analyzer.meta.structure import tensors_of
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.model_failure import noting_failures
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
-from analyzer.record.tensor_walk import tensors_in
 from analyzer.replay.block_replay import BlockReplay
 from analyzer.replay.eager_step import ReplayedStep
 from analyzer.replay.support import why_unsupported
@@ -63,8 +63,8 @@ def profile(
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
     ``model`` is a module on any device (its data is not touched, and it is as it was afterwards) or a callable of no
-    arguments that builds one, called under `MetaTensorMode`. ``args`` and ``kwargs`` hold real, meta or `MetaTensor`
-    tensors. ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a
+    arguments that builds one, called under `MetaTensorMode`; that lives for the call. ``args`` and ``kwargs`` hold
+    real, meta or `MetaTensor` tensors, also in containers, dataclasses and other objects. ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a
     scalar; by default ``output.loss`` where there is one, else the sum of the floating outputs. ``optimizer`` is a
     callable ``params -> torch.optim.Optimizer``, a name (``sgd momentum adam adamw adamw_fused adamw8bit
     adamw_offloaded adafactor lion muon``) or ``module:Class``. ``autocast`` is a dtype. ``step(model, optimizer, *args,
@@ -136,7 +136,7 @@ class ModelCall(NamedTuple):
 
     def has_gradient(self) -> bool:
         """Whether a parameter or an input requires a gradient."""
-        return any(t.requires_grad for t in chain(self.module.parameters(), tensors_in((self.args, self.kwargs))))
+        return any(t.requires_grad for t in chain(self.module.parameters(), tensors_of((self.args, self.kwargs))))
 
 
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:

@@ -1,6 +1,7 @@
 """`Session`: the one place that sets up a recorded run, ends it and builds its profile, for every driver."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -28,6 +29,7 @@ from analyzer.meta.argument import fake_arguments
 from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.structure import tensor_paths
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import profile_flops
@@ -39,7 +41,6 @@ from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.record.tensor_walk import tensors_in
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
@@ -197,7 +198,7 @@ class Run:
                     device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments without data on ``device`` in place of those given, whose containers are put back afterwards."""
         if self.surroundings is not None:
-            self.surroundings.extend((), (args, kwargs))
+            self.surroundings.give((args, kwargs))
         taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
             self.recorder.mode.state, (args, dict(kwargs)), device)
         return taken
@@ -246,10 +247,12 @@ class Run:
 
 
 def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Tell the recorder which tensors are a step's inputs, by the ``names`` of the positional ones."""
+    """Tell the recorder which tensors are a step's inputs, by the ``names`` of the positional ones: ``batch_x`` is
+    ``batch.x`` or ``batch["x"]``.
+    """
     for name, value in [*zip(names, args), *kwargs.items()]:
-        for i, tensor in enumerate(tensors_in(value)):
-            recorder.mark([tensor], "input", name if i == 0 else f"{name}_{i}")
+        for path, tensor in tensor_paths(value):
+            recorder.mark([tensor], "input", re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]])))
 
 
 def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | None = None) -> dict[str, Profiler]:

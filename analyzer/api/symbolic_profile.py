@@ -14,9 +14,9 @@ from analyzer.fx.graph.graph_step import GraphStep
 from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import device_of
 from analyzer.record.options import ProfileOptions
-from analyzer.record.tensor_walk import tensors_in
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
@@ -113,7 +113,7 @@ def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
 
 def _find_place(gm: fx.GraphModule, arguments: Any) -> torch.device:
     """The first accelerator that an argument or parameter is taken to be on, else the host."""
-    for tensor in (*tensors_in(arguments), *gm.parameters(), *gm.buffers()):
+    for tensor in (*tensors_of(arguments), *gm.parameters(), *gm.buffers()):
         place = device_of(tensor)
         if place.type not in ("cpu", "meta"):
             return place

@@ -25,6 +25,7 @@ from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
 from analyzer.record.collector import rare_collections
 from analyzer.record.module_walk import walk_modules
 from analyzer.replay.state_fingerprint import CodeRecord
+from analyzer.replay.state_record import StateRecord
 from analyzer.replay.state_value import MOST_OBJECTS, PLAIN, look_up
 
 _NOT_ENTERED = (type, ModuleType, CodeType, BuiltinFunctionType)
@@ -112,33 +113,12 @@ def _warn_of_left(first: int, result: Any) -> None:
                       stacklevel=3)
 
 
-class Surroundings(CodeRecord):
-    """What the code of ``modules``, and ``functions``, reach outside of them: globals, attributes of classes, closures,
-    containers, objects, caches of functions; and ``values``.
+class _Holders(StateRecord):
+    """A record, with tensors, of what can hold one: not of data, nor of generators of random numbers."""
 
-    Each of these that holds a tensor without data, and did not before, gets back what it held. Plain values stay as the
-    run left them: they may count, or collect for the caller, or another thread has set them. Those in a container, an
-    object, a class or a namespace that is put back are put back with it.
-    """
-
-    def __init__(self, modules: list[nn.Module], functions: Iterable[Any], values: Any) -> None:
-        self._code: list[Any] = []  # functions and classes of objects that were met and not followed yet
-        self._is_over = False
-        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-        super().__init__(set(map(type, plain)), (), set(map(id, modules)), own=True, keeps=True)
-        self.search.constructs = True
-        for module in plain:
-            self.capture_module(module, own=False)
-        self.extend(functions, values)
-
-    def extend(self, functions: Iterable[Any], values: Any) -> None:
-        """Look at further functions, and at values that they are given."""
-        for value in (*filter(callable, functions), values):
-            self.capture(value)
-        while self._code:
-            code, self._code = self._code, []
-            self.follow((), code)
-        self.seen.clear()
+    def __init__(self, **settings: Any) -> None:
+        self.code: list[Any] = []  #: functions and classes of objects that were met
+        super().__init__(keeps=True, **settings)
 
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
         if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
@@ -150,20 +130,50 @@ class Surroundings(CodeRecord):
 
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
         if kind.__module__.startswith(("numpy", "random")) or hasattr(kind, "tobytes") or kind is bytearray:
-            return ()  # data, and generators of random numbers
-        self._code.append(kind)
+            return ()
+        self.code.append(kind)
         if isinstance(value, functools._lru_cache_wrapper):
             self.add_object(value, lambda: value.cache_info().misses, lambda old: value.cache_clear())
             return ()
         return super()._take_object(value, kind)
 
     def _take_function(self, function: FunctionType) -> Iterable[Any]:
-        self._code.append(function)
+        self.code.append(function)
         return super()._take_function(function)
 
+
+class Surroundings(_Holders, CodeRecord):
+    """What the code of ``modules``, and ``functions``, reach outside of them: globals, attributes of classes, closures,
+    containers, objects, caches of functions; and the values that they are given.
+
+    Each of these that holds a tensor without data, and did not before, gets back what it held. Plain values stay as the
+    run left them: they may count, or collect for the caller, or another thread has set them. Those in a container, an
+    object, a class or a namespace that is put back are put back with it, and so is all that is given.
+    """
+
+    def __init__(self, modules: list[nn.Module], functions: Iterable[Any], values: Any) -> None:
+        self._given, self._is_over = _Holders(), False
+        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        super().__init__(classes=set(map(type, plain)), functions=(), inside=set(map(id, modules)), own=True)
+        self.search.constructs = True
+        for module in plain:
+            self.capture_module(module, own=False)
+        for function in filter(callable, functions):
+            self.capture(function)
+        self.give(values)
+
+    def give(self, values: Any) -> None:
+        """Look at values that code is given."""
+        self._given.capture(values)
+        while code := [*self.code, *self._given.code]:
+            self.code, self._given.code = [], []
+            self.follow((), code)
+        self.seen.clear()
+        self._given.seen.clear()
+
     def put_back(self) -> None:
-        """Put back what holds tensors without data; and again what the runs of other threads that overlapped put back,
-        whose tensors this one may have found.
+        """Put back what holds tensors without data, and what was given; and again what the runs of other threads that
+        overlapped put back, whose tensors this one may have found.
         """
         with _lock:
             self._is_over = True
@@ -172,6 +182,7 @@ class Surroundings(CodeRecord):
                     other._put_back_holders()
             while _kept and _kept[-1]._is_over:
                 _kept.pop()
+        self._given.put_back()
 
     def _put_back_holders(self) -> None:
         for restore in [restore for now, restore in self.list_changes() if leads_to_fake(now)]:

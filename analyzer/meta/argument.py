@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .intercept.mode_stack import without_modes
 from .state import MetaState
 from .storage import MetaStorage, find_storage
+from .structure import replace_tensors
 from .tensor import META, MetaTensor, device_of, is_around_tensors, new_storage, tensor_on
 from .value.known_value import Deferred, small_enough
 
@@ -19,13 +19,14 @@ FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedS
 
 
 def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
-    """``tree`` with every tensor replaced by one of the same specs on ``device``; shared storages stay shared, and
-    views stay views. Small tensors with data keep their values (they are read only if the model asks for them).
+    """``tree`` with every tensor replaced by one of the same specs on ``device``, in objects as in containers; shared
+    storages stay shared, and views stay views. Small tensors with data keep their values (they are read only if the
+    model asks for them).
     """
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
     with without_modes():  # no function of this one that calls itself: the cycle would keep the arguments alive
-        return pytree.tree_map_only(Tensor, lambda value: _fake(state, value, device, storages, made), tree)
+        return replace_tensors(tree, lambda value: _fake(state, value, device, storages, made))
 
 
 def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages,

@@ -10,6 +10,7 @@ import torch
 
 from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
+from analyzer.meta.structure import tensors_of
 
 from .optimizer_step import TORCHS_OWN, has_step_hooks
 from .options import ProfileOptions
@@ -27,7 +28,7 @@ def default_loss(output: Any) -> torch.Tensor:
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    parts = [t for t in tensors_in(output) if (t.is_floating_point() or t.is_complex()) and t.requires_grad]
+    parts = [t for t in _list_floating(output) if t.requires_grad]
     if not parts:
         raise InputError(
             f"the model returned {type(output).__name__} with no floating tensor that has a gradient: pass loss_fn=, "
@@ -38,6 +39,11 @@ def default_loss(output: Any) -> torch.Tensor:
         total = one if total is None else total + one
     assert total is not None
     return total
+
+
+def _list_floating(output: Any) -> list[torch.Tensor]:
+    """The floating tensors of an output; those in an object, as a cache, only where there are no others."""
+    return [t for t in tensors_in(output) or tensors_of(output) if t.is_floating_point() or t.is_complex()]
 
 
 def check_loss(loss: Any) -> None:
@@ -54,7 +60,7 @@ def casting(device_type: str, dtype: torch.dtype | None) -> AbstractContextManag
 
 def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ReferenceCount]:
     """The tensors that a model is about to be given: who refers to them now."""
-    return [ReferenceCount(t) for t in tensors_in((args, kwargs)) if t.layout is torch.strided]
+    return [ReferenceCount(t) for t in tensors_of((args, kwargs)) if t.layout is torch.strided]
 
 
 def note_saved_inputs(recorder: Recorder, holds: Iterable[ReferenceCount]) -> None:
@@ -155,7 +161,7 @@ class EagerStep:
         if self.loss_fn is not default_loss:
             self.recorder.forward_returned(output)
             output = self.recorder.compute_loss(self.loss_fn, output)
-        found = [t for t in tensors_in(output) if t.is_floating_point() or t.is_complex()]
+        found = _list_floating(output)
         if not found:
             default_loss(output)  # which says what is missing
         if any(t.requires_grad for t in found):

@@ -12,8 +12,7 @@ import torch
 
 from analyzer.errors import AnalyzerError
 from analyzer.meta.source_line import is_outside, is_user_code
-
-from .tensor_walk import tensors_in
+from analyzer.meta.structure import tensors_of
 
 
 class ModelFailure(NamedTuple):
@@ -56,7 +55,7 @@ def find_failure(error: BaseException) -> ModelFailure:
     paths = {id(module): path for path, module in calls[0][0].named_modules()}
     # what forward makes anew has no path: the module that made it
     module, arguments = next((module, given) for module, given in reversed(calls) if id(module) in paths)
-    given = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in(arguments)]
+    given = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_of(arguments)]
     made_of = "" if next(module.children(), None) is not None else f"({module.extra_repr()})"
     return ModelFailure(paths[id(module)], type(module).__name__ + made_of, source, tuple(given[:4]))
 

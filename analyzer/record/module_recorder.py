@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.source_line import user_line
+from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import MetaTensor
 
 from .event import OUTSIDE
@@ -221,7 +222,7 @@ class ModuleRecorder(MemoryRecorder):
 
     def _note_outer_call(self, module: torch.nn.Module, index: int, arguments: Any) -> None:
         if next(module.parameters(), None) is not None:
-            samples = next((int(t.shape[0]) for t in tensors_in(arguments) if t.dim()), None)
+            samples = next((int(t.shape[0]) for t in tensors_of(arguments) if t.dim()), None)
             self.log.outer_calls.append(OuterCall(self.step, len(self.log.call_slots), index, samples,
                                                   count_tokens(name_tensors(arguments))))
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .tensor_walk import tensors_in
+from analyzer.meta.structure import tensor_paths
 
 _NOT_TOKENS = ("mask", "label", "target", "position", "segment", "type")  # in names of other inputs of that shape
 _EMBEDDED = "inputs_embeds"  # as transformers calls tokens that are embedded already
@@ -43,14 +43,7 @@ def count_tokens(inputs: Iterable[tuple[str, Shaped]]) -> int | None:
     return embedded
 
 
-def name_tensors(arguments: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments of a call with their names, those of positional ones empty."""
-    if isinstance(arguments, dict):
-        for key, value in arguments.items():
-            yield from name_tensors(value, str(key))
-    elif isinstance(arguments, (list, tuple)):
-        for value in arguments:
-            yield from name_tensors(value, name)
-    else:
-        for tensor in tensors_in(arguments):
-            yield name, tensor
+def name_tensors(arguments: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among the arguments of a call with the innermost names that lead to them, "" of positional ones."""
+    for path, tensor in tensor_paths(arguments):
+        yield next((access.key for access in reversed(path) if isinstance(access.key, str)), ""), tensor

@@ -13,7 +13,7 @@ from torch import nn
 
 from analyzer import symbolic_trace
 from analyzer.fx import GraphModule
-from analyzer.fx.trace.structure import tensors_of
+from analyzer.meta.structure import tensors_of
 
 
 def run(called: nn.Module, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -405,6 +405,16 @@ def test_two_threads_leave_nothing_in_what_they_share():
     assert_same(observe(), before)
 
 
+@pytest.mark.parametrize("run", [train, infer, trace])
+def test_plain_values_in_arguments_are_put_back_too(run):
+    def in_given(m, x):
+        m.given["list"] += [1]
+        m.given["object"].items["count"] = m.given["object"].items.get("count", 0) + 1
+        m.given.setdefault("late", [])
+
+    check([in_given], run)
+
+
 def test_a_graph_says_that_it_leaves_containers_as_they_are():
     model, (x, given) = Model([in_arguments]), arguments()
     gm = symbolic_trace(model, meta_args={"x": x, "given": given})

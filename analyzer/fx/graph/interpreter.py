@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.fx.trace.structure import thaw
 from analyzer.meta.intercept.interrupt import InterruptsHeld
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.structure import thaw
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 

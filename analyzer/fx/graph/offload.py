@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from analyzer.fx.trace.structure import tensors_of
+from analyzer.meta.structure import tensors_of
 
 from .host_copy import HostCopy, HostTensor
 from .storage_table import StorageTable

@@ -14,8 +14,8 @@ from analyzer.fx.surroundings import keep_surroundings
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import to_specs
+from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import MetaTensor
-from analyzer.record.tensor_walk import tensors_in
 
 
 class ShapeProp(GraphInterpreter):
@@ -39,7 +39,7 @@ class ShapeProp(GraphInterpreter):
         """Run on arguments with or without data; the result has none."""
         mode = MetaTensorMode()
         with mode, keep_surroundings(self.module, values=(args, kwargs)), borrow_module(self.module):
-            claims = [t.device for t in tensors_in((args, kwargs))]
+            claims = [t.device for t in tensors_of((args, kwargs))]
             claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
             run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
             return self.run(*run_args, **run_kwargs)

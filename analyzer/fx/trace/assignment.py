@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from analyzer.fx.borrowed import Borrowed
+from analyzer.meta.structure import tensors_of
 
-from .structure import tensors_of
 from .tape import Tape
 
 Tensor = torch.Tensor

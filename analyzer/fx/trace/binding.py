@@ -9,8 +9,7 @@ from inspect import Parameter
 from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
-
-from .structure import holds_tensor
+from analyzer.meta.structure import holds_tensor
 
 
 class Bound(NamedTuple):

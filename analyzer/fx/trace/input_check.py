@@ -9,8 +9,7 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.meta.plain_type import LITERALS
-
-from .structure import Access, children, holds_tensor
+from analyzer.meta.structure import Access, tensor_paths
 
 Tensor = torch.Tensor
 _SIMPLE = (*LITERALS, torch.dtype, torch.device)
@@ -84,18 +83,11 @@ def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
     found: list[Expected] = []
     first: dict[int, Expected] = {}  # by id of the tensor, where it was met first
 
-    def walk(argument: str, value: Any, path: tuple[Access, ...]) -> None:
-        if isinstance(value, Tensor):
-            expected = Expected(argument, path, tuple(value.shape), value.dtype, first=first.get(id(value)))
-            first.setdefault(id(value), expected)
-            found.append(expected)
-        elif holds_tensor(value):
-            for access, child in children(value):
-                walk(argument, child, (*path, access))
-
     for argument, value in arguments:
-        if holds_tensor(value):
-            walk(argument, value, ())
-        elif isinstance(value, _SIMPLE):
+        for path, tensor in tensor_paths(value):
+            expected = Expected(argument, path, tuple(tensor.shape), tensor.dtype, first=first.get(id(tensor)))
+            first.setdefault(id(tensor), expected)
+            found.append(expected)
+        if isinstance(value, _SIMPLE):
             found.append(Expected(argument, (), None, None, value))
     return found

@@ -19,6 +19,7 @@ from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
+from analyzer.meta.structure import children, holds_tensor, is_plain_object
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
@@ -27,7 +28,6 @@ from .changed_content import ChangedContent, keep_contents
 from .function_call import NodeCall
 from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
-from .structure import children, holds_tensor, is_plain_object
 
 Tensor = torch.Tensor
 
@@ -288,8 +288,10 @@ class NodeWriter:
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
 
-    def bind(self, value: Any, node: fx.Node, rename: bool = False) -> None:
-        """Map ``value``, the result of ``node``, and its parts; with ``rename``, ``node`` wrote to none of them."""
+    def bind(self, value: Any, node: fx.Node, rename: bool = False, around: tuple[Any, ...] = ()) -> None:
+        """Map ``value``, the result of ``node``, and its parts; with ``rename``, ``node`` wrote to none of them. It is
+        in the containers ``around``.
+        """
         if isinstance(value, Tensor):
             frame = self.regions.frame
             if rename and frame.prefix:
@@ -300,7 +302,9 @@ class NodeWriter:
             return
         if isinstance(value, (tuple, RemovableHandle)):
             self.map(value, node)
-        held = [(access, child) for access, child in children(value) if holds_tensor(child)]
+        around = (*around, value)
+        held = [(access, child) for access, child in children(value)
+                if holds_tensor(child) and not any(child is outer for outer in around)]
         for access, child in held:
             accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
             part = self.graph.create_node("call_function", accessor)
@@ -309,7 +313,7 @@ class NodeWriter:
             self.optional.append(part)
             if node in self.dependent:
                 self.dependent.add(part)
-            self.bind(child, part, rename)
+            self.bind(child, part, rename, around)
         if held:
             node.meta["container"] = True
 

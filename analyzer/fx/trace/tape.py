@@ -17,6 +17,7 @@ from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState, active, mode_in_force
 from analyzer.meta.storage import MetaStorage
+from analyzer.meta.structure import copy_objects, holds_tensor, tensors_of
 from analyzer.meta.tensor import device_of
 
 from . import outline
@@ -28,7 +29,6 @@ from .leaf_module import find_leaf_impl, is_leaf
 from .module_state import ModuleStates
 from .node_writer import NodeWriter
 from .outline import Site
-from .structure import copy_objects, holds_tensor, tensors_of
 from .tracer_impl import register_tracer_impl
 from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
 

@@ -24,6 +24,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.options import MetaOptions
 from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import current
+from analyzer.meta.structure import replace_tensors, tensors_of
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.collector import rare_collections
 from analyzer.record.model_failure import telling_depth
@@ -35,7 +36,6 @@ from .input_check import expectations
 from .outline import Site
 from .random_control import RandomWatch
 from .skeleton import build_skeleton, collect_contents
-from .structure import replace_tensors, tensors_of
 from .tape import Tape
 from .trace_error import locate, wrap
 from .tracing_patch import tracing_patches

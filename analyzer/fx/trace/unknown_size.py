@@ -22,11 +22,10 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.plain_type import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
+from analyzer.meta.structure import children, replace_tensors, tensors_of
 from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Known
-
-from .structure import children, replace_tensors, tensors_of
 
 Tensor = torch.Tensor
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep

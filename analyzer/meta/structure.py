@@ -4,7 +4,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,41 +35,61 @@ class Access(NamedTuple):
 
 
 def children(value: Any) -> list[tuple[Access, Any]]:
-    """What a container holds: items of tuples, lists and dicts, fields of dataclasses, attributes of plain objects."""
+    """What a container holds: items of tuples, lists and dictionaries, fields of dataclasses, attributes of objects of
+    the user's.
+    """
     if isinstance(value, _PLAIN) or isinstance(value, Tensor):
         return []
     if dataclasses.is_dataclass(value):
         names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
         return [(Access(name, True), getattr(value, name)) for name in names]
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, deque)):
         return [(Access(i, False), v) for i, v in enumerate(value)]
     if isinstance(value, dict):
         return [(Access(k, False), v) for k, v in value.items()]
-    if is_plain_object(value):
-        return [(Access(k, True), v) for k, v in vars(value).items()]
-    return []
+    if not _is_own(value):
+        return []
+    slots = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+    attributes, items = {**getattr(value, "__dict__", {}), **slots}, {}
+    if isinstance(value, UserDict):
+        items = attributes.pop("data")
+    return [(Access(k, False), v) for k, v in items.items()] + [(Access(k, True), v) for k, v in attributes.items()]
 
 
 def is_plain_object(value: Any) -> bool:
     """An object of the user's whose state is its ``__dict__``: a cache of keys and values, a distribution, a batch."""
-    kind = type(value)
-    return (type(getattr(value, "__dict__", None)) is dict and not isinstance(value, (nn.Module, type, enum.Enum))
-            and not callable(value) and not kind.__module__.startswith(("builtins", "types", "torch._C", "torch.fx")))
+    return type(getattr(value, "__dict__", None)) is dict and _is_own(value)
+
+
+def _is_own(value: Any) -> bool:
+    return type(value) is SimpleNamespace or not (
+        isinstance(value, (nn.Module, type, enum.Enum)) or callable(value) or type(value).__module__.startswith(
+            ("builtins", "types", "torch._C", "torch.fx")))
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    return [name for row in slots for name in ((row,) if isinstance(row, str) else row) if name[:2] != "__"]
+
+
+def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
+    """The tensors in nested containers, in order, with the steps to each; a container is entered once."""
+    seen: set[int] = set()
+
+    def walk(value: Any, path: tuple[Access, ...]) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
+        if isinstance(value, Tensor):
+            yield path, value
+        elif not isinstance(value, _PLAIN) and id(value) not in seen:
+            seen.add(id(value))
+            for access, child in children(value):
+                yield from walk(child, (*path, access))
+
+    return walk(value, ())
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """The tensors in nested containers, in order; each container is entered once."""
-    seen: set[int] = set()
-
-    def walk(value: Any) -> Iterator[Tensor]:
-        if isinstance(value, Tensor):
-            yield value
-        elif not isinstance(value, _PLAIN) and id(value) not in seen:
-            seen.add(id(value))
-            for _, child in children(value):
-                yield from walk(child)
-
-    return walk(value)
+    return (tensor for _, tensor in tensor_paths(value))
 
 
 def holds_tensor(value: Any) -> bool:
@@ -112,28 +134,30 @@ def thaw(value: Any) -> Any:
     return {k: thaw(v) for k, v in value.items()} if type(value) in (dict, immutable_dict) else value
 
 
-def replace_tensors(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of ``value`` with every tensor replaced; containers without tensors are kept as they are."""
+def replace_tensors(value: Any, make: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None) -> Any:
+    """A copy of ``value`` with every tensor replaced; containers without tensors are kept as they are, and one that is
+    met again, which ``memo`` has by id, is the same again.
+    """
     if isinstance(value, Tensor):
         return make(value)
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return memo[id(value)]
     if not holds_tensor(value):
         return value
-    if type(value) in (list, tuple):
-        return type(value)(replace_tensors(v, make) for v in value)
-    if type(value) is dict:
-        return {k: replace_tensors(v, make) for k, v in value.items()}
     inside = children(value)
-    if isinstance(value, tuple):  # a named tuple, or one of torch.return_types
-        items = [replace_tensors(v, make) for _, v in inside]
+    if isinstance(value, tuple):  # also a named one, or one of torch.return_types
+        items = [replace_tensors(v, make, memo) for _, v in inside]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    new = copy.copy(value)
+    new = memo[id(value)] = copy.copy(value)
     for access, child in inside:
-        if not holds_tensor(child):
+        item = replace_tensors(child, make, memo)
+        if item is child:
             continue
         if not access.attribute:
-            new[access.key] = replace_tensors(child, make)
+            new[access.key] = item
         else:
-            object.__setattr__(new, access.key, replace_tensors(child, make))
+            object.__setattr__(new, access.key, item)
             if isinstance(new, dict) and access.key in new:  # a dataclass that is a dict as well
-                dict.__setitem__(new, access.key, getattr(new, access.key))
+                dict.__setitem__(new, access.key, item)
     return new
