@@ -33,6 +33,7 @@ from analyzer.solver.fits_command import add_fits_command, run_fits
 from analyzer.solver.plan_command import add_plan_command, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 from analyzer.view import add_view_command, run_view
+from analyzer.zoo.command_option import refuse_batch_size
 from analyzer.zoo.target import import_own_code
 
 from . import __version__
@@ -135,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments.arguments += words[own + 1:]
             # `calibrate` writes the file that is its device; what others ask of a profile has the device's name alone
             device = None if arguments.command == "calibrate" else getattr(arguments, "device", None)
+            refuse_batch_size(arguments)
             with _showing_progress(arguments.command), knowing(device):
                 return commands[arguments.command](arguments)
     except AnalyzerError as error:

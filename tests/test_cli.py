@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import analyzer
-from analyzer import Profile
+from analyzer import Profile, profile
 from analyzer.cli import main, make_parser
 from analyzer.hardware import find_device
+from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
+from analyzer.sweep.configuration import Configuration
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,6 +27,14 @@ def run(capsys, *argv):
     code = main(list(argv))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(("given", "name"), [("AdamW", "adamw"), ("SGD", "sgd"), ("AdamW-8bit", "adamw8bit")])
+def test_an_optimizer_is_known_in_any_case(given, name):
+    model, x = torch.nn.Linear(64, 64), torch.empty(2, 64)
+    found, wanted = (profile(model, args=(x,), optimizer=text) for text in (given, name))
+    assert found.optimizer == Recipe(optimizer=given).optimizer == Configuration(optimizer=given).optimizer == name
+    assert found.optimizer_bytes == wanted.optimizer_bytes
 
 
 def test_profile_prints_the_table_and_the_summary_and_saves_files(capsys, tmp_path):
@@ -72,6 +83,15 @@ def test_sorting_puts_the_largest_first(capsys):
     (["profile", "hf:/nowhere/config.json"], "/nowhere/config.json"),
     (["profile", "no.such.module:build"], "no.such.module"),
     (["profile", "resnet18", "--device", "h2000"], "h200"),
+    (["profile", "resnet18", "--device", "cuda:0"], "give its name, e.g. rtx_4090"),
+    (["fits", "resnet18", "--device", "GPU"], "give its name, e.g. rtx_4090"),
+    (["profile", "resnet18", "--batch-size", "32"], "--batch-size 32: the batch is the first size of an input; write "
+     "--input float32:32x3x224x224\n"),
+    (["plan", "gpt2", "--budget", "1GiB", "--bs", "4"], "write --input input_ids=int64:4x1024\n"),
+    (["advise", "resnet18", "--input", "8x3x64x64", "--batch", "2"], "write --input float32:2x3x64x64\n"),
+    (["profile", "torch.nn:Identity", "--batch-size", "2"], "e.g. --input 2x3x224x224"),
+    (["profile", "resnet18", "--optimizer", "AdamWW"], "did you mean adamw?"),
+    (["fits", "resnet18", "--optimizer", "nadam"], "did you mean torch.optim:NAdam?"),
     (["profile", "resnet18", "--input", "2x3xq"], "2x3xq"),
     (["profile", "resnet18", "--show", "everything"], "everything"),
     (["profile", "resnet18", "--json", "/nowhere/x.json"], "/nowhere"),
@@ -239,7 +259,7 @@ def test_dryrun_that_would_print_nothing_is_refused(capsys):
 
 
 def test_the_world_of_a_fit_has_at_least_one_process(capsys):
-    assert run(capsys, "fit", "resnet18", "--world-size", "0") == (
+    assert run(capsys, "fit", "resnet18", "--world", "0") == (
         2, "", "analyzer: world_size=0: must be the number of processes that train together, at least 1\n")
 
 

@@ -36,7 +36,7 @@ from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
-from analyzer.recipe.optimizer import TAKES_MODEL, find_optimizer
+from analyzer.recipe.optimizer import TAKES_MODEL, find_optimizer, fold_optimizer
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
@@ -85,6 +85,7 @@ class Session:
         if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):
             remarks = (*remarks, f"kernels on {self.spec.name} are taken to be those of CUDA, their times to follow "
                                  f"from its data sheet: nothing was measured on devices of {self.spec.vendor}")
+        optimizer = fold_optimizer(optimizer)
         self.factory, self.optimizer = optimizer, _check_made(find_optimizer(optimizer))
         self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are

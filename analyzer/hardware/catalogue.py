@@ -85,6 +85,10 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
     spec = register_device.find(device)
     if spec is None and is_device_file(device):
         return read_device(device)
+    if spec is None and device.partition(":")[0].lower() in ("cuda", "gpu", "mps", "hip", "rocm"):
+        raise UnknownDeviceError(f"device {device!r}: a prediction is for one model of device; give its name, e.g. "
+                                 "rtx_4090, h100 or m2_max, or what torch.cuda.get_device_name() says where it is; "
+                                 "`analyzer devices` lists those that are known")
     if spec is None:
         raise UnknownDeviceError(f"unknown device {device!r}: {register_device.list_near(device, 6)}; describe another "
                                  "one with DeviceSpec and pass it, or add it with register_device")

@@ -1,6 +1,7 @@
 """Optimizers by name: those of PyTorch, and others that people train with."""
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -144,6 +145,21 @@ TORCHS_OWN = ("sgd", "momentum", "adam", "adamw", "adamw_fused")  #: names of th
 FORM = "module:Class, e.g. torch.optim:RAdam"
 
 
+def fold_optimizer(optimizer: Any) -> Any:
+    """The name of `OPTIMIZERS` that ``optimizer`` is but for case, hyphens and underscores; all else as it is.
+
+    >>> fold_optimizer("AdamW"), fold_optimizer("AdamW-8bit"), fold_optimizer("torch.optim:RAdam")
+    ('adamw', 'adamw8bit', 'torch.optim:RAdam')
+    """
+    if not isinstance(optimizer, str):
+        return optimizer
+    return {_fold(name): name for name in OPTIMIZERS}.get(_fold(optimizer), optimizer)
+
+
+def _fold(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
 def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., torch.optim.Optimizer] | None:
     """The factory that ``optimizer`` names or is: one of `OPTIMIZERS`, or ``module:Class``, which is imported. Raises
     InputError for an unknown name.
@@ -153,12 +169,16 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., to
     """
     if optimizer is None or callable(optimizer):
         return optimizer
-    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
-        return OPTIMIZERS[optimizer]
+    if isinstance(optimizer, str) and (name := fold_optimizer(optimizer)) in OPTIMIZERS:
+        return OPTIMIZERS[name]
     if isinstance(optimizer, str) and ":" in optimizer:
         return _import_optimizer(optimizer)
-    raise InputError(f"optimizer={optimizer!r}: not one of {', '.join(OPTIMIZERS)}, not {FORM}, and not a callable "
-                     "`params -> torch.optim.Optimizer`")
+    known = {**{_fold(name): f"torch.optim:{name}" for name in dir(torch.optim) if name[0].isupper()},
+             **{_fold(name): name for name in OPTIMIZERS}}
+    near = difflib.get_close_matches(_fold(str(optimizer)), known, n=1)
+    hint = f"did you mean {known[near[0]]}? " if near else ""
+    raise InputError(f"optimizer={optimizer!r}: {hint}not one of {', '.join(OPTIMIZERS)}, not {FORM}, and not a "
+                     "callable `params -> torch.optim.Optimizer`")
 
 
 def _import_optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:

@@ -15,7 +15,7 @@ from analyzer.record.eager import check_loss, default_loss
 from .checkpointing import checkpoint_blocks
 from .chunked_loss import chunk_loss
 from .lora import LoraSpec, add_lora
-from .optimizer import find_optimizer
+from .optimizer import find_optimizer, fold_optimizer
 from .quantize import Quantization, find_layer, quantize
 
 
@@ -52,6 +52,7 @@ class Recipe:
             raise InputError(f"accumulate={self.accumulate!r}: must be a whole number of at least 1")
         if self.lora is not None and not isinstance(self.lora, LoraSpec):
             raise InputError(f"lora={self.lora!r}: must be an analyzer.recipe.LoraSpec, e.g. LoraSpec(r=16), or None")
+        object.__setattr__(self, "optimizer", fold_optimizer(self.optimizer))
         find_optimizer(self.optimizer)
 
     def apply(self, model: nn.Module) -> nn.Module:

@@ -47,7 +47,7 @@ def add_fit_command(commands: Any) -> None:
     parser.add_argument("--memory", metavar="SIZE",
                         help="what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be "
                         "taken outside it)")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N",
+    parser.add_argument("--world", dest="world_size", type=int, default=1, metavar="N",
                         help="processes of the job, for communication buffers (default 1)")
     parser.add_argument("--start", type=int, default=1, metavar="N",
                         help="smallest size to try (default 1; 2 where batch norm needs it)")

@@ -39,7 +39,7 @@ def add_fits_command(commands: Any) -> None:
     add_step_options(parser)
     parser.add_argument("--device", action="append", metavar="DEVICE",
                         help="try this device; may be repeated (default: all of the catalogue)")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N",
+    parser.add_argument("--world", dest="world_size", type=int, default=1, metavar="N",
                         help="processes of the job, for communication buffers (default 1)")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
 

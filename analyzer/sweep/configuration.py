@@ -10,6 +10,7 @@ from typing import Any, Literal
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe.lora import LoraSpec
+from analyzer.recipe.optimizer import fold_optimizer
 from analyzer.recipe.quantize import Quantization
 from analyzer.recipe.recipe import Recipe
 from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_inputs
@@ -55,6 +56,7 @@ class Configuration:
             raise InputError(f"checkpointing={self.checkpointing!r}: must be True or False")
         if self.optimizer is not None and not isinstance(self.optimizer, str):
             raise InputError(f"optimizer={self.optimizer!r}: a sweep takes the name of an optimizer, or None")
+        object.__setattr__(self, "optimizer", fold_optimizer(self.optimizer))
         object.__setattr__(self, "device", find_device(self.device))
         for name in ("dtype", "autocast"):
             object.__setattr__(self, name, _name_dtype(name, getattr(self, name)))

@@ -26,6 +26,19 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="SPEC",
         help="an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be "
         "repeated; default: what the model is usually called with")
+    parser.add_argument("--batch-size", "--bs", type=int, help=argparse.SUPPRESS)  # many tools have it
+
+
+def refuse_batch_size(arguments: argparse.Namespace) -> None:
+    """Raise InputError for ``--batch-size``, with the ``--input`` that the target takes in its place."""
+    from .target import load_target
+
+    size = getattr(arguments, "batch_size", None)
+    if size is None:
+        return
+    specs = load_target(arguments.target).choose_inputs(parse_inputs(arguments.input), train=False)
+    said = " ".join(f"--input {spec.resize('batch', size)}" for spec in specs or ()) or f"e.g. --input {size}x3x224x224"
+    raise InputError(f"--batch-size {size}: the batch is the first size of an input; write {said}")
 
 
 def add_step_options(parser: argparse.ArgumentParser) -> None:
