@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 
 from .address_space import AddressSpace, Region
@@ -114,7 +115,8 @@ class MetaState:
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
-    failure: BaseException | None = None  #: raised while a storage died: its death may be missing in the books
+    #: raised while a storage died, whose death may be missing in the books, or in a thread of forward's
+    failure: BaseException | None = None
     #: makes a context in which what another thread runs belongs to this state too
     join: Callable[[], AbstractContextManager[None]] = nullcontext
     #: whether what meets known contents is followed, with the unknown taken as zero
@@ -146,9 +148,12 @@ class MetaState:
             self.device_of_options = before
 
     def raise_failure(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Raise what the death of a storage raised and Python swallowed, where nothing else is raised already."""
-        if self.failure is not None and error is None:
-            raise self.failure
+        """Raise what was raised where Python swallows it, unless ``error`` is something else that went wrong; what
+        another thread of forward's did wrong comes first, as the rest follows from that.
+        """
+        if self.failure is not None and (error is None or isinstance(self.failure, InputError)
+                                         and str(self.failure) not in str(error)):
+            raise self.failure from error
 
     def assume(self, text: str) -> None:
         """Note something that was taken for granted."""

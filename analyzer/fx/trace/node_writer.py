@@ -128,18 +128,19 @@ class NodeWriter:
 
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
-        if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
+        is_fake = tensor.layout is torch.strided and isinstance(tensor.untyped_storage(), MetaStorage)
+        if not is_fake and device_of(tensor).type != "meta":
             return tensor
         originals = [original for original, _ in self.borrowed.fakes]
         if originals and all(torch._C.TensorBase.device.__get__(t).type == "meta" for t in originals):
             with self.pause:
                 return tensor.detach()
-        value = read_known(tensor)
+        value = read_known(tensor) if is_fake else None
         if value is None:
             raise InputError(f"a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} in module "
                              f"{self.where()!r} at {user_line()} was made where tracing does not look (inside a leaf "
-                             "module, or before tracing, without data). Return it from the leaf module's forward, or "
-                             "trace into that module with register_non_leaf_module")
+                             "module, in another thread, or before tracing, without data). Return it from the leaf "
+                             "module's forward, or trace into that module with register_non_leaf_module")
         with without_modes():
             return value.clone().to(device_of(tensor))
 

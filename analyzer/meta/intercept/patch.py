@@ -24,6 +24,7 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
 from .replacement import SharedReplacements, Undo, answer, replace, supply
+from .thread_guard import guard_threads
 
 
 def _overrides(values: Any) -> bool:
@@ -69,6 +70,7 @@ def _replacements() -> Iterator[Undo]:
         _run_eagerly()
     yield _run_compiled
     yield answer(torch, "compile", _compile, passes_original=True)
+    yield from guard_threads()
     for device in devices:
         yield from device.replacements()
 
