@@ -135,7 +135,7 @@ NAMES = {
         "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
         "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear"
     ],
-    "dropins/pre_dispatch.py": [
+    "dropins/forward.py": [
         "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"
     ],

@@ -13,10 +13,8 @@ from torch import nn
 
 from analyzer.errors import InputError
 
-from .forward import list_holders, list_paths, observe_forward, watching_modules
-from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle
-from .jit_value import Value, describe_call
-from .pre_dispatch import watching_operators
+from .forward import list_holders, list_paths, observe_forward, watching_modules, watching_operators
+from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle, Value, describe_call
 
 __all__ = ["ActivationCountAnalysis", "FlopCountAnalysis", "Handle", "JitModelAnalysis", "activation_count",
            "flop_count", "flop_count_str", "flop_count_table", "parameter_count", "parameter_count_table"]

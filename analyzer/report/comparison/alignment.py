@@ -1,11 +1,14 @@
-"""Two module trees as one: each module of the first beside that of the second which takes its place."""
+"""Two module trees as one, and the parts of it: alike modules, as the blocks of a transformer, are one part."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from analyzer.report.data_table import ROOT, join_path
 from analyzer.report.module_comparison import list_layers
 from analyzer.results.info import ModuleInfo
+
+# Two module trees as one: each module of the first beside that of the second which takes its place.
 
 Pair = tuple[ModuleInfo | None, ModuleInfo | None]
 _Key = Callable[[ModuleInfo], Hashable]
@@ -85,3 +88,109 @@ def _pair(before: Sequence[ModuleInfo], after: Sequence[ModuleInfo]) -> Iterator
     for i, module in enumerate(before):
         if i not in taken:
             yield module, None
+
+
+# Parts of an aligned tree: modules that are alike, as the blocks of a transformer, are one part.
+
+ALL = "*"  # stands for numbers that differ between the modules of a part
+
+Alike = Callable[[AlignedModule, AlignedModule], bool]
+_Names = tuple[str, str]  # in the second and in the first profile
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Modules in the same place of alike modules; ``path`` is in the second profile where that has them, else in the
+    first.
+    """
+
+    path: str
+    former_path: str
+    modules: tuple[AlignedModule, ...]
+
+    @property
+    def title(self) -> str:
+        """Its path, that of the root in words."""
+        return self.path or ROOT
+
+    @property
+    def type(self) -> str:
+        """The class of its modules."""
+        return self.modules[0].type
+
+    @property
+    def former_type(self) -> str:
+        """Their class in the first profile."""
+        return self.modules[0].former_type
+
+    @property
+    def is_in_one(self) -> bool:
+        """Whether only one profile has any of them."""
+        return all(module.before is None for module in self.modules) or all(
+            module.after is None for module in self.modules)
+
+    def split(self, alike: Alike) -> list[Part]:
+        """Its children by name; numbered ones that are ``alike`` together: blocks of one class, or single layers where
+        all are of one class (in a sequence of different layers, each has a place of its own).
+        """
+        by_name: dict[_Names, list[AlignedModule]] = {}
+        for module in self.modules:
+            for child in module.children:
+                by_name.setdefault((child.name, child.former_name), []).append(child)
+        numbers = sum(1 for name, _ in by_name if name.isdecimal())
+        return [self._make_child(group, [child for names in group for child in by_name[names]], numbers)
+                for group in _group(by_name, alike)]
+
+    def _make_child(self, names: list[_Names], modules: list[AlignedModule], numbers: int) -> Part:
+        paths = [join_path(path, _fold([pair[i] for pair in names], numbers))
+                 for i, path in enumerate((self.path, self.former_path))]
+        is_removed = all(module.after is None for module in modules)
+        return Part(paths[1 if is_removed else 0], paths[1], tuple(modules))
+
+
+def _group(by_name: dict[_Names, list[AlignedModule]], alike: Alike) -> list[list[_Names]]:
+    """The names of one part together."""
+    numbered = [modules[0] for (name, _), modules in by_name.items() if name.isdecimal()]
+    is_uniform = len({(module.type, module.former_type) for module in numbered}) == 1
+    groups: list[list[_Names]] = []
+    for names, modules in by_name.items():
+        may_join = _is_numbered(names) and (is_uniform or modules[0].children)
+        home = next((group for group in groups if may_join and _is_numbered(group[0]) and _are_alike(
+            modules, by_name[group[0]], alike)), None)
+        if home is None:
+            groups.append([names])
+        else:
+            home.append(names)
+    return groups
+
+
+def _is_numbered(names: _Names) -> bool:
+    """Whether a module goes by the same number in both profiles; one that was renumbered stands alone."""
+    return names[0].isdecimal() and names[0] == names[1]
+
+
+def _are_alike(modules: Sequence[AlignedModule], others: Sequence[AlignedModule], alike: Alike) -> bool:
+    first, second = modules[0], others[0]
+    return (first.type, first.former_type) == (second.type, second.former_type) and (
+        first.before is None, first.after is None) == (second.before is None, second.after is None) and alike(
+        first, second)
+
+
+def _fold(names: Sequence[str], numbers: int) -> str:
+    """One name for several numbers: ``*`` where they are all that there are, else their ranges.
+
+    >>> _fold(["0", "1", "2"], 3), _fold(["0", "1", "2", "5"], 9), _fold(["fc"], 0)
+    ('*', '{0-2,5}', 'fc')
+    """
+    if len(names) == 1:
+        return names[0]
+    if len(names) == numbers:
+        return ALL
+    ranges: list[list[int]] = []
+    for number in sorted(map(int, names)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    folded = ",".join([str(a) if a == b else f"{a}-{b}" for a, b in ranges])
+    return f"{{{folded}}}"
