@@ -61,9 +61,6 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
             except Mismatch as mismatch:
                 reason = str(mismatch)
                 break
-            except Exception as error:  # which running all raises, too, where it is the model's own
-                reason = f"with some of its blocks alone it fails: {type(error).__name__}: {error}"
-                break
         return _run_in(session, model, args, kwargs, world, options, reason)
 
     with ExitStack() as stack:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
+from copy import copy, deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
 
@@ -49,6 +51,10 @@ class Span:
         if right.next is not None:
             right.next.prev = self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Span:
+        deepcopy(self.segment, memo)
+        return memo[id(self)]  # type: ignore[no-any-return]
+
 
 class Segment:
     """One ``cudaMalloc``, or one expandable segment: an address range mapped in pages of ``page_bytes``."""
@@ -59,6 +65,20 @@ class Segment:
         self.head = Span(address, size_bytes, self, is_mapped=page_bytes is None)
         self.pool = pool
         self.page_bytes = page_bytes  # None: not expandable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Segment:
+        """Spans are copied one by one: along the chain, copies would be made in each other, deeper than Python goes."""
+        made = memo[id(self)] = copy(self)
+        span: Span | None = self.head
+        before: Span | None = None
+        while span is not None:
+            copied = memo[id(span)] = copy(span)
+            copied.segment, copied.prev = made, before
+            if before is not None:
+                before.next = copied
+            before, span = copied, span.next
+        made.head, made.pool = memo[id(self.head)], deepcopy(self.pool, memo)
+        return made
 
     def whole_pages(self, span: Span) -> tuple[int, int]:
         """Addresses of the first and the end of the last page that lie within ``span``; empty where start >= end."""
@@ -97,6 +117,12 @@ class Pool:
         else:
             self.split_below_bytes = options.max_split_bytes or sys.maxsize
             self.min_remainder_bytes = SMALL_BYTES + 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pool:
+        made = memo[id(self)] = copy(self)
+        made.spare, made.keys = [], list(self.keys)
+        made.free, made.unmapped, made.owner = deepcopy((self.free, self.unmapped, self.owner), memo)
+        return made
 
     def insert(self, span: Span) -> int:
         """Add a free span; its place in ``free``."""

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from analyzer.meta.intercept.replacement import replace
+
 from .match import Mismatch
 
 
@@ -141,3 +143,36 @@ def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[di
     finally:
         for (path, name), value in before.items():
             modules[path].__dict__[name] = value
+
+
+@contextmanager
+def noting_slots(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[tuple[dict[tuple[str, str], Index],
+                                                                                         list[tuple[Any, int]]]]:
+    """As `indexed`, where a cache takes such an index for its value; then (cache, value) is in the list."""
+    library, filled = sys.modules.get("transformers.cache_utils"), list[tuple[Any, int]]()
+
+    def noting(original: Any) -> Any:
+        def update(self: Any, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(layer_idx) is Index and like_cache(self) is not None:
+                layer_idx = layer_idx.value
+                filled.append((self, layer_idx))
+            return original(self, key_states, value_states, layer_idx, *args, **kwargs)
+        return update
+
+    with indexed(module, candidates if library is not None else []) as indices:
+        undo = replace(library.Cache, "update", noting) if indices and library is not None else None
+        try:
+            yield indices, filled
+        finally:
+            if undo is not None:
+                undo()
+
+
+def fill_as(cache: Any, slot: int, index: int) -> None:
+    """Fill another slot with what a slot holds. Raises Mismatch where it is not free."""
+    like = like_cache(cache)
+    if like is None or not is_free(cache, index, like.layer):
+        raise Mismatch("a cache holds something of blocks that are not run")
+    while len(cache.layers) <= index:
+        cache.layers.append(like.layer())
+    vars(cache.layers[index]).update(vars(cache.layers[slot]))

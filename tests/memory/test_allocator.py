@@ -1,6 +1,7 @@
 """The simulated CUDA caching allocator: hand-derived cases of every rule, and books that always balance."""
 import itertools
 import pickle
+from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
@@ -729,3 +730,21 @@ def test_released_memory_serves_the_same_requests_again(steps: list[tuple[str, i
 
     allocator = CachingAllocator(1 << 40, options)
     assert run(allocator) == run(allocator)
+
+
+@pytest.mark.parametrize("options", [AllocatorOptions(), EXPANDABLE])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["allocator_first", "blocks_first"])
+def test_a_deep_copy_is_apart_however_many_blocks_there_are(options, order):
+    allocator = CachingAllocator(options=options)
+    blocks = [allocator.allocate(512) for _ in range(5000)] + [allocator.allocate(0)]
+    for block in blocks[:5000:2]:
+        allocator.free(block)
+    pair = deepcopy(tuple((allocator, blocks)[i] for i in order))
+    other, theirs = (pair[i] for i in order)
+    assert other.snapshot() == allocator.snapshot()
+    assert [other.allocate(n).address for n in (512, 1024, 8 * MIB)] == [
+        allocator.allocate(n).address for n in (512, 1024, 8 * MIB)]
+    for block in theirs[1::2] + theirs[-1:]:
+        other.free(block)
+    used = 512 + 1024 + 8 * MIB
+    assert (other.allocated_bytes, allocator.allocated_bytes) == (used, used + 2500 * 512)

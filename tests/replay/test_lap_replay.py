@@ -40,6 +40,26 @@ class HoldsFunction(Block):
             later = index
 
 
+class Store:
+    def __init__(self):
+        self.kept = []
+
+
+class FillsStore(Block):
+    """What it appends is let go of when the model returns, that of one block after that of another."""
+
+    def forward(self, x, store):
+        h = self.norm(x)
+        store.kept.append((h, h * 2))
+        return x + self.down(F.gelu(self.up(h)))
+
+
+class Tells(Block):
+    def forward(self, x):
+        self.aux = self.norm(x).mean()
+        return super().forward(x)
+
+
 class Model(nn.Module):
     def __init__(self, block=Block, count=BLOCKS):
         super().__init__()
@@ -53,17 +73,60 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def fsdp2(block=Block, mesh=None, checkpoint=False, prefetch=False, last=True, **settings):
+class KeepsAll(Model):
+    def forward(self, tokens):
+        x, store = self.embed(tokens), Store()
+        for block in self.blocks:
+            x = block(x, store)
+        return self.head(x)
+
+
+class DrawsBetween(Model):
+    """As OPT's layer drop: a number is drawn before each block, and lives until the next is."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            drawn = torch.rand([], device=x.device)
+            if drawn < 0:
+                continue
+            x = block(x)
+        return self.head(x)
+
+
+class ScalesBetween(Model):
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for i, block in enumerate(self.blocks):
+            scale = torch.ones(i % 2 + 1, device=x.device) * 2
+            x = block(x)
+        return self.head(x) * scale.sum()
+
+
+class SumsAux(Model):
+    def forward(self, tokens):
+        return super().forward(tokens) + sum(block.aux for block in self.blocks)
+
+
+class GivesAll(Model):
+    def forward(self, tokens):
+        states = [self.embed(tokens)]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        return self.head(states[-1]), states
+
+
+def fsdp2(block=Block, mesh=None, checkpoint=False, prefetch=False, last=True, model=Model, count=BLOCKS, **settings):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    model = Model(block).cuda()
+    model = model(block, count).cuda()
     if mesh is not None:
         settings["mesh"] = init_device_mesh("cuda", mesh, mesh_dim_names=("replicate", "shard"))
     for i, inner in enumerate(model.blocks):
         if checkpoint:
             model.blocks[i] = inner = checkpoint_wrapper(inner)
-        fully_shard(inner, reshard_after_forward=last or i < BLOCKS - 1, **settings)
+        fully_shard(inner, reshard_after_forward=last or i < count - 1, **settings)
     if prefetch:
         for inner, following in zip(model.blocks, model.blocks[1:]):
             inner.set_modules_to_forward_prefetch([following])
@@ -138,9 +201,12 @@ def without_replay(p):
     (sharded_tensor_parallel, {}), (fsdp2, {"optimizer": "adamw_fused"}), (fsdp2, {"optimizer": None}),
     (fsdp2, {"optimizer": two_groups}), (fsdp2, {"optimizer": torch.optim.Adagrad}), (fsdp2, {"optimizer": decaying}),
     (fsdp2, {"optimizer": None, "mode": "infer"}), (lambda: fsdp2(HoldsFunction), {"optimizer": None}),
+    (lambda: fsdp2(FillsStore, model=KeepsAll), {}), (lambda: fsdp2(FillsStore, model=KeepsAll), {"mode": "infer"}),
+    (lambda: fsdp2(model=DrawsBetween), {}), (lambda: DrawsBetween().cuda(), {"optimizer": None, "mode": "infer"}),
 ], ids=["fp32", "bf16", "last_stays", "hsdp", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel",
         "sharded_tensor_parallel", "fused", "no_optimizer", "two_groups", "states_from_the_start",
-        "rate_by_depth", "inference", "closure_that_is_not_set"])
+        "rate_by_depth", "inference", "closure_that_is_not_set", "store_let_go", "store_let_go_in_inference",
+        "draws_between", "draws_between_in_inference"])
 def test_replayed_is_run(build, settings):
     replayed, whole = run(build, True, **settings), run(build, False, **settings)
     assert [row.path.rpartition(".")[2] for row in replayed.replay if row.replayed] == [
@@ -161,11 +227,62 @@ def test_what_was_assumed_of_the_run_is_told():
     (lambda: fsdp2(prefetch=True), "its blocks prefetch blocks that are named"),
     (fsdp1, "FullyShardedDataParallel holds the blocks' parameters in buffers of its own"),
     (lambda: Model(count=11).cuda(), "no list of 12 or more blocks"),
+    (lambda: fsdp2(model=ScalesBetween), "something else runs between blocks that are not run"),
+    (lambda: fsdp2(Tells, model=SumsAux), "with some of its blocks alone it fails: AttributeError: 'FSDPTells' object "
+     "has no attribute 'aux'"),
+    (lambda: fsdp2(model=GivesAll), "a module around the blocks gives what one of them made"),
 ])
 def test_what_is_not_known_to_be_periodic_is_run(build, reason):
     replayed, whole = run(build, True), run(build, False)
     assert [(row.replayed, row.reason) for row in replayed.replay] == [(False, reason)]
     assert without_replay(replayed) == without_replay(whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_many_blocks_are_replayed():
+    """Whatever is copied or followed for each of them may not be in each other."""
+    def build():
+        return fsdp2(count=64)
+    replayed, whole = run(build, True, optimizer=None), run(build, False, optimizer=None)
+    assert sum(row.replayed for row in replayed.replay) == 64 - 7
+    assert without_replay(replayed) == without_replay(whole)
+
+
+TINY = {"num_attention_heads": 4, "hidden_size": 32, "vocab_size": 64}
+
+
+def library_model(name, **settings):
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**TINY, **settings))
+
+
+def sharded_llama(**settings):
+    from torch.distributed.fsdp import fully_shard
+    model = library_model("Llama", intermediate_size=64, num_hidden_layers=12, num_key_value_heads=2, **settings)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("build", "settings", "replayed"), [
+    (lambda: library_model("OPT", num_hidden_layers=24, ffn_dim=64, word_embed_proj_dim=32), {}, 17),
+    (sharded_llama, {}, 5), (sharded_llama, {"mode": "infer"}, 5), (sharded_llama, {"optimizer": None}, 5),
+    (lambda: sharded_llama(use_cache=False), {}, 5),
+], ids=["opt", "cache", "cache_in_inference", "cache_without_optimizer", "no_cache"])
+def test_models_of_a_library_are_replayed(build, settings, replayed):
+    """By default they fill a cache, whose slot is an attribute in which blocks differ."""
+    laps, whole = run(build, True, **settings), run(build, False, **settings)
+    assert sum(row.replayed for row in laps.replay) == replayed
+    assert without_replay(laps) == without_replay(whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_fails_here_is_not_taken_for_the_models_failure(monkeypatch):
+    from analyzer.replay.lap.extension import Extension
+    monkeypatch.setattr(Extension, "write", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(fsdp2, True)
 
 
 def accumulate_and_look(model, optimizer, tokens):

@@ -34,12 +34,13 @@ _STATE = ("_mp_policy", "_device", "_auto_reshard_after_forward")
 
 class Chain(NamedTuple):
     """Blocks of one list, of which those between `HEAD` and `TAIL` are not run; ``unread`` are attributes of the
-    reference (path, name) in which others differ.
+    reference (path, name) in which others differ, ``around`` the modules that the blocks are in.
     """
 
     blocks: list[nn.Module]
     paths: list[str]
     unread: set[tuple[str, str]]
+    around: list[nn.Module]
 
     @property
     def skipped(self) -> range:
@@ -64,7 +65,9 @@ def find_chain(root: nn.Module) -> Chain:
     below = walk_modules(reference)
     for block in longest[1:-1]:
         _compare(below, block, unread)
-    return Chain(longest, [path_of[id(block)] for block in longest], unread)
+    paths = [path_of[id(block)] for block in longest]
+    around = [module for path, module in walked if not path or paths[0].startswith(f"{path}.")]
+    return Chain(longest, paths, unread, around)
 
 
 def _compare(below: list[tuple[str, nn.Module]], block: nn.Module, unread: set[tuple[str, str]]) -> None:

@@ -14,14 +14,16 @@ from analyzer.record.event import BORN, CALLED, DIED, OUTSIDE
 from analyzer.record.log import Log
 
 from ..match import Mismatch
-from .chain import HEAD, REFERENCE, TAIL
+from .chain import REFERENCE, TAIL
 from .stretch import LapKind, Origin, Stretch
 from .tape import LAP, ORDERED, STEP, Cut, Tape
 from .update import (
+    RELEASE,
     UPDATE,
     WINDOW,
     Insertion,
     UpdateMismatch,
+    cut_releases,
     cut_updates,
     find_insertion,
     rows_of_block,
@@ -49,6 +51,8 @@ class Layout:
         self.births: dict[tuple[LapKind, int], list[int]] = {}
         self._first_calls: list[int] = []        # of forward laps, in order
         self._forward: list[Stretch] = []
+        #: by gap between blocks that were not run: the reference block's lap, what was born, and the nodes
+        self._gaps: list[tuple[Stretch, list[int], range]] = []
         self._first_nodes: list[int] = []
         self._signatures: dict[int, Any] = {}
         self.block_of_module, self.own = self._find_own(tape.chain.paths)
@@ -58,7 +62,10 @@ class Layout:
         self.insertions: dict[int, Insertion] = {}
         if tape.stands_in is False:
             self._cut_updates(tape.states)
+        self.stretches = cut_releases(self.stretches)
         self._trace()
+        if any(self._outlives(number) for number in tape.returned):
+            raise Mismatch("a module around the blocks gives what one of them made")
         self._check()
         self._events = []
 
@@ -69,14 +76,12 @@ class Layout:
         current = Stretch(None, 0, [])
         nodes = calls = 0
         step, passed, expected = -1, -1, 0
-        skipping = False
+        gap: list[Any] | None = None  # what happened since the last block that was not run
         for event in self._events:
             if event[0] == STEP:
                 step, passed = event[1], -1
             if event[0] != LAP:
-                if skipping:
-                    raise Mismatch("something runs between blocks")
-                current.events.append(event)
+                (current.events if gap is None else gap).append(event)
                 continue
             cut: Cut = event[1]
             if cut.block == 0:
@@ -84,19 +89,15 @@ class Layout:
             if cut.block != expected:
                 raise Mismatch("its blocks are not called in order")
             expected += 1
-            if cut.block not in self._short:
-                if cut.block == HEAD:
-                    self._end(current, nodes, calls, cut)
-                    nodes, calls = cut.nodes, cut.module_calls
-                skipping = True
-                if cut.nodes != nodes:
-                    raise Mismatch("something runs between blocks")
-                continue
-            if skipping:
-                nodes, calls, skipping = cut.nodes, cut.module_calls, False
-            else:
+            if gap is None:
                 self._end(current, nodes, calls, cut)
-                nodes, calls = cut.nodes, cut.module_calls
+            else:
+                self._leave_out(current, gap, range(nodes, cut.nodes), cut.module_calls - calls)
+            nodes, calls = cut.nodes, cut.module_calls
+            if cut.block not in self._short:
+                gap = []
+                continue
+            gap = None
             current = Stretch(("forward", step, passed), self._short[cut.block], [],
                               is_open=cut.block == self._last)
         self._end(current, nodes, calls, Cut(0, len(self.log.node_slots), len(self.log.module_call_slots)))
@@ -104,6 +105,19 @@ class Layout:
     def _end(self, stretch: Stretch, nodes: int, calls: int, cut: Cut) -> None:
         stretch.nodes, stretch.module_calls = range(nodes, cut.nodes), range(calls, cut.module_calls)
         self.stretches.append(stretch)
+
+    def _leave_out(self, reference: Stretch, gap: list[Any], nodes: range, calls: int) -> None:
+        """What runs between two blocks that were not run has to be what runs behind the reference block."""
+        behind = reference.events[len(reference.events) - len(gap):]
+        if calls > 1 or [self._outline(*event) for event in gap] != [self._outline(*event) for event in behind]:
+            raise Mismatch("something else runs between blocks that are not run")
+        self._gaps.append((reference, [what[0] for kind, what in gap if kind == BORN], nodes))
+
+    def _outline(self, kind: int, what: Any) -> Any:
+        """An event, whichever storages it is of."""
+        if kind == CALLED:
+            return kind, self._signature(self.log.call_slots[what].signature)
+        return (kind, what[1]) if kind == BORN else (kind,) if kind == DIED else (kind, what)
 
     def _cut_backward(self) -> None:
         """Stretches from the first call of a block's backward pass to that of the block before it."""
@@ -188,6 +202,13 @@ class Layout:
                 elif kind == ORDERED and what[0] is StreamAction.RECORD:
                     self.marks[what[2]] = Origin(stretch.lap, stretch.block, recorded)
                     recorded += 1
+        for reference, numbers, nodes in self._gaps:
+            assert reference.lap is not None
+            born = self.births[reference.lap, reference.block]
+            for table, found, count in ((self.storages, numbers, len(born)),
+                                        (self.nodes, nodes, len(reference.nodes))):
+                for place, number in enumerate(found, count - len(found)):
+                    table[number] = Origin(reference.lap, reference.block, place)
 
     def _find_own(self, paths: list[str]) -> tuple[dict[int, tuple[int, str]], dict[int, tuple[int, str]]]:
         """The block of each module below one, and of each parameter's storage, both with the rest of the path."""
@@ -217,7 +238,8 @@ class Layout:
             if stretch.lap is not None:
                 laps.setdefault(stretch.lap, {})[stretch.block] = stretch
         count = len(self.run)
-        if not laps or any(len(found) != count for lap, found in laps.items() if lap[0] != UPDATE):
+        if not laps or any(len(found) != count for lap, found in laps.items()
+                       if lap[0] not in (UPDATE, RELEASE)):
             raise Mismatch("not all of its blocks have a forward and a backward pass")
         self.reach = self._find_reach(laps)
         for stretch in self.stretches:
@@ -226,10 +248,13 @@ class Layout:
                     if kind == CALLED and what in self.insertions:
                         self._check_insertion(what)
                         continue
-                    for number in self._speaks_of(kind, what):
-                        origin = self.storages.get(number)
-                        if origin is not None and origin.block == REFERENCE and number not in self.gradients:
-                            raise Mismatch("something outlives the blocks next to its own")
+                    if any(self._outlives(number) for number in self._speaks_of(kind, what)):
+                        raise Mismatch("something outlives the blocks next to its own")
+
+    def _outlives(self, number: int) -> bool:
+        """Whether a storage that something outside of laps speaks of is the reference block's; others are missing."""
+        origin = self.storages.get(number)
+        return origin is not None and origin.block == REFERENCE and number not in self.gradients
 
     def _find_reach(self, laps: dict[LapKind, dict[int, Stretch]]) -> int:
         reason = ""

@@ -2,18 +2,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from analyzer.memory.memory_copy import copy_of_block, copy_with_memory
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.storage import MetaStorage
 from analyzer.record.log import Log
+from analyzer.record.model_failure import first_line
 from analyzer.record.recorder import Recorder
 
 from ..attribute_watch import watch_reads
+from ..cache_slot import noting_slots
 from ..match import Mismatch
 from .chain import REFERENCE, Chain
 from .extension import Extension
@@ -34,8 +36,28 @@ def _copy_before(log: Log, space: AddressSpace,
     memo: dict[int, Any] = {id(log.lifetime_table): table}
     memo.update((id(life), life.copy_to(table)) for life in log.storage_table.values())
     memo.update((id(module), copy(module)) for module in log.modules)
-    before, memory = copy_with_memory((log, space), space.allocators, memo)
-    return before, memory, {storage.number: (storage.device, copy_of_block(storage.region, memo)) for storage in live}
+    before, memory = deepcopy((log, space), memo)
+    return before, memory, {storage.number: (storage.device, deepcopy(storage.region, memo)) for storage in live}
+
+
+def _list_indices(chain: Chain) -> list[tuple[str, str]]:
+    """(path, attribute) of integers in which each block has one more than the block before it."""
+    def value(block: nn.Module, path: str, name: str) -> Any:
+        return vars(block.get_submodule(path)).get(name)
+
+    return [(path, name) for path, name in sorted(chain.unread)
+            if all(value(block, path, name) == value(chain.blocks[REFERENCE], path, name) + place - REFERENCE
+                   for place, block in enumerate(chain.blocks[1:-1], 1))]
+
+
+def _run_model(run: Callable[[], None]) -> None:
+    """The model's own code may fail where some blocks are not run; running all shows whether it does without that."""
+    try:
+        run()
+    except Mismatch:
+        raise
+    except Exception as error:
+        raise Mismatch(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
 
 def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
@@ -49,11 +71,14 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
         before, memory, regions = _copy_before(recorder.log, space, live)
     finally:
         space.listener = listener
-    tape = Tape(recorder, chain, stands_in)
     recorder.mode.state.asks_memory = False
-    with tape.running(), watch_reads(chain.blocks[REFERENCE]) as reads:
-        run()
-    read = next(((path, name) for path, name in sorted(reads) if (path, name) in chain.unread or (
+    reference = chain.blocks[REFERENCE]
+    with noting_slots(reference, _list_indices(chain)) as (indices, filled):
+        tape = Tape(recorder, chain, stands_in, filled)
+        with tape.running(), watch_reads(reference) as reads:
+            _run_model(run)
+    unread = {place for place in chain.unread if place not in indices or indices[place].used}
+    read = next(((path, name) for path, name in sorted(reads) if (path, name) in unread or (
         name == "*" and any(p == path for p, _ in chain.unread))), None)
     if read is not None:
         raise Mismatch(f"its blocks read {'.'.join(filter(None, read))}, in which they differ")

@@ -19,6 +19,7 @@ from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 
+from ..cache_slot import fill_as
 from ..match import Mismatch
 from .chain import REFERENCE, Chain
 
@@ -42,12 +43,14 @@ class Tape:
 
     ``gradients`` of run blocks are storages by number, each with the block whose parameters it is of; ``stand_ins`` are
     those of other blocks, with the block, and the storage of the reference block's that each stands beside; where none
-    ``stands_in``, ``states`` are the optimizer's, likewise with the block.
+    ``stands_in``, ``states`` are the optimizer's, likewise with the block. ``filled`` are caches in which the reference
+    block has filled a slot, each with the slot: the others' are filled as it is.
     """
 
-    def __init__(self, recorder: Recorder, chain: Chain, stands_in: bool) -> None:
-        self.recorder, self.chain, self.stands_in = recorder, chain, stands_in
+    def __init__(self, recorder: Recorder, chain: Chain, stands_in: bool, filled: list[tuple[Any, int]]) -> None:
+        self.recorder, self.chain, self.stands_in, self.filled = recorder, chain, stands_in, filled
         self.states: dict[int, int] = {}
+        self.returned: set[int] = set()  #: storages of what the modules around the blocks gave
         self.events: list[Any] = []
         self.gradients: dict[int, int] = {}
         self.stand_ins: dict[int, tuple[int, int]] = {}
@@ -86,8 +89,13 @@ class Tape:
 
         def note_output(module: nn.Module, token: int, result: Any) -> None:
             leave(module, token, result)
-            if id(module) in self._place and recorder.phase == "forward":
+            if recorder.phase != "forward":
+                return
+            if id(module) in self._place:
                 self._left(result)
+            elif any(module is around for around in self.chain.around):
+                with torch._C.DisableTorchFunction():
+                    self.returned.update([n for t in tensors_in(result) if (n := self._number(t)) is not None])
 
         def note_states(optimizer: torch.optim.Optimizer) -> None:
             mark_states(optimizer)
@@ -122,7 +130,10 @@ class Tape:
         is_own = call == count - 1 and call is not None
         self.events.append((LAP, Cut(place, len(log.node_slots), count - is_own)))
         if place not in self.chain.skipped:
+            self.filled.clear()  # the next to be filled is the reference block's, and no cache is kept for longer
             return NotImplemented
+        for cache, slot in self.filled:
+            fill_as(cache, slot, slot + place - REFERENCE)
         return self._given(args, kwargs)
 
     def _left(self, result: Any) -> None:

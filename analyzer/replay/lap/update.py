@@ -1,4 +1,6 @@
-"""What an optimizer does to each block's parameters, found in what was noted: laps, and places in lists."""
+"""What an optimizer does to each block's parameters, found in what was noted: laps, and places in lists; likewise what
+of each block dies when something lets go of all, as a cache of keys and values does.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +15,11 @@ from analyzer.record.op_call import OpCall
 from ..match import Mismatch
 from .chain import REFERENCE
 from .list_call import derive, fit_lists, length_of_lists, list_positions, rows_of, spread_owners
-from .stretch import Stretch
+from .stretch import LapKind, Stretch
 from .tape import STEP
 
 UPDATE = "update"  #: laps of what is done to a block's parameters
+RELEASE = "release"  #: laps of deaths, outside of passes, of what a block made
 _PHASES = ("optimizer", "zero_grad")
 WINDOW = range(REFERENCE - 1, REFERENCE + 2)  # blocks whose laps have to be there
 
@@ -58,8 +61,27 @@ def cut_updates(stretches: Sequence[Stretch], owners: dict[int, int], calls: Cal
         (start, stop), events = tails[i], stretch.events
         stretch.events = events[:start]
         laps = _cut(list(_let_wait([(_owner(event, owners, calls), event) for event in events[start:stop]])),
-                    stretch.lap[1], stretch)
+                    (UPDATE, stretch.lap[1], 0), stretch)
         found += [*laps, _between(stretch, events[stop:])]
+    return found
+
+
+def cut_releases(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """``stretches``, those behind the last block of a pass cut where what one block after the other made dies."""
+    owners = {what[0]: stretch.block for stretch in stretches if stretch.lap is not None and not stretch.is_open
+              for kind, what in stretch.events if kind == BORN}
+    found: list[Stretch] = []
+    step = -1
+    for stretch in stretches:
+        found.append(stretch)
+        if stretch.lap is not None and not stretch.is_open:
+            continue
+        rows = [(owners.get(what) if kind == DIED else None, (kind, what)) for kind, what in stretch.events]
+        step = next((what for kind, what in stretch.events if kind == STEP), step)
+        parts = list(_cut(rows, (RELEASE, step, len(found)), stretch))
+        if any(part.lap is not None for part in parts):
+            stretch.events = []
+            found += parts
     return found
 
 
@@ -101,11 +123,12 @@ def _let_wait(rows: Sequence[Owned]) -> Iterator[Owned]:
         yield (before if is_amid else owner), event
 
 
-def _cut(rows: Sequence[Owned], step: int, stretch: Stretch) -> Iterator[Stretch]:
-    """Laps of blocks in turn, and what is between them."""
+def _cut(rows: Sequence[Owned], lap: LapKind, stretch: Stretch) -> Iterator[Stretch]:
+    """Laps of blocks in turn, the first of them a ``lap``, and what is between them."""
+    kind, step, ordinal = lap
     groups = [(owner, [event for _, event in group]) for owner, group in groupby(rows, key=lambda row: row[0])]
     others: list[Any] = []
-    start = ordinal = 0
+    start = 0
     while start < len(groups):
         stop, direction = start + 1, 0
         while stop < len(groups) and (turn := _turn(groups[stop - 1][0], groups[stop][0])) and direction in (0, turn):
@@ -117,9 +140,9 @@ def _cut(rows: Sequence[Owned], step: int, stretch: Stretch) -> Iterator[Stretch
             others = []
             for owner, events in groups[start:stop]:
                 assert owner is not None
-                yield _between(stretch, events, (UPDATE, step, ordinal), owner, direction < 0)
+                yield _between(stretch, events, (kind, step, ordinal), owner, direction < 0)
             ordinal += 1
-        elif not set(WINDOW).isdisjoint(blocks):
+        elif kind == UPDATE and not set(WINDOW).isdisjoint(blocks):
             raise UpdateMismatch("the optimizer does not update one block after the other")
         else:
             others += [event for _, events in groups[start:stop] for event in events]
@@ -132,7 +155,7 @@ def _turn(one: int | None, other: int | None) -> int:
     return 0 if one is None or other is None else 1 if other > one else -1
 
 
-def _between(stretch: Stretch, events: list[Any], lap: tuple[str, int, int] | None = None, block: int = 0,
+def _between(stretch: Stretch, events: list[Any], lap: LapKind | None = None, block: int = 0,
              descends: bool = False) -> Stretch:
     """A part of ``stretch``, which has neither nodes nor calls of modules of its own."""
     stop, calls = stretch.nodes.stop, stretch.module_calls.stop
