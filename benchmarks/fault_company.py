@@ -1,5 +1,5 @@
-"""A profile in company: of another profile in another thread, of a training thread, of a forked process, of a Jupyter
-kernel that is interrupted. Each trial gives what did not hold.
+"""A profile in company: of another profile in another thread, of a training thread, of a forked process. Each trial
+gives what did not hold.
 """
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -159,88 +158,3 @@ def _without_replay(answer: str) -> str:
     fields = json.loads(answer)
     fields.pop("replay", None)
     return json.dumps(fields)
-
-
-_CELL = """
-import os, sys, warnings
-sys.path.insert(0, os.getcwd())
-warnings.simplefilter("ignore")
-from pathlib import Path
-from benchmarks.fault_company import ALONE
-from benchmarks.fault_fingerprint import Functions, list_changed, read_owned, read_process
-stages = [ALONE[name] for name in ("profile, hooks", "symbolic_profile", "measure")]
-owned = {stage.name: stage.make(Path()) for stage in stages}
-def answers():
-    return [stage.run(owned[stage.name], Path(".ipynb_none")) for stage in stages]
-answers()
-right = answers()
-def look():
-    found = read_owned({s: o for s, o in owned.items() if s != "measure"}), read_process(Path(".ipynb_none"))
-    return found, Functions(True)
-"""
-_CHECK = """
-(owned_now, process_now), _ = look()
-changed = [*list_changed(before[0], owned_now), *list_changed(before[1], process_now), *functions.list_changed()]
-changed = [line for line in changed if not line.startswith("open files")]
-changed += [] if answers() == right else ["the next run gives another answer"]
-print("LOST", changed)
-"""
-
-
-def interrupt_kernel(rounds: int) -> Iterator[str]:
-    """Interrupt a Jupyter kernel in the middle of profiles, look around in it, and profile again."""
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3", cwd=os.getcwd(), startup_timeout=120)
-    try:
-        _execute(client, _CELL)
-        draw = random.Random(0)
-        for _ in range(rounds):
-            _execute(client, "(before, functions) = look()")
-            wanted = client.execute("print('on')\nwhile True: answers()")
-            while "on" not in _text(client, wanted):
-                pass
-            time.sleep(draw.uniform(0.01, 1.0))
-            manager.interrupt_kernel()
-            try:
-                reply = _reply(client, wanted)
-            except queue.Empty:
-                yield "an interrupt was swallowed"
-                manager.interrupt_kernel()
-                reply = _reply(client, wanted)
-            if reply.get("ename") != "KeyboardInterrupt":
-                yield f"an interrupted cell ended with {reply.get('ename')}: {reply.get('evalue')}"
-            told = _execute(client, _CHECK)
-            if "LOST []" not in told:
-                yield f"after an interrupt: {told[:500]}"
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-
-
-def _execute(client: Any, code: str) -> str:
-    """What a cell prints, or its error."""
-    wanted = client.execute(code)
-    text: str = ""
-    while True:
-        message = client.get_iopub_msg(timeout=120)
-        if message["parent_header"].get("msg_id") != wanted:
-            continue
-        content = message["content"]
-        text += str(content.get("text", "")) + "\n".join(content.get("traceback", ()))
-        if message["msg_type"] == "status" and content["execution_state"] == "idle":
-            _reply(client, wanted)
-            return text
-
-
-def _reply(client: Any, wanted: str) -> dict[str, Any]:
-    """What the kernel says of a cell that ended."""
-    while True:
-        message = client.get_shell_msg(timeout=60)
-        if message["parent_header"].get("msg_id") == wanted:
-            return dict(message["content"])
-
-
-def _text(client: Any, wanted: str) -> str:
-    message = client.get_iopub_msg(timeout=60)
-    return str(message["content"].get("text", "")) if message["parent_header"].get("msg_id") == wanted else ""

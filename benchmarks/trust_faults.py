@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from .fault_company import ALONE, fork, interrupt_kernel, run_beside
+from .fault_company import ALONE, fork, run_beside
 from .fault_stage import STAGES, Stage
 from .fault_trial import KINDS, Watched, list_trials, try_faults
 from .trust_section import Section
@@ -46,14 +46,13 @@ def try_stage(stage: Stage, counts: dict[str, int], seconds: float = 1e9) -> Sta
 
 
 def try_company(rounds: int) -> Iterator[tuple[str, list[str]]]:
-    """What did not hold beside another profile, beside a training, over forks and in a notebook."""
+    """What did not hold beside another profile, beside a training and over forks."""
     beside = [ALONE[name] for name in _BESIDE]
     drawing = [ALONE[name] for name in ("profile", "symbolic_profile", "generation")]
     yield "two threads", [*run_beside(beside, rounds, trains=False)]
     yield "beside a training", [*run_beside(beside, rounds, trains=True)]
     yield "beside a training that draws", [*run_beside(drawing, rounds, trains=True, draws=True)]
     yield "forks", [*fork(2 * rounds)]
-    yield "interrupts of a Jupyter kernel", [*interrupt_kernel(2 * rounds)]
 
 
 def measure(count: int | None = None) -> Section:
@@ -100,7 +99,7 @@ were written back, a cache, random numbers that a script draws.
 In company: {', '.join(f'{name} ({len(lines)} did not hold)' for name, lines in company.items())}. A training beside a
 profile must have the losses, bit by bit, of training alone; of two threads each must get the answers that it gets
 alone, but for which blocks were replayed; a forked child and its parent profile, also where another thread was
-profiling; a kernel of Jupyter is interrupted at random times, looked over, and profiles again.
+profiling.
 
 Not tried: errors within the end of a block that puts things back, and steps of Python that do nothing (`NOP`), at which
 no signal is handled. Known to fall short: random numbers of Python and

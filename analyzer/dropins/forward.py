@@ -142,13 +142,6 @@ def list_paths(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return dict(model.named_modules(remove_duplicate=False))
 
 
-def children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """A module and all below it in the order in which ``Module.apply`` visits them."""
-    for child in module.children():
-        yield from children_first(child)
-    yield module
-
-
 def list_holders(path: str) -> list[str]:
     """The paths of the modules that hold what is at ``path``, from the model on, and its own.
 
