@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from analyzer.meta.structure import tensors_of
 from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.event import Event
 
@@ -72,10 +73,11 @@ class ReplayedStep(EagerStep):
         change = before.change()
         if change is not None:
             return f"it changes {change}"
-        if self.optimizer is not None:  # else there are no gradients any more
-            updated = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-            if any(p.grad is not None and id(p) not in updated for p in self.parameters):
-                return "a gradient stays that the optimizer does not know"
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        updated = {id(parameter) for group in groups for parameter in group["params"]}
+        if any(t.grad is not None and id(t) not in updated for t in (*self.parameters, *tensors_of(self.args))
+               if t.is_leaf):  # as where a forward pass runs a backward pass of its own: the next one adds to it
+            return "a gradient stays that the optimizer does not know"
         return None
 
     def _fingerprint(self) -> StateFingerprint:

@@ -120,3 +120,28 @@ def test_the_first_run_of_a_process_is_replayed_as_any_other(replaying_torch):
         """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert "replayed=True" in done.stdout and "generators" not in done.stdout
+
+
+class TrainsItself(nn.Module):
+    """Its forward pass runs a backward pass, whose gradients stay."""
+
+    def __init__(self, of_input=False):
+        super().__init__()
+        self.a, self.b, self.of_input = nn.Linear(6, 6), nn.Linear(6, 6), of_input
+
+    def forward(self, x):
+        with torch.enable_grad():
+            (x if self.of_input else self.a(x.detach())).pow(2).sum().backward()
+        return self.b(x.detach())
+
+
+@pytest.mark.parametrize("of_input", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_gradients_that_a_forward_pass_leaves_are_added_to_by_the_next(steps, of_input):
+    """The second backward pass of a module adds to the 36 + 6 gradients of its layer, or to those of the input."""
+    model, x = nn.Sequential(TrainsItself(of_input)), torch.rand(3, 6, requires_grad=of_input)
+    found, run = [profile(model, x, mode="infer", device="cpu", reuse=reuse, options=ProfileOptions(steps=steps))
+                  for reuse in (True, False)]
+    assert found == run
+    first = profile(model, x, mode="infer", device="cpu", options=ProfileOptions(steps=1))
+    assert found.bwd_flops - first.bwd_flops == (0 if steps == 1 else 18 if of_input else 42)
