@@ -14,11 +14,15 @@ from analyzer.hardware.catalogue import knowing
 
 # By vendor, newest generation, largest memory.
 NVIDIA = [
-    "rtx_pro_6000_server", "rtx_pro_6000_max_q", "rtx_pro_6000_workstation", "rtx_5090", "gb300", "b300", "gb200",
-    "b200", "h200", "h20", "gh200_96gb", "h100_nvl", "h100_sxm", "h100_pcie", "rtx_6000_ada", "l40s", "rtx_4090", "l4",
-    "rtx_a6000", "a40", "rtx_3090", "a10", "a10g", "a100_80gb", "a100_80gb_pcie", "a100_40gb", "a100_pcie_40gb", "a30",
-    "t4", "v100_pcie_32gb", "v100_sxm2_32gb", "v100_pcie_16gb", "v100_sxm2_16gb", "p4", "p100_pcie_16gb",
-    "p100_sxm2_16gb"]
+    "rtx_pro_6000_server", "rtx_pro_6000_max_q", "rtx_pro_6000_workstation", "rtx_5090", "rtx_5090_laptop",
+    "rtx_5060_ti", "rtx_5070_ti", "rtx_5080", "rtx_5070", "gb300", "b300", "gb200", "b200", "h200", "h20",
+    "gh200_96gb", "h100_nvl", "h100_sxm", "h100_pcie", "rtx_6000_ada", "l40s", "rtx_4090", "l4",
+    "rtx_4060_ti_16gb", "rtx_4070_ti_super", "rtx_4080", "rtx_4080_super", "rtx_4090_laptop", "rtx_4070",
+    "rtx_4070_super", "rtx_4070_ti", "rtx_4080_laptop", "rtx_4060", "rtx_4060_laptop", "rtx_4060_ti",
+    "rtx_4070_laptop", "rtx_a6000", "a40", "rtx_3090", "a10", "a10g", "rtx_3080_laptop_16gb", "rtx_3060",
+    "rtx_3080", "rtx_3060_ti", "rtx_3070", "rtx_3070_laptop", "rtx_3080_laptop", "rtx_3060_laptop", "a100_80gb",
+    "a100_80gb_pcie", "a100_40gb", "a100_pcie_40gb", "a30", "t4", "v100_pcie_32gb", "v100_sxm2_32gb",
+    "v100_pcie_16gb", "v100_sxm2_16gb", "p4", "p100_pcie_16gb", "p100_sxm2_16gb"]
 AMD = ["mi325x", "mi300x", "mi250x"]
 APPLE = ["m1", "m1_max", "m1_pro", "m1_ultra", "m2", "m2_max", "m2_pro", "m2_ultra", "m3", "m3_max", "m3_pro",
          "m3_ultra", "m4", "m4_max", "m4_pro"]
@@ -112,6 +116,56 @@ def test_rates_are_dense_and_follow_from_the_clock(name: str) -> None:
         assert rates.bf16 == rates.fp16
         if spec.vendor == "NVIDIA":
             assert rates.tf32 == pytest.approx(multiprocessors * tensor_mhz * 1e6 * fp16 / 2, rel=digits)
+
+
+# CUDA cores, boost MHz, bus bits, Gbit/s a pin and GB, as data sheets of GeForce cards list them; laptops at most.
+_GEFORCE = {
+    "rtx_3060": (3584, 1777, 192, 15, 12),
+    "rtx_3060_ti": (4864, 1665, 256, 14, 8),
+    "rtx_3070": (5888, 1725, 256, 14, 8),
+    "rtx_3080": (8704, 1710, 320, 19, 10),
+    "rtx_4060": (3072, 2460, 128, 17, 8),
+    "rtx_4060_ti": (4352, 2535, 128, 18, 8),
+    "rtx_4060_ti_16gb": (4352, 2535, 128, 18, 16),
+    "rtx_4070": (5888, 2475, 192, 21, 12),
+    "rtx_4070_super": (7168, 2475, 192, 21, 12),
+    "rtx_4070_ti": (7680, 2610, 192, 21, 12),
+    "rtx_4070_ti_super": (8448, 2610, 256, 21, 16),
+    "rtx_4080": (9728, 2505, 256, 22.4, 16),
+    "rtx_4080_super": (10240, 2550, 256, 23, 16),
+    "rtx_5060_ti": (4608, 2572, 128, 28, 16),
+    "rtx_5070": (6144, 2512, 192, 28, 12),
+    "rtx_5070_ti": (8960, 2452, 256, 28, 16),
+    "rtx_5080": (10752, 2617, 256, 30, 16),
+    "rtx_3060_laptop": (3840, 1703, 192, 14, 6),
+    "rtx_3070_laptop": (5120, 1620, 256, 14, 8),
+    "rtx_3080_laptop": (6144, 1710, 256, 14, 8),
+    "rtx_3080_laptop_16gb": (6144, 1710, 256, 14, 16),
+    "rtx_4060_laptop": (3072, 2370, 128, 16, 8),
+    "rtx_4070_laptop": (4608, 2175, 128, 16, 8),
+    "rtx_4080_laptop": (7424, 2280, 192, 18, 12),
+    "rtx_4090_laptop": (9728, 2040, 256, 18, 16),
+    "rtx_5090_laptop": (10496, 2160, 256, 28, 24),
+}
+
+
+@pytest.mark.parametrize("name", _GEFORCE)
+def test_geforce_cards_follow_from_what_data_sheets_list(name: str) -> None:
+    cores, mhz, bus_bits, gigabits, printed_gib = _GEFORCE[name]
+    spec = find_device(name)
+    rates = spec.flops_per_second
+    assert spec.multiprocessors == cores / 128 and spec.clock_hertz == pytest.approx(mhz * 1e6)
+    assert spec.memory_bandwidth == pytest.approx(bus_bits / 8 * gigabits * 1e9, rel=1e-3)
+    # half the rate of tensor cores with float32 accumulation, dense
+    fp32 = cores * 2 * mhz * 1e6
+    assert [rates.fp32, rates.tf32, rates.bf16, rates.fp16, rates.int8] == pytest.approx(
+        [fp32, fp32, 2 * fp32, 2 * fp32, 8 * fp32], rel=2e-3)
+    assert rates.fp8 == (None if spec.compute_capability == (8, 6) else pytest.approx(4 * fp32, rel=2e-3))
+    assert spec.memory_bytes is not None and 0.94 * printed_gib * 2**30 < spec.memory_bytes < printed_gib * 2**30
+    card = name.removesuffix("_16gb").removeprefix("rtx_").replace("_laptop", "").replace("_", " ").title()
+    if not name.endswith("_16gb"):
+        laptop = " Laptop GPU" if "laptop" in name else ""
+        assert find_device(f"NVIDIA GeForce RTX {card}{laptop}") is spec
 
 
 @pytest.mark.parametrize(
@@ -239,7 +293,7 @@ def test_a_spec_is_its_own_device_registered_or_not() -> None:
     ("name", "hint"),
     [("h21", "did you mean 'h20' or 'h200'"), ("a100_sxm4_80", "did you mean 'a100_80gb' or "),
      ("NVIDIA A100-PCIe-80GB HBM2e", "did you mean 'a100_80gb_pcie' or 'a100_pcie_40gb'"),
-     ("rtx 4080", "did you mean 'rtx_4090'"), ("zzzz", "The catalogue holds")],
+     ("rtx 4091", "did you mean 'rtx_4090'"), ("zzzz", "The catalogue holds")],
 )
 def test_unknown_names_are_answered_with_near_ones(name: str, hint: str) -> None:
     with pytest.raises(UnknownDeviceError) as error:
