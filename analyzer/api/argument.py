@@ -45,10 +45,15 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def build_model(factory: Any) -> torch.nn.Module:
-    """Call a factory under a mode of its own. Raises InputError where it is not callable or gives no module."""
-    with MetaTensorMode():
-        return call_factory(factory)
+def build_model(factory: Any, remarks: list[str] | None = None) -> torch.nn.Module:
+    """Call a factory under a mode of its own; what is assumed meanwhile is added to ``remarks``. Raises InputError
+    where it is not callable or gives no module.
+    """
+    with MetaTensorMode() as mode:
+        module = call_factory(factory)
+        if remarks is not None:
+            remarks.extend(mode.state.assumptions)
+        return module
 
 
 def call_factory(factory: Any) -> torch.nn.Module:

@@ -108,7 +108,9 @@ def profile(
 
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
-    module = model if isinstance(model, torch.nn.Module) else build_model(model)
+    built: list[str] = []
+    module = model if isinstance(model, torch.nn.Module) else build_model(model, built)
+    session.remarks = (*built, *session.remarks)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
                "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": device,
@@ -120,7 +122,7 @@ def profile(
             inner.training = False
         if mode == "train" and step is None and not call.has_gradient():
             try:
-                bare = Session(device, options, remarks=[NOTHING_TO_TRAIN], **settings)
+                bare = Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
                 return run_model(bare, call, reuse, looks_for_gradient=True).remember(request)
             except GradientFound:  # of a tensor that is neither
                 pass

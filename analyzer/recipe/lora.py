@@ -84,6 +84,18 @@ class LoraLinear(nn.Module):
         self.scaling = 1.0
         nn.init.zeros_(self.lora_B.weight)  # a new adapter changes nothing
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The layer's own, which code may read (peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`). Code that
+        computes with it, as `nn.MultiheadAttention` does, passes by the adapter.
+        """
+        return self.base_layer.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The layer's own, as in peft."""
+        return getattr(self.base_layer, "bias", None)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's output in its own dtype; the adapter computes in that of its weights."""
         result: torch.Tensor = self.base_layer(x)

@@ -9,6 +9,7 @@ import torch
 from analyzer import MetaTensor, profile
 from analyzer.api.argument import build_model
 from analyzer.recipe import LoraSpec, Recipe
+from analyzer.units import format_bytes
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 define_torchvision_ops()
@@ -131,3 +132,70 @@ def test_every_option_changes_the_peak_as_it_should():
 def test_a_model_in_a_mode_is_changed_without_data():
     model = build_model(partial(Recipe(dtype=BF16, quantize="nf4").build, make))
     assert all(isinstance(t, MetaTensor) for t in (*model.parameters(), *model.buffers()))
+
+
+class ReadsWeight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(torch.nn.functional.linear(x, self.fc.weight, self.fc.bias))
+
+
+class Attends(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.attention(x, x, x, need_weights=False)[0])
+
+
+def encoder():
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0)
+    return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize(("make", "own", "adapters"), [
+    (ReadsWeight, 8 * 16 * (16 + 4), 2 * 16 * 4),
+    # q, k and v together, the products of 2 sequences of 4, the output's, the head's
+    (Attends, 8 * 16 * 48 + 2 * 2 * 4 * 4 * 16 + 8 * 16 * 16 + 8 * 16 * 4, 2 * 16 * 4),
+], ids=["weight", "attention"])
+def test_an_adapter_is_passed_by_where_code_reads_the_weight(make, own, adapters):
+    """As peft's is: `BaseTunerLayer.weight` gives the layer's own."""
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(2, 4, 16)
+    wanted = model(x)
+    p = profile(lambda: Recipe(lora=LoraSpec(4)).build(make), (x,), mode="infer")
+    assert p.fwd_macs == own
+    assert p.params == sum(q.numel() for q in model.parameters()) + adapters
+    assert torch.equal(Recipe(lora=LoraSpec(4)).build(lambda: model)(x), wanted)
+
+
+def test_encoder_layers_take_adapters():
+    """The two linear layers run theirs; that of the attention's output is passed by, and gets no gradient."""
+    model, x = Recipe(lora=LoraSpec(4)).build(encoder), torch.randn(2, 4, 16)
+    model(x).sum().backward()
+    with_gradients = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert len(with_gradients) == 2 * 2 * 2
+    assert profile(lambda: Recipe(lora=LoraSpec(4)).build(encoder), (x,)).bwd_flops > 0
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_experts_that_are_one_parameter_stay_and_are_told_first(quantization):
+    from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 128}
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    qwen = Qwen3MoeConfig(**shape, moe_intermediate_size=32, num_experts=8)
+    for make, experts in ((lambda: MixtralForCausalLM(MixtralConfig(**shape)), 2 * 8 * 3 * 64 * 128),
+                          (lambda: Qwen3MoeForCausalLM(qwen), 2 * 8 * 3 * 64 * 32)):
+        p = profile(partial(Recipe(quantize=quantization, dtype=torch.bfloat16).build, make), (ids,), mode="infer")
+        assert p.assumptions[0] == (
+            f"{quantization} weights: {format_bytes(2 * experts)} of 4 parameters that no linear layer holds "
+            "(model.layers.0.mlp.experts.gate_up_proj, ...) are not quantized, as no library does")
+        assert p.param_bytes > 2 * experts
+    dense = profile(lambda: Recipe(quantize=quantization).build(lambda: LlamaForCausalLM(LlamaConfig(**shape))), (ids,),
+                    mode="infer")
+    assert not any("not quantized" in text for text in dense.assumptions)
