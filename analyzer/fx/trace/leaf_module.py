@@ -68,6 +68,8 @@ def _is_leaf_class(kind: type[nn.Module]) -> bool:
     if issubclass(kind, torch.jit.ScriptModule):
         return True
     name = kind.__module__
+    if name in ("torch.ao.quantization.fake_quantize", "torch.ao.quantization.observer"):  # which ask for their state
+        return True
     return (name.startswith(("torch.nn.", "torch.ao.nn.")) and not name.startswith("torch.nn.parallel")
             and kind is not nn.Module and not issubclass(kind, _CONTAINERS))
 

@@ -152,7 +152,8 @@ class Tape(NodeWriter):
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
         flags = outline.plain_attributes((module, args, kwargs))
-        before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
+        with self.pause:
+            before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options,
                                                                               unknown_value="placeholder")
         self.state.expects_contents = True
