@@ -295,8 +295,11 @@ class _Makers:
                 raise _CannotTell
             return self._make(value) if isinstance(value, Value) else value
 
+        if isinstance(tree, Unknown):
+            raise _CannotTell
+        leaves, spec = tree
         with without_modes():
-            return pytree.tree_map(make, tree)
+            return pytree.tree_unflatten(map(make, leaves), spec)
 
     def make_gradient(self, spec: TensorSpec) -> Tensor:
         numel = 1 + sum(stride * (size - 1) for size, stride in zip(spec, spec.stride)) if spec.numel else 0

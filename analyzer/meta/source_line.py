@@ -42,11 +42,12 @@ def is_outside(filename: str) -> bool:
 def user_line() -> str | None:
     """``file.py:123`` of the innermost frame outside torch and this package."""
     frame = user_frame()
-    return None if frame is None else _name_line(frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else name_line(frame.f_code.co_filename, frame.f_lineno)
 
 
 @functools.lru_cache(4096)  # like layers share a line: one string for all their operators
-def _name_line(filename: str, line: int) -> str:
+def name_line(filename: str, line: int) -> str:
+    """A line as messages name it."""
     return f"{filename}:{line}"
 
 

@@ -6,7 +6,7 @@ import itertools
 import torch
 
 from .address_space import AddressSpace, Region
-from .value.known_value import Known
+from .value.known_value import Known, reads
 
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__
@@ -49,7 +49,13 @@ class MetaStorage(torch.UntypedStorage):
     @property
     def exact(self) -> Known | None:
         """Its contents, where nothing unknown was taken as zero on the way to them."""
-        return None if self.known is None or self.known.assumed else self.known
+        known = self.known
+        if known is None or known.assumed:
+            return None
+        if known.varies:
+            reads.varying += 1
+            return None if reads.hides_varying else known
+        return known
 
     def copy_contents(self, other: MetaStorage) -> None:
         """Know of the contents what ``other`` knows of its own."""

@@ -73,11 +73,12 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "missing item": ("batch", {"items": []},
                      "batch['items'][0]: missing; the graph was traced with float32[3, 4] there"),
     "variable": ("rest", (torch.ones(1), ), f"rest[0]: got float32[1], {TRACED}{AGAIN}"),
-    "too many": ("rest", (X, X), "*rest: got 2 values, but the graph was traced with 1"),
+    "too many": ("rest", (X, X), "rest: got 2 items, but the graph was traced with 1"),
     "constant": ("kwargs", {
         "factor": 3.0
     }, "factor: got 3.0, but the graph was traced with the constant 2.0; trace again with the value that you want"),
-    "unknown name": ("kwargs", {"mask": X}, "mask: not given when the graph was traced; put it into meta_args"),
+    "unknown name": ("kwargs", {"mask": X}, "mask: not given when the graph was traced; put it into meta_args, or a "
+                     "constant into concrete_args"),
 }
 
 

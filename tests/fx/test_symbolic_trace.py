@@ -342,31 +342,59 @@ def test_one_tensor_for_several_arguments() -> None:
         return a - 2 * b + 3 * pair[0] - 4 * pair[1]
 
     gm = symbolic_trace(f, meta_args={"a": X, "b": X, "pair": (X, X)})
+    torch.testing.assert_close(gm(X, Y, (Y * 2, Y * 3)), f(X, Y, (Y * 2, Y * 3)))
     torch.testing.assert_close(gm(Y, Y, (Y, Y)), f(Y, Y, (Y, Y)))
-    with pytest.raises(InputError, match="b and a: two tensors, but the graph was traced with one tensor in both"):
-        gm(X, Y, (X, X))
-    with pytest.raises(InputError, match=r"pair\[1\] and a: two tensors"):
-        gm(X, X, (X, X.clone()))
-    apart = symbolic_trace(f, meta_args={"a": X, "b": X.clone(), "pair": (X.clone(), X.clone())})
-    torch.testing.assert_close(apart(X, Y, (Y * 2, Y * 3)), f(X, Y, (Y * 2, Y * 3)))
 
 
-def test_one_tensor_for_two_arguments_is_one_where_code_asks() -> None:
-    class Attends(Layers):
-        def forward(self, query: Tensor, key: Tensor) -> Tensor:
-            return self.fc(query) if query is key else self.fc(query) + self.fc(key)
+class Attends(Layers):
+    """As attention does, where keys are the queries."""
 
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.fc(query) if query is key else self.fc(query) + self.fc(key)
+
+
+class AttendsByAddress(Attends):
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.fc(query) if query.data_ptr() == key.data_ptr() else self.fc(query) + self.fc(key)
+
+
+class AttendsInPair(Attends):
+    def forward(self, *pair: Tensor) -> Tensor:
+        return self.choose(pair)
+
+    def choose(self, pair: tuple[Tensor, ...]) -> Tensor:
+        return self.fc(pair[0]) * 2 if pair[0] is pair[1] else self.fc(pair[1])
+
+
+@pytest.mark.parametrize("kind", [Attends, AttendsByAddress, AttendsInPair])
+def test_one_tensor_for_two_arguments_is_one_where_code_asks(kind: type[Attends]) -> None:
+    model = kind()
+    for given, same in (((X, X), True), ((X, X.clone()), False)):
+        gm = symbolic_trace(model, meta_args={"pair": given} if kind is AttendsInPair else dict(zip(
+            ("query", "key"), given)))
+        for args in ((Y, Y), (Y, Y.clone())):
+            if (args[0] is args[1]) is same:
+                torch.testing.assert_close(gm(*args), model(*args))
+                calls = [n.op for n in gm.graph.nodes].count("call_module")
+                assert symbolic_profile(gm, *args).meta["profile"].fwd_macs == model(*args).numel() * 4 * calls
+            else:
+                told = "two tensors, but .* traced with one" if same else "one tensor, but .* traced with two"
+                with pytest.raises(InputError, match=f"(key and query|pair.1. and pair.0.): {told}.*trace again"):
+                    gm(*args)
+
+
+def test_what_is_written_to_one_of_two_arguments_shows_in_the_other() -> None:
     def writes(a: Tensor, b: Tensor) -> Tensor:
         a.add_(1)
         return b * 2
 
-    model = Attends()
-    gm = symbolic_trace(model, meta_args={"query": X, "key": X})
-    torch.testing.assert_close(gm(Y, Y), model(Y, Y))
-    assert symbolic_profile(gm, X, X).meta["profile"].fwd_macs == model(X, X).numel() * 4
-    gm = symbolic_trace(writes, meta_args={"a": X, "b": X})
-    given, same = Y.clone(), Y.clone()
-    torch.testing.assert_close(gm(given, given), writes(same, same))
+    for given in (X.clone(), torch.ones(6, dtype=torch.float64)):
+        gm = symbolic_trace(writes, meta_args={"a": given[:2], "b": given[1:3]})
+        for whole in (Y, X + 3):
+            one, other = whole.clone()[:len(given)], whole.clone()[:len(given)]
+            if given.dim() == 1:
+                one, other = one.flatten()[:6], other.flatten()[:6]
+            torch.testing.assert_close(gm(one[:2], one[1:3]), writes(other[:2], other[1:3]))
 
 
 def test_a_parameter_as_an_argument() -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 from inspect import Parameter
 from typing import Any, ClassVar
 
-import torch
 from torch import fx, nn
 from torch.fx.graph import PythonCode
 
-from analyzer.errors import InputError
+from analyzer.fx.trace.identity import check_identity
 from analyzer.fx.trace.input_check import Expected
 
 from .graph_pickle import PackedGraph, pack_graph, unpack_graph
@@ -67,8 +66,13 @@ class GraphModule(fx.GraphModule):
                 self.__dict__[name] = value
         self.graph = graph
 
-    def expect(self, parameters: Iterable[tuple[str, Any]], expected: Iterable[Expected]) -> None:
-        """Set what forward takes, as (name, kind of `inspect.Parameter`) pairs, and what its arguments must be like."""
+    def expect(self, parameters: Iterable[tuple[str, Any]], expected: Iterable[Expected],
+               compares_identity: bool = False) -> None:
+        """Set what forward takes, as (name, kind of `inspect.Parameter`) pairs, and what its arguments must be like.
+
+        Where code compares tensors with ``is``, the same ones must be one tensor, too.
+        """
+        self._compares_identity = compares_identity
         self._arguments = tuple((name, kind.name) for name, kind in parameters)
         by_name: dict[str, list[Expected]] = {}
         for e in expected:
@@ -131,13 +135,12 @@ class GraphModule(fx.GraphModule):
                 value = named.pop(name)
             else:
                 continue  # the default, or Python's own message about a missing argument
-            known = expected.get(name, ())
             values[name] = value
-            for e in known:
-                e.check(value)
-                e.check_same(values)
-            if kind.startswith("VAR_"):
-                _check_extra(name, value, known)
+            for e in expected.get(name, ()):
+                e.check(value, kind == "VAR_KEYWORD")
+
+        if self._compares_identity:
+            check_identity([e for found in expected.values() for e in found], values)
 
     # -- copies --------------------------------------------------------------------------------------------------
 
@@ -178,17 +181,6 @@ def forward_signature(module: nn.Module) -> inspect.Signature:
         kind = (plain, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)[node.target.count("*")]
         parameters.append(Parameter(name, kind, default=node.args[0] if node.args else Parameter.empty))
     return inspect.Signature(parameters)
-
-
-def _check_extra(name: str, value: Any, known: Iterable[Expected]) -> None:
-    keys = {e.path[0].key for e in known if e.path}
-    if isinstance(value, tuple):
-        if len(value) > len(keys) and any(isinstance(v, torch.Tensor) for v in value[len(keys):]):
-            raise InputError(f"*{name}: got {len(value)} values, but the graph was traced with {len(keys)}")
-        return
-    extra = [k for k, v in value.items() if k not in keys and isinstance(v, torch.Tensor)]
-    if extra:
-        raise InputError(f"{', '.join(extra)}: not given when the graph was traced; put it into meta_args")
 
 
 def copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:

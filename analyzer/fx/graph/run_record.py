@@ -39,7 +39,9 @@ class Unknown:
 
 @dataclass
 class RunRecord:
-    """By name of node: results (a tree of `Value`), specs of their gradients, fingerprints; to read, `complete` it."""
+    """By name of node: results (leaves, as `Value`, and their tree), specs of their gradients, fingerprints; to read,
+    `complete` it.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, dict[int, TensorSpec]] = field(default_factory=dict)
@@ -77,8 +79,8 @@ class RunRecord:
 
     def note(self, node: fx.Node, result: Any) -> None:
         """``node`` returned ``result``."""
-        leaves: list[Any] = pytree.tree_leaves(result)
-        self.values[node.name] = pytree.tree_map(_describe, result)
+        leaves, spec = pytree.tree_flatten(result)
+        self.values[node.name] = list(map(_describe, leaves)), spec  # some containers take tensors alone
         row = self.gradients[node.name] = {}
         for i, tensor in enumerate(leaves):
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:

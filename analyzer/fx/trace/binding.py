@@ -23,6 +23,11 @@ class Bound(NamedTuple):
         taken = {q.name for q in self.parameters}
         return next(f"self_{i}" for i in itertools.count(1) if f"self_{i}" not in taken) if p.name == "self" else p.name
 
+    def value_of(self, p: Parameter) -> Any:
+        """What a parameter has: what was given, or its default."""
+        empty: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
+        return self.given.get(p.name, empty.get(p.kind, p.default))
+
     def call_arguments(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``values`` (by parameter name) as positional and keyword arguments."""
         args: list[Any] = []

@@ -71,18 +71,16 @@ def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
                      "then becomes one node")
 
 
-def keep_read(tensor: Tensor, method: str, traced: Any, place: str | None) -> Tensor:
-    """``tensor``, of which ``method`` gives what it gave when the graph was traced. Raises InputError where it does
-    not.
-    """
-    if tensor.device.type == "meta" or isinstance(tensor.untyped_storage(), MetaStorage):
-        return tensor  # a run without data
-    found = getattr(tensor, method)()
-    if found != traced:
+def keep_read(method: str, traced: Any, place: str | None, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Raise InputError where a method of ``tensor`` gives another value than when the graph was traced."""
+    if any(t.device.type == "meta" or isinstance(t.untyped_storage(), MetaStorage)
+           for t in (tensor, *args) if isinstance(t, Tensor)):
+        return  # a run without data
+    found = getattr(Tensor, method)(tensor, *args, **kwargs)
+    if found != traced and repr(found) != repr(traced):  # which NaN is not
         raise InputError(f"{method} of a tensor gives {shorten(found)} at {place}, and the graph was traced with "
                          f"{shorten(traced)}: trace again with this data, or put the code that reads it into a "
                          "submodule or a function, and give meta_args without data: it then becomes one node")
-    return tensor
 
 
 def shorten(value: Any) -> str:

@@ -44,7 +44,7 @@ EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "regis
 READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__",
                    "__index__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__"})
 #: those that give the same for the same contents, as a value that can be compared
-REPEATED = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__complex__", "__index__"})
+REPEATED = READS - {"numpy", "__array__", "__dlpack__"}
 #: calls that tell Python code how many elements there are
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.graph.traced_graph import TracedGraph
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.plain_type import ARGUMENTS
-from analyzer.meta.source_line import user_line
+from analyzer.meta.source_line import name_line, user_frame, user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.structure import children, holds_tensor, is_plain_object
@@ -66,6 +66,7 @@ class NodeWriter:
         self.modules: tuple[tuple[str, str], ...] = () #: (path, class) of the modules that run, outermost first
         #: nodes that the model did not ask for, such as the parts of a container; dropped where unused
         self.optional: list[fx.Node] = []
+        self.codes: set[CodeType] = set()        #: of functions in which nodes came up
         self.dependent: set[fx.Node] = set()     #: nodes whose contents depend on inputs, parameters or chance
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
@@ -250,11 +251,8 @@ class NodeWriter:
         args = tuple([self.to_argument(a) for a in call.args])
         kwargs = {k: self.to_argument(v) for k, v in call.kwargs.items()} if call.kwargs else {}
         node = self.create_from(NodeCall(call.op, call.target, args, kwargs))
-        name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
         if call.op == "call_module":
             node.meta["module_path"] = call.target
-        if name not in _SPEC_ONLY and not self.dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
-            self.dependent.add(node)
         return node
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> fx.Node:
@@ -271,8 +269,14 @@ class NodeWriter:
         node.args = call.args  # given to create_node, they would be searched for symbolic sizes
         if call.kwargs:
             node.kwargs = call.kwargs
+        frame = user_frame()
+        if frame is not None:
+            self.codes.add(frame.f_code)
         node.meta.update(region=self.regions.current(), module_path=self.where(), module_stack=self.modules,
-                         source=user_line())
+                         source=None if frame is None else name_line(frame.f_code.co_filename, frame.f_lineno))
+        name = str(getattr(call.target, "__name__", call.target)).rpartition(".")[2]
+        if name not in _SPEC_ONLY and not self.dependent.isdisjoint(node.all_input_nodes) or name.startswith(_RANDOM):
+            self.dependent.add(node)
         return node
 
     def where(self) -> str:

@@ -82,7 +82,7 @@ def open_sites(borrowed: Borrowed) -> list[Site]:
     """The functions and modules that run now, innermost first, up to the forward of the root, which is none."""
     found: list[Site] = []
     root = borrowed.root
-    end = _code_of(root.forward)
+    end = code_of(root.forward)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         code = frame.f_code
@@ -99,24 +99,24 @@ def open_sites(borrowed: Borrowed) -> list[Site]:
 
 
 def _site(frame: FrameType, code: CodeType, first: Any, borrowed: Borrowed) -> Site | None:
-    if isinstance(first, nn.Module) and _code_of(type(first).forward) is code:
+    if isinstance(first, nn.Module) and code_of(type(first).forward) is code:
         return module_site(first, borrowed)
     if first is not None and (isinstance(first, nn.Module) or is_plain_object(first)):
         for kind in type(first).__mro__:
             held = vars(kind).get(code.co_name)
             if "<locals>" in kind.__qualname__ and id(first) not in borrowed.modules:
                 continue  # a class that forward may make anew, too
-            if isinstance(held, FunctionType) and _code_of(held) is code:
+            if isinstance(held, FunctionType) and code_of(held) is code:
                 return Site(kind, code.co_name)
     held = frame.f_globals.get(code.co_name)
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    if module is not None and isinstance(held, FunctionType) and _code_of(held) is code and vars(module).get(
+    if module is not None and isinstance(held, FunctionType) and code_of(held) is code and vars(module).get(
             code.co_name) is held:
         return Site(module, code.co_name)
     return None
 
 
-def _code_of(function: Any) -> CodeType | None:
+def code_of(function: Any) -> CodeType | None:
     """The code behind decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
@@ -219,8 +219,8 @@ def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch
     for d, size in sizes.items():
         if tensor.shape[d] != size:
             raise InputError(f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the "
-                             f"code at {place} was traced with {size} and is part of the traced forward itself. Put it "
-                             "into a submodule or a function, which then becomes one node")
+                             f"code at {place} was traced with {size}. Put it into a submodule or a function, and give "
+                             "meta_args without data: it then becomes one node; or trace again with this data")
     return tensor
 
 
@@ -254,10 +254,10 @@ def plain_attributes(value: Any) -> dict[tuple[str, str], Any]:
 
 def is_read(name: str, borrowed: Borrowed, site: Site) -> bool:
     """Whether code that runs around ``site``, or the forward of a module of the model, names an attribute."""
-    codes = {_code_of(type(module).forward) for _, module in borrowed.walked}
+    codes = {code_of(type(module).forward) for _, module in borrowed.walked}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         codes.add(frame.f_code if is_user_code(frame.f_code.co_filename) else None)
         frame = frame.f_back
-    codes.discard(_code_of(getattr(site.owner, site.name, None) if site.name else type(site.owner).forward))
+    codes.discard(code_of(getattr(site.owner, site.name, None) if site.name else type(site.owner).forward))
     return any(code is not None and name in code.co_names for code in codes)

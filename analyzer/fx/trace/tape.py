@@ -19,6 +19,7 @@ from analyzer.meta.state import MetaState, active, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.structure import copy_objects, holds_tensor, tensors_of
 from analyzer.meta.tensor import device_of
+from analyzer.meta.value.contents import read_known
 
 from . import outline
 from .bias_split import register_bias_split, splits
@@ -128,7 +129,7 @@ class Tape(NodeWriter):
         if module is not None:
             self.states.note_run(module)
         node = self.create(NodeCall(op, target, args, kwargs))
-        if differs and not self._want():
+        if differs and not (self.sizes.is_guess and self._want()):
             node = self.with_checks(node, result, str(getattr(target, "__name__", target)))
         self.bind(result, node, rename=True)
         return result
@@ -237,7 +238,7 @@ class Tape(NodeWriter):
         """Let ``results`` be what ``values`` are in the graph."""
         for value, result in zip(tensors_of(values), tensors_of(results)):
             self.map(result, self.node_of(value))
-            self.sizes.set_dims(result, self.sizes.dims_of(value))
+            self.sizes.set_dims(result, self.sizes.dims_of(value), self.sizes.is_guessed(value))
 
     @contextmanager
     def module(self, path: str, kind: str) -> Iterator[None]:
@@ -268,10 +269,10 @@ class Tape(NodeWriter):
             if differs and reads_size(func):
                 self._read_size(func, args)
             elif getattr(func, "__name__", "") in READS:
-                self._note_read(func, args, result)
+                self._note_read(func, args, kwargs, result)
             return
         node = self.create(describe_call(func, args, kwargs, operator))
-        if differs and not self._want():
+        if differs and not (self.sizes.is_guess and self._want()):
             node = self.with_structure(node, result)
         in_place = writes(func, kwargs) or is_functional(func) and any(result is a for a in args)
         self.bind(result, node, rename=not in_place)
@@ -292,21 +293,28 @@ class Tape(NodeWriter):
         if getattr(func, "__name__", "") == "__get__":
             asked = subscript_of_shape()
             dims = dims if asked is None else dims & {asked % tensor.dim()}
-        if dims and not self._want():
+        is_guess = self.sizes.is_guessed(tensor)
+        if dims and not (is_guess and self._want()):
             self.state.assume("a size that depends on data is a constant of the graph, which raises where data gives "
                               f"another one, at {user_line()}")
-            self.asks = True
+            self.asks |= is_guess
             sizes = {d: tensor.shape[d] for d in sorted(dims)}
             self.map(tensor, self.call(outline.keep_sizes, self.node_of(tensor), sizes, user_line()))
 
-    def _note_read(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        tensor = next(tensors_of(args), None)
-        node = None if tensor is None else self._nodes.get(id(tensor))
-        if node is not None and node in self.dependent:
+    def _note_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Python code was told contents: the graph checks that they are what they were."""
+        given = [(t, node) for t in tensors_of((args, kwargs)) if (node := self._nodes.get(id(t))) in self.dependent]
+        for tensor, node in given[:1]:
             self.state.assume(f"{func.__name__} of {node.name} was {shorten(result)} when traced and is a constant of "
                               f"the graph, which raises where it is another, at {user_line()}")
-            if func.__name__ in REPEATED:
-                self.map(tensor, self.call(keep_read, node, func.__name__, result, user_line()))
+            method, traced = func.__name__, result
+            if method not in REPEATED:
+                method, args, kwargs, known = "tolist", (tensor,), {}, read_known(tensor)
+                with without_modes():
+                    traced = None if known is None else known.tolist()
+            if isinstance(traced, list):
+                traced = self.attribute(traced, "_object", traced)
+            self.create(NodeCall("call_function", keep_read, (method, traced, user_line(), *args), kwargs))
 
 
 def _in_force(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,19 +26,22 @@ from analyzer.meta.plain_type import LITERALS
 from analyzer.meta.state import current
 from analyzer.meta.structure import replace_tensors, tensors_of
 from analyzer.meta.tensor import MetaTensor
+from analyzer.meta.value.known_value import Watched
 from analyzer.record.collector import rare_collections
 from analyzer.record.model_failure import telling_depth
 
 from .assignment import Assignments
 from .binding import Bound, bind_arguments
 from .changed_content import ContentWatch
+from .identity import compares_identity
 from .input_check import expectations
-from .outline import Site
+from .outline import Site, code_of
 from .random_control import RandomWatch
 from .skeleton import build_skeleton, collect_contents
 from .tape import Tape
 from .trace_error import locate, wrap
 from .tracing_patch import tracing_patches
+from .unknown_size import known_contents
 
 Tensor = torch.Tensor
 _LITERALS = (*LITERALS, torch.dtype)
@@ -75,8 +78,10 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     outlined: dict[Site, str] = {}
     unknown: frozenset[int] | None = frozenset()  # None where changed contents are constants that the graph checks
     first: AnalyzerError | None = None
+    given = list(map(id, tensors_of(tuple(bound.given.values()))))
+    given_twice, merges = len(given) > len(set(given)), False  # whether such a tensor is one object in the trace, too
     while True:
-        attempt = _Attempt(module, bound, meta_args or {}, outlined, unknown)
+        attempt = _Attempt(module, bound, meta_args or {}, outlined, unknown, merges)
         try:
             with telling_depth():
                 graph = attempt.run(trace_act_ckpt, bias_addition_split)
@@ -92,12 +97,15 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
             outlined, unknown, first = {}, None, None
         elif unknown is not None and attempt.changed:
             unknown |= attempt.changed
+        elif attempt.compares_identity and given_twice and not merges:
+            merges = True
         else:
             break
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
-              expectations((bound.name_in_graph(p), bound.given.get(p.name, p.default)) for p in bound.parameters))
+              expectations((bound.name_in_graph(p), bound.value_of(p)) for p in bound.parameters),
+              attempt.compares_identity)
     return gm
 
 
@@ -105,11 +113,13 @@ class _Attempt:
     """One run of a forward: what is in ``outlined`` is one node each, contents of ``unknown`` tensors are hidden."""
 
     def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str],
-                 unknown: frozenset[int] | None) -> None:
+                 unknown: frozenset[int] | None, merges: bool) -> None:
+        self.merges = merges
         self.module, self.bound, self.meta_args, self.outlined = module, bound, meta_args, outlined
         self.unknown = unknown
         self.changed: frozenset[int] = frozenset()  #: ids of tensors whose contents were read and changed
         self.asks = True  #: whether the root itself asks for something that only data could give
+        self.compares_identity = False  #: whether its code asks if two values are one object
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
         self.assumptions: list[str] = []
@@ -130,7 +140,7 @@ class _Attempt:
             tape = Tape(mode.state, borrowed, trace_act_ckpt, bias_addition_split, self.outlined)
             self.wanted = tape.wanted
             watch = tape.contents = ContentWatch(borrowed, self.unknown or frozenset())
-            values = _make_fakes(bound, borrowed)
+            values = _make_fakes(bound, borrowed, self.merges)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
             assignments, random = Assignments(borrowed, values), RandomWatch(tape, borrowed)
@@ -152,6 +162,8 @@ class _Attempt:
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             self.contents = collect_contents(tape, borrowed)
+            tape.codes |= {code for _, m in borrowed.walked if (code := code_of(m.forward)) is not None}
+            self.compares_identity = any(map(compares_identity, tape.codes))
         tape.graph.set_codegen(RegionCodeGen(
             bound.name_in_graph(p) for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
         return tape.graph
@@ -179,21 +191,26 @@ def _class_name(root: Any) -> str:
     return name if name.isidentifier() else "GraphModule"
 
 
-def _make_fakes(bound: Bound, borrowed: Borrowed) -> dict[str, Any]:
-    """The given values with a fake tensor for every tensor. One that the model holds has another there: a place in the
-    arguments has its own node. The graph checks that a tensor given twice is one tensor again (`input_check`).
+def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any]:
+    """The given values with a fake tensor for every tensor. Each place has its own, as it has its own node; one tensor
+    in two places shares memory, and with ``merges`` is one.
     """
     made: dict[int, Tensor] = {}
 
     def make(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            again = borrowed.fakes.of(tensor)
-            if again is None:
-                made[id(tensor)] = borrowed.fakes.make(tensor, readable=True, constant=True)
-            else:
-                made[id(tensor)] = again.detach().requires_grad_(again.requires_grad)
-                made[id(tensor)].__class__ = MetaTensor
-        return made[id(tensor)]
+        if merges and id(tensor) in made:
+            return made[id(tensor)]
+        again = borrowed.fakes.of(tensor)
+        if again is None:
+            fake = borrowed.fakes.make(tensor, readable=True, constant=True)
+            for _, known in known_contents([fake]):
+                if known is not None:
+                    fake.untyped_storage().known = Watched(known, varies=True)  # type: ignore[attr-defined]
+        else:
+            fake = again.detach().requires_grad_(again.requires_grad)
+            fake.__class__ = MetaTensor
+        made[id(tensor)] = fake
+        return fake
 
     with without_modes():
         return {name: replace_tensors(value, make) for name, value in bound.given.items()}

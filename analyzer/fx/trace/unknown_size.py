@@ -25,7 +25,7 @@ from analyzer.meta.storage import MetaStorage
 from analyzer.meta.structure import children, replace_tensors, tensors_of
 from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.known_value import Known
+from analyzer.meta.value.known_value import Known, Watched, reads
 
 Tensor = torch.Tensor
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -41,31 +41,39 @@ class SizeWatch:
     def __init__(self, state: MetaState) -> None:
         self.state = state
         self._dims: dict[int, frozenset[int]] = {}
-        self._kept: list[Tensor] = []  # keeps what `_dims` names by id alive
-        self._answered = state.unknown_sizes
+        self._guessed: set[int] = set()  # those of which a policy decided
+        self._kept: list[Tensor] = []    # keeps what these name by id alive
+        self._answered = state.unknown_sizes, reads.varying
+        self.is_guess = True  #: whether what the last call asked for was decided by a policy: no exact constant
 
     def dims_of(self, tensor: Tensor) -> frozenset[int]:
         """The dimensions of ``tensor`` whose size depends on data."""
         return self._dims.get(id(tensor), frozenset())
 
-    def set_dims(self, tensor: Tensor, dims: frozenset[int]) -> None:
+    def is_guessed(self, tensor: Tensor) -> bool:
+        """Whether a policy decided the sizes of ``tensor``, which are no others than the trace's data gives if not."""
+        return id(tensor) in self._guessed
+
+    def set_dims(self, tensor: Tensor, dims: frozenset[int], is_guess: bool) -> None:
         """Note which dimensions of ``tensor`` depend on data."""
         if dims or id(tensor) in self._dims:
             self._dims[id(tensor)] = dims
+            (self._guessed.add if is_guess else self._guessed.discard)(id(tensor))
             self._kept.append(tensor)
 
     def concerns(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call that has just run took a size by policy, or was given a tensor with such a size."""
-        answered, self._answered = self._answered != self.state.unknown_sizes, self.state.unknown_sizes
-        return answered or bool(self._dims) and any(
-            id(t) in self._dims and self._dims[id(t)] for t in tensors_of((args, kwargs)))
+        """Whether a call that has just run asked for what depends on data, or was given a tensor with such a size."""
+        before, self._answered = self._answered, (self.state.unknown_sizes, reads.varying)
+        given = [t for t in tensors_of((args, kwargs)) if self._dims.get(id(t))] if self._dims else []
+        self.is_guess = before[0] != self._answered[0] or any(map(self.is_guessed, given))
+        return before != self._answered or bool(given)
 
     def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None,
                contents: bool = False) -> bool:
         """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else does.
 
         Buffers of ``module``, the one that runs, stay as they are. With ``contents``, known contents of ``result`` that
-        depend on data are forgotten.
+        depend on data are forgotten; else they vary, with those of the inputs that they follow from.
         """
         others = [again for change, bound in _OTHERS
                   if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
@@ -77,11 +85,14 @@ class SizeWatch:
             shapes = [found[i].shape for found in known if len(found) == len(tensors)]
             dims = [d for d in range(tensor.dim())
                     if any(len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)]
-            self.set_dims(tensor, frozenset(dims if shapes else range(tensor.dim())))
+            self.set_dims(tensor, frozenset(dims if shapes else range(tensor.dim())), contents or self.is_guess)
+            for _, exact in () if contents else known_contents([tensor]):
+                if exact is not None and not exact.varies:
+                    tensor.untyped_storage().known = Watched(exact, varies=True)  # type: ignore[attr-defined]
             if contents and not (shapes and all(
                     _same_contents(tensor, found[i]) for found in known if len(found) == len(tensors))):
                 forget_contents(tensor)
-        self._answered = self.state.unknown_sizes
+        self._answered = self.state.unknown_sizes, reads.varying
         return differs
 
     def _repeat(self, run: Run, args: Any, kwargs: Any, change: Callable[[int], int], bound: int,
@@ -119,10 +130,11 @@ class SizeWatch:
                     if isinstance(s := b.untyped_storage(), MetaStorage)] if module is not None else []
         contents = [s.known for s in storages]
         state.options = dataclasses.replace(state.options, unknown_size=bound)
-        state.placeholder = bound
+        state.placeholder, reads.hides_varying = bound, True
         try:
             yield
         finally:
+            reads.hides_varying = False
             for name, value in before.items():
                 setattr(state, name, value)
             state.assumptions.clear()

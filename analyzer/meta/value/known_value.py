@@ -31,6 +31,8 @@ class _Reads(threading.local):
     """How often this thread asked for contents: what ran in between without asking did not depend on them."""
 
     count = 0
+    varying = 0            #: how often for those that another call may find otherwise
+    hides_varying = False  #: whether those are unknown
 
 
 reads = _Reads()
@@ -39,13 +41,15 @@ reads = _Reads()
 class Known:
     """The contents of one storage, as a flat tensor on CPU, computed at the first call of `flat`."""
 
-    __slots__ = ("_flat", "_number", "assumed")
+    __slots__ = ("_flat", "_number", "assumed", "varies")
 
-    def __init__(self, assumed: bool = False) -> None:
+    def __init__(self, assumed: bool = False, varies: bool = False) -> None:
         self._flat: torch.Tensor | None = None
         self._number: int | float | bool | complex | None = None
         #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
         self.assumed = assumed
+        #: whether another call may find them otherwise: they follow from an input of a trace
+        self.varies = varies
 
     def _parents(self) -> Sequence[Known]:
         """What must be computed first."""
@@ -113,8 +117,8 @@ class Watched(Known):
 
     __slots__ = ("source",)
 
-    def __init__(self, source: Known) -> None:
-        super().__init__(source.assumed)
+    def __init__(self, source: Known, varies: bool = False) -> None:
+        super().__init__(source.assumed, varies or source.varies)
         self.source = source
 
     def _parents(self) -> Sequence[Known]:
@@ -186,7 +190,7 @@ class Result(Known):
     __slots__ = ("call", "index", "window", "numel", "dtype")
 
     def __init__(self, call: Call, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
-        super().__init__(any([r.known.assumed for r in call.reads]))
+        super().__init__(any([r.known.assumed for r in call.reads]), any([r.known.varies for r in call.reads]))
         self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
 
     def _parents(self) -> Sequence[Known]:
@@ -210,7 +214,8 @@ class Written(Known):
 
     def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int,
                  dtype: torch.dtype) -> None:
-        super().__init__(before is not None and before.assumed or any(r.known.assumed for r in call.reads))
+        parents = [*([] if before is None else [before]), *(r.known for r in call.reads)]
+        super().__init__(any([known.assumed for known in parents]), any([known.varies for known in parents]))
         self.before, self.call, self.position = before, call, position
         self.window, self.numel, self.dtype = window, numel, dtype
 

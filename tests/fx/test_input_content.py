@@ -1,0 +1,167 @@
+"""Contents of inputs, and constants among them, that a trace is told: its graph is right for others, or raises."""
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from analyzer import symbolic_profile, symbolic_trace
+from analyzer.errors import InputError
+
+X = torch.linspace(-1, 1, 60).reshape(4, 3, 5)
+MASKS = torch.tensor([True, True, False, True]), torch.tensor([True, False, False, True])
+LENGTHS = torch.tensor([3, 2, 2, 1]), torch.tensor([2, 2, 1, 1])
+IDS = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 3, 1, 2])
+NUMBERS = torch.tensor(2.5), torch.tensor(3.5)
+torch.manual_seed(0)
+LSTM = nn.LSTM(5, 5, batch_first=True)
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def packed(x: Tensor, n: Tensor) -> Tensor:
+    return pad_packed_sequence(LSTM(pack_padded_sequence(x, n, batch_first=True))[0], batch_first=True)[0]
+
+
+def rows(x: Tensor, a: Tensor) -> Tensor:
+    kept = x[a]
+    return kept.view(kept.shape[0] * 3, 5).sum(0)
+
+
+#: contents that stay tensors: the graph is right for any
+RIGHT: dict[str, tuple[Function, tuple[Tensor, Tensor]]] = {
+    "mask": (lambda x, a: x[a].sum(0), MASKS),
+    "nonzero": (lambda x, a: x[a.nonzero().squeeze(1)].mean(), MASKS),
+    "masked_select": (lambda x, a: x[..., 0].masked_select(a[:, None].expand(4, 3)).mean(), MASKS),
+    "a length in a tensor": (lambda x, a: x[:a[1]].sum(), (LENGTHS[0], IDS[1])),
+    "repeats": (lambda x, a: x.repeat_interleave(a, 0).sum(0), LENGTHS),
+    "classes": (lambda x, a: F.one_hot(a).float().sum(), IDS),
+    "made of tensors": (lambda x, a: x * x.new_tensor([a[0], a[1]])[1], LENGTHS),
+}
+#: what Python code is told
+CHECKED: dict[str, tuple[Function, tuple[Tensor, Tensor]]] = {
+    "rows of a mask": (lambda x, a: x[a].sum(0) / x[a].shape[0], MASKS), "rows in a view": (rows, MASKS),
+    "length": (lambda x, a: x[a].sum(0) / len(x[a]), MASKS),
+    "elements": (lambda x, a: x * torch.unique(a).numel(), IDS),
+    "one of the sizes": (lambda x, a: x * F.one_hot(a).shape[1], IDS),
+    "rows that are repeated": (lambda x, a: x * len(x.repeat_interleave(a, 0)), LENGTHS),
+    "how many there are": (lambda x, a: torch.stack([x[i] * 2 for i in a.nonzero().squeeze(1)]).sum(0), MASKS),
+    "packed": (packed, LENGTHS),
+    "an item": (lambda x, a: x * a[1].item(), IDS), "a list": (lambda x, a: x * len(set(a.tolist())), IDS),
+    "a truth": (lambda x, a: x * 2 if a.all() else x, (MASKS[0], torch.tensor([True] * 4))),
+    "a number": (lambda x, a: x * float(a), NUMBERS),
+    "two reads": (lambda x, a: x * int(a[0] * 2) if a[0] else x, (torch.tensor([1]), torch.tensor([2]))),
+    "an array": (lambda x, a: x * float(a.numpy()[0]), LENGTHS),
+    "as an array": (lambda x, a: x * float(np.asarray(a)[2]), LENGTHS),
+    "membership": (lambda x, a: x * 2 if 3 in a else x, IDS),
+    "equality": (lambda x, a: x * 2 if torch.equal(a, IDS[0]) else x, IDS),
+    "equality to one made": (lambda x, a: x * 2 if a.equal(torch.tensor([0, 1, 2, 2])) else x, IDS),
+    "closeness": (lambda x, a: x * 2 if torch.allclose(a.float(), torch.tensor([0., 1, 2, 2])) else x, IDS),
+    "not zero": (lambda x, a: x * 2 if a[1].is_nonzero() else x, (torch.tensor([0, 0]), torch.tensor([0, 1]))),
+    "written before": (lambda x, a: x * 2 if a.clone().add_(1).max() > 3 else x, (LENGTHS[0], LENGTHS[1])),
+    "decided by one side": (lambda x, a: x[a | (x[:, 0, 0] > 9)].sum(0) / len(x[a | (x[:, 0, 0] > 9)]),
+                            (torch.tensor([True] * 4), MASKS[0])),
+}
+
+
+class Below(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, a: Tensor) -> Tensor:
+        return self.function(x, a)
+
+
+class Above(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.below = Below(function)
+
+    def forward(self, x: Tensor, a: Tensor) -> Tensor:
+        return self.below(x * 1, a).sin()
+
+
+@pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize("name", [*RIGHT, *CHECKED])
+def test_contents_of_inputs(name: str, above: bool) -> None:
+    function, (given, other) = {**RIGHT, **CHECKED}[name]
+    model = Above(function) if above else Below(function)
+    gm = symbolic_trace(model, meta_args={"x": X, "a": given})
+    torch.testing.assert_close(gm(X * 2, given.clone()), model(X * 2, given))
+    if name in RIGHT:
+        torch.testing.assert_close(gm(X, other), model(X, other))
+        assert not any("constant of the graph" in text for text in gm.meta["assumptions"])
+    else:
+        with pytest.raises(InputError, match="trace again|traced with"):
+            gm(X, other)
+        assert not torch.equal(model(X, other), model(X, given))
+    assert symbolic_profile(gm, X, given, mode="infer").meta["profile"].nodes
+
+
+def test_a_number_that_is_none_is_itself() -> None:
+    gm = symbolic_trace(Below(lambda x, a: x * 0 if a != a else x), meta_args={"x": X, "a": torch.tensor(torch.nan)})
+    assert not gm(X, torch.tensor(torch.nan)).any()
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+    scale: float = 2.0
+    names: tuple[str, ...] = ("a",)
+
+
+class Holder:
+    def __init__(self, x: Tensor, n: int) -> None:
+        self.x, self.n = x, n
+
+
+def sum_of(first: Tensor, *others: Any, **named: Any) -> Tensor:
+    return first * sum(others) * sum(named.values())
+
+
+#: function, meta_args, concrete_args, other positional and named arguments, message
+CONSTANTS: dict[str, tuple[Any, ...]] = {
+    "in a dict": (lambda b: b["x"] * b["n"], {"b": {"x": X, "n": 2}}, {}, [{"x": X, "n": 3}], {},
+                  r"b\['n'\]: got 3, but the graph was traced with the constant 2"),
+    "another key": (lambda b: sum(b.values()), {"b": {"x": X}}, {}, [{"x": X, "y": X}], {}, "y: not given when"),
+    "another item": (sum, {"iterable": [X, X]}, {}, [[X, X, X]], {}, "iterable: got 3 items, but .* traced with 2"),
+    "None": (lambda b: b[0] if b[1] is None else b[1], {"b": [X, None]}, {}, [[X, X * 2]], {}, r"constant None"),
+    "in a dataclass": (lambda b: b.x * b.scale, {"b": Batch(X)}, {}, [Batch(X, 3.0)], {}, r"b\.scale: got 3\.0"),
+    "in a field": (lambda b: b.x * len(b.names), {"b": Batch(X)}, {}, [Batch(X, 2.0, ())], {}, "missing|items"),
+    "in an object": (lambda b: b.x * b.n, {"b": Holder(X, 2)}, {}, [Holder(X, 3)], {}, r"b\.n: got 3"),
+    "a list": (lambda x, d: x.sum(d), {"x": X}, {"d": [0]}, [X, [1]], {}, r"d\[0\]: got 1"),
+    "a tuple": (lambda x, d: x * d[1], {"x": X}, {"d": (0, 1)}, [X, (0, 2)], {}, r"d\[1\]: got 2"),
+    "a namespace": (lambda x, d: x * d.k, {"x": X}, {"d": types.SimpleNamespace(k=2)},
+                    [X, types.SimpleNamespace(k=3)], {}, r"d\.k: got 3"),
+    "a function": (lambda x, f: f(x), {"x": X}, {"f": torch.sin}, [X, torch.cos], {}, "f: got .*cos.*sin"),
+    "an array": (lambda x, a: x * float(a[0]), {"x": X}, {"a": np.ones(2)}, [X, np.zeros(2)], {}, "a: got"),
+    "a slice": (lambda x, s: x[s], {"x": X}, {"s": slice(2)}, [X, slice(1)], {}, "s: got slice"),
+    "a default": (lambda x, d=(1, 2): x * d[0], {"x": X}, {}, [X, (3, 2)], {}, r"d\[0\]: got 3"),
+    "an object for None": (lambda x, d=None: x if d is None else x * d.n, {"x": X}, {}, [X, Holder(X, 3)], {},
+                           "d: got .*traced with the constant None"),
+    "by position": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 3], {"n": 3}, r"others\[0\]: got 3"),
+    "more by position": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 2, 2], {"n": 3}, "others: got 2 items"),
+    "by name": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 2], {"n": 4}, r"named\['n'\]: got 4"),
+    "more by name": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 2], {"n": 3, "m": 4}, "m: not given when"),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_among_inputs(name: str) -> None:
+    function, meta_args, concrete_args, args, kwargs, message = CONSTANTS[name]
+    gm = symbolic_trace(function, concrete_args, meta_args)
+    with pytest.raises(InputError, match=message):
+        gm(*args, **kwargs)
+    given = {**meta_args, **concrete_args}
+    others = given.pop("others", ())
+    torch.testing.assert_close(gm(*[*given.values()][:1], *others, **dict([*given.items()][1:])),
+                               function(*[*given.values()][:1], *others, **dict([*given.items()][1:])))
