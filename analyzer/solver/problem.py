@@ -18,6 +18,7 @@ from analyzer.record.op_call import OpCall
 from .kept_product import is_product
 from .recorded_step import RecordedStep, alive_bytes, watched
 
+_SOON = 8  # nodes between a value's maker and a write to it that are one atom: ResNet's shortcuts take five
 _TIE_SHARE = 1e-6  # of the step's cost: what separates plans of equal cost by the bytes that recomputing moves
 
 
@@ -150,12 +151,18 @@ class _Reader:
     # ---- atoms
 
     def _make_atoms(self) -> list[int]:
-        """The atom of each place, the loss's last: a value written in place stays with its maker."""
+        """The atom of each place, the loss's last: a value written in place soon after stays with its maker. Where it
+        is written later, what touches it until then is `touching` and never run again.
+        """
         glued = np.zeros(self.end + 1, dtype=bool)  # glued[i]: place i is in the atom of place i - 1
+        last_writes: dict[int, int] = {}
         for i, call in self.forward:
-            for number in written(call):
-                if number in self.values:
-                    glued[self.maker_place[number] + 1:self.place_of_call[i] + 1] = True
+            last_writes.update((n, self.place_of_call[i]) for n in written(call) if n in self.values)
+        late = {n: last for n, last in last_writes.items() if last - self.maker_place[n] > _SOON}
+        for number in last_writes.keys() - late.keys():
+            glued[self.maker_place[number] + 1:last_writes[number] + 1] = True
+        self.touching = {self.place_of_call[i] for i, call in self.forward for n in (*call.inputs, *call.outputs)
+                         if self.place_of_call[i] <= late.get(n, -1)}
         before: CheckpointRegion | None = None
         for i, node in enumerate(self.nodes):
             region = next((r for r in region_of(node) if isinstance(r, CheckpointRegion)), None)
@@ -165,8 +172,11 @@ class _Reader:
         return list(np.cumsum(~glued) - 1)
 
     def pinned_places(self) -> list[int]:
-        """Nodes that must not run twice: in a checkpoint of the user's, or changing a parameter or buffer."""
-        found = [i for i, n in enumerate(self.nodes) if any(isinstance(r, CheckpointRegion) for r in region_of(n))]
+        """Nodes that must not run twice: in a checkpoint of the user's, changing a parameter or buffer, or touching a
+        value that is written later.
+        """
+        found = [*self.touching, *(i for i, n in enumerate(self.nodes)
+                                   if any(isinstance(r, CheckpointRegion) for r in region_of(n)))]
         storages = self.log.storages
         for i, call in self.forward:
             place = self.place_of_call[i]

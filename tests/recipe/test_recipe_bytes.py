@@ -170,7 +170,7 @@ def test_an_adapter_is_passed_by_where_code_reads_the_weight(make, own, adapters
     p = profile(lambda: Recipe(lora=LoraSpec(4)).build(make), (x,), mode="infer")
     assert p.fwd_macs == own
     assert p.params == sum(q.numel() for q in model.parameters()) + adapters
-    assert torch.equal(Recipe(lora=LoraSpec(4)).build(lambda: model)(x), wanted)
+    torch.testing.assert_close(Recipe(lora=LoraSpec(4)).build(lambda: model)(x), wanted)  # by the fused kernel
 
 
 def test_encoder_layers_take_adapters():
