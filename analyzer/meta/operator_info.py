@@ -16,9 +16,10 @@ _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_i
 _UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
               "_efficientzerotensor"}
 _OVERWRITES = {"fill_", "zero_", "copy_"}
-# These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs.
+# These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs. The
+# last makes a tensor that C++ knows to be zero (its dispatch key ZeroTensor), which takes other ways through autograd.
 _UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_",
-             "view_as_complex"}
+             "view_as_complex", "_efficientzerotensor"}
 
 # What may be written to a tensor whose elements lie one over another: what gives each the same (no check of overlaps in
 # Fill.cpp and Activation.cpp), what only warns (TensorAdvancedIndexing.cpp), and kernels without TensorIterator. All

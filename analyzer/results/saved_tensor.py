@@ -25,6 +25,10 @@ class SavedStorages:
             kind = "input" if node.op == "placeholder" else "activation"
             for i, number in enumerate(n for n in own if n not in self._names):
                 self._names[number] = f"{node.name}:{i}", node.name, kind
+        for saved in rows.values():
+            for row in saved:
+                if row.number not in self._names:
+                    self._names[row.number] = self._find(row.number)
 
     def _is_made_by(self, index: int, number: int) -> bool:
         lifetime = self.log.storages[number]
@@ -37,7 +41,7 @@ class SavedStorages:
         """The records of what one node keeps and reads."""
         found = []
         for row in rows:
-            storage, made_by, kind = self._names.get(row.number) or self._find(row.number)
+            storage, made_by, kind = self._names[row.number]
             spec = describe_spec(row.spec)
             found.append(SavedTensorInfo(spec.shape, spec.dtype, spec.device, storage,
                                          self.log.storages[row.number].nbytes, made_by, kind, row.is_read))
@@ -49,4 +53,5 @@ class SavedStorages:
         if lifetime.category in ("parameter", "buffer", "input"):
             return lifetime.label, lifetime.label, lifetime.category
         made_by = self.log.nodes[lifetime.node].name if lifetime.node >= 0 else "(outside the model)"
-        return f"{made_by}:{number}", made_by, "activation"
+        count = sum(maker == made_by for _, maker, _ in self._names.values())
+        return f"{made_by}:{count}", made_by, "activation"

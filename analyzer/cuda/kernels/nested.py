@@ -16,6 +16,8 @@ from analyzer.meta.tensor import device_of
 
 Tensor = torch.Tensor
 _HALVES = (torch.float16, torch.bfloat16)
+# torch/nested/_internal/nested_tensor.py keeps one tensor for all views: made in the first run, it would be in its log
+torch.nested._internal.nested_tensor._nt_view_dummy()
 
 
 @kernel_replacements.append
