@@ -108,7 +108,8 @@ def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     on_device, on_host = device_kernels.find(op), host_kernels.find(op)
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
-        if state is not None:
+        # under vmap and functional gradients, it is what comes out of them that runs on the device
+        if state is not None and torch._C._functorch.peek_interpreter_stack() is None:
             impl = on_host if on_device is on_host or not any_on(state, "cuda", args) else on_device
             if impl is not None:
                 with torch._C.DisableTorchFunction():  # the engine calls this with the function mode still active

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.state import MetaState, current
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import device_of, is_around_tensors, kernel
 
 from .replacement import Undo
@@ -68,7 +68,7 @@ class GatedKernels:
 def device_type_of(state: MetaState, tensor: Tensor) -> str:
     """The type of device that ``tensor`` is on; those with data are where the mode takes them to be."""
     if tensor.layout is torch.strided:
-        storage = tensor.untyped_storage()
+        storage = find_storage(tensor)
         if type(storage) is MetaStorage:
             return storage.device.type
         if is_around_tensors(tensor):
