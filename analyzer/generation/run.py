@@ -1,7 +1,8 @@
 """`profile_generate`: what reading a prompt and generating tokens after it costs."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
 from analyzer.api.session import Session
-from analyzer.errors import InputError, is_count
+from analyzer.errors import AnalyzerError, InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.record.model_failure import first_line
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.results.info import OutOfMemoryInfo
@@ -79,8 +81,23 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
         raise InputError(
             f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the "
             "tokens")
-    with set_training(module, False):
+    with set_training(module, False), _telling_what_reads_no_tokens(module):
         return _Generation(session, module, prompt, new_tokens, form).run(samples)
+
+
+@contextmanager
+def _telling_what_reads_no_tokens(module: nn.Module) -> Iterator[None]:
+    """Raise InputError where a model fails that has no embedding, which a model that reads tokens has."""
+    try:
+        yield
+    except AnalyzerError:
+        raise
+    except Exception as error:
+        if any(isinstance(part, nn.Embedding) for part in module.modules()):
+            raise
+        raise InputError(f"profile_generate({type(module).__name__}): is no model that decodes: it has no embedding of "
+                         f"tokens, and called with token indices it raised {first_line(error)}; give a language model, "
+                         "or ask `analyzer profile` what a step of this one costs") from error
 
 
 def choose_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> Decoder:

@@ -10,7 +10,8 @@ from .column import Column, check_layout
 from .data_table import print_data
 from .quantity import find_quantity, read_known
 
-DEFAULT_COLUMNS = ("params", "peak_allocated_bytes", "fwd_flops", "bwd_flops", "step_seconds")
+#: Of FLOPs those that run, as the first screen has them by phase: with what checkpoints run again.
+DEFAULT_COLUMNS = ("params", "peak_allocated_bytes", "hardware_flops", "step_seconds")
 _FACTS = (Column("mode", "Mode", "text"), Column("device", "Device", "text"))
 
 

@@ -83,6 +83,6 @@ def model_errors(name: str) -> Iterator[None]:
         yield
     except AnalyzerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the latter: a factory that ends where it finds no data
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame is not the model's
         raise ModelError(f"{name} failed: {first_line(error)}\n  {find_failure(error)}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from analyzer.errors import TargetError
+from analyzer.record.model_failure import find_failure
 
 from .model_target import find_close
 
@@ -91,4 +92,6 @@ def import_errors(what: str, text: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise TargetError(f"{text}: {what} itself imports {error.name!r}, which is not installed") from error
     except (Exception, SystemExit) as error:  # the latter: a script that reads its arguments when it is imported
-        raise TargetError(f"{text}: importing {what} failed: {type(error).__name__}: {error}") from error
+        source = find_failure(error).source
+        raise TargetError(f"{text}: importing {what} failed: {type(error).__name__}: {error}"
+                          + (f", at {source}" if source else "")) from error

@@ -363,7 +363,7 @@ def wrong(x: Tensor) -> Tensor:
 WRONG: dict[str, tuple[dict[str, Any], list[str], str, str]] = {
     "choice": ({}, ["exp"], "drop", "set_saved(..., 'drop'): choose one of keep, recompute, offload"),
     "no node": ({}, ["cos"], "keep",
-                "set_saved(..., 'keep'): cos is no node of this graph; take one of gm.graph.nodes, or its name"),
+                "cos is no node of this graph; take one of gm.graph.nodes, or its name (set_saved(..., 'keep'))"),
     "output": ({}, ["output"], "keep", "set_saved(..., 'keep'): output is the output, which is held anyway"),
     "no region": ({}, ["sin"], "recompute",
                   "set_saved(..., 'recompute'): sin is in no checkpoint region, so nothing would run it again; "

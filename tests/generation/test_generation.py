@@ -289,3 +289,10 @@ def test_a_table_of_positions_that_is_not_the_decoders_limits_nothing():
     assert profile_generate(build_with_images, 10, 3).steps[-1].context_tokens == 12
     with pytest.raises(InputError, match="has 16 positions"):
         profile_generate(build_with_images, 16, 2)
+
+
+@pytest.mark.parametrize("words", [["resnet50"], ["resnet18", "--batch", "2"]])
+def test_a_model_that_reads_no_tokens_is_named(words, capsys):
+    assert main(["generate", *words, "--prompt", "8", "--new-tokens", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "profile_generate(ResNet): is no model that decodes: it has no embedding of tokens" in error

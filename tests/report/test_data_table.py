@@ -7,7 +7,9 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
+from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.report.data_table import list_modules, list_nodes
@@ -15,6 +17,7 @@ from analyzer.report.model_table import model_table
 from analyzer.report.module_comparison import compare_modules
 from analyzer.results.info import CostInfo
 from analyzer.results.profile import Profile
+from analyzer.units import format_count
 
 DRAWN = re.compile("[├└│]")
 
@@ -99,9 +102,23 @@ def test_a_row_a_model(mlp, bare, read_table):
     # 10,528 and 12,576 FLOPs, 12 KiB, 15 us; of the other nothing is known
     assert rows == [
         {"Model": "one.json", "Mode": "train", "Device": "h200", "Params": "676", "Peak allocated": "12.00 KiB",
-         "Fwd FLOPs": "10.53 K", "Bwd FLOPs": "12.58 K", "Step time": "15.00 us"},
-        {"Model": "two.json", "Mode": "infer", "Device": "-", "Params": "-", "Peak allocated": "-", "Fwd FLOPs": "-",
-         "Bwd FLOPs": "-", "Step time": "-"}]
+         "Hardware FLOPs": "23.10 K", "Step time": "15.00 us"},
+        {"Model": "two.json", "Mode": "infer", "Device": "-", "Params": "-", "Peak allocated": "-",
+         "Hardware FLOPs": "-", "Step time": "-"}]
+
+
+def test_the_table_of_several_has_the_flops_that_the_screen_of_each_has(read_table):
+    """With a checkpoint a step runs more than it needs: the first product of 2 * 512 * 64 * 64 and the tanh again."""
+    class Net(torch.nn.Sequential):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False).relu().sum()
+
+    Linear = torch.nn.Linear
+    p = profile(Net(Linear(64, 64), torch.nn.Tanh(), Linear(64, 64)), args=(torch.empty(512, 64),))
+    row, = read_table(model_table([("net", p)]))
+    assert p.recompute_flops >= 2 * 512 * 64 * 64
+    assert p.hardware_flops == p.phases["forward"].flops + p.phases["backward"].flops > p.model_flops
+    assert row["Hardware FLOPs"] == format_count(p.hardware_flops)
 
 
 def test_columns_by_path_and_figures_unrounded(mlp, bare):
@@ -116,7 +133,7 @@ def test_of_a_step_that_ran_out_of_memory_the_model_alone_is_known(mlp, out_of_m
     ended = replace(mlp, out_of_memory=out_of_memory)
     first, second = read_table(model_table([("fits", mlp), ("ends", ended)]))
     assert (first["Out of memory"], second["Out of memory"]) == ("no", "yes")
-    assert (second["Params"], second["Peak allocated"], second["Fwd FLOPs"]) == ("676", "-", "-")
+    assert (second["Params"], second["Peak allocated"], second["Hardware FLOPs"]) == ("676", "-", "-")
 
 
 def test_two_profiles_by_module_in_csv(mlp):
@@ -149,7 +166,7 @@ def test_several_saved_profiles_are_a_row_each(capsys, files, tmp_path):
     assert [(row["model"], row["params"]) for row in read(out)] == list(zip(files, ("676", "677", "678")))
     output = tmp_path / "models.tex"
     assert run(capsys, "compare", *files, "--format", "latex", "--output", str(output)) == (0, "", "")
-    assert output.read_text().startswith(r"\begin{tabular}{lllrrrrr}")
+    assert output.read_text().startswith(r"\begin{tabular}{lllrrrr}")
     two = run(capsys, "compare", *files[:2], "--by", "model")[1]
     assert two.splitlines()[1].startswith("Model") and len(two.splitlines()) == 5  # headings on two lines
     by_module = run(capsys, "compare", *files[:2], "--by", "module")[1]

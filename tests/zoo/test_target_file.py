@@ -124,6 +124,26 @@ def test_a_file_that_cannot_be_imported(folder: Path, content: str | None, messa
     assert str(caught.value).startswith(f"broken.py:Net: {message}")
 
 
+@pytest.mark.parametrize(("content", "line"), [
+    ("import torch\nx = 1\ny = x / 0\n", "broken.py:3"),
+    ("import torch\nfrom beside import y\n", "beside.py:2"),
+])
+def test_what_fails_while_a_file_is_imported_names_file_and_line(folder: Path, content: str, line: str) -> None:
+    (folder / "broken.py").write_text(content)
+    (folder / "beside.py").write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(TargetError) as caught:
+        load_target("broken.py:Net")
+    assert str(caught.value) == ("broken.py:Net: importing broken.py failed: ZeroDivisionError: division by zero, at "
+                                 f"{folder / line}")
+
+
+def test_a_factory_that_ends_the_process_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ends.py").write_text("import sys\ndef make():\n    sys.exit('no data folder')\n")
+    assert main(["profile", "ends.py:make", "--input", "2x3"]) == 1
+    error = capsys.readouterr().err
+    assert "SystemExit: no data folder" in error and f"at {folder / 'ends.py'}:3" in error
+
+
 def test_a_file_of_nearly_that_name(folder: Path) -> None:
     with pytest.raises(TargetError, match=r"no file 'mynett.py' in .*; did you mean mynet.py\?$"):
         load_target("mynett.py:Net")

@@ -104,10 +104,10 @@ def find_nodes(gm: fx.GraphModule, nodes: Nodes, caller: str) -> list[fx.Node]:
     for node in nodes:
         found = by_name.get(node if isinstance(node, str) else node.name)
         if found is None or not isinstance(node, str) and found is not node:
-            raise InputError(f"{caller}: {node} is no node of this graph; take one of gm.graph.nodes, or its name")
+            raise InputError(f"{node} is no node of this graph; take one of gm.graph.nodes, or its name ({caller})")
         chosen.add(found)
     if not chosen:
-        raise InputError(f"{caller}: no nodes given")
+        raise InputError(f"no nodes given ({caller})")
     return [n for n in gm.graph.nodes if n in chosen]
 
 
@@ -134,10 +134,10 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
     for node in run:
         if node.op in ("placeholder", "output"):
             raise InputError(
-                f"{caller}: {node.name} is the graph's {node.op}; a region holds nodes between inputs and output")
+                f"{node.name} is the graph's {node.op}; a region holds nodes between inputs and output ({caller})")
         if node.op != "get_attr" and node not in named:
-            raise InputError(f"{caller}: the nodes must follow each other in the graph; {node.name} lies between "
-                             f"{named[0].name} and {named[-1].name}: name it too, or make two regions")
+            raise InputError(f"the nodes must follow each other in the graph; {node.name} lies between "
+                             f"{named[0].name} and {named[-1].name}: name it too, or make two regions ({caller})")
     return run
 
 
@@ -161,8 +161,8 @@ def _shared_depth(run: list[fx.Node], region: Region) -> int:
             if inside[:depth] != outside[:depth] or r != other:
                 break
             if not isinstance(r, GradRegion):  # which is the same when cut in two
-                raise InputError(f"set_region(..., {region!r}): {edge.name} and {neighbour.name} are both in {r!r}, "
-                                 "which would be cut in two; take all of its nodes or none")
+                raise InputError(f"{edge.name} and {neighbour.name} are both in {r!r}, which would be cut in two; take "
+                                 f"all of its nodes or none (set_region(..., {region!r}))")
     return depth
 
 
