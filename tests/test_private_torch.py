@@ -54,6 +54,8 @@ NAMES = {
         "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
         "torch.library.fallthrough_kernel"
     ],
+    "meta/intercept/control_flow.py": [
+        f"torch.ops.higher_order.{name}.__class__" for name in ("cond", "while_loop", "scan", "map_impl")],
     "cuda/sdp_choice.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
     "meta/operator_key.py": ["torch.library.CustomOpDef._qualname"],
     "meta/operator_info.py": [

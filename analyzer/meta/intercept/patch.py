@@ -23,6 +23,7 @@ from analyzer.meta.state import active, active_state, current, mode_in_force
 from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
+from .control_flow import control_flow_replacements
 from .replacement import SharedReplacements, Undo, answer, replace, supply
 from .thread_guard import guard_threads
 
@@ -71,6 +72,7 @@ def _replacements() -> Iterator[Undo]:
     yield _run_compiled
     yield answer(torch, "compile", _compile, passes_original=True)
     yield from guard_threads()
+    yield from control_flow_replacements()
     for device in devices:
         yield from device.replacements()
 
