@@ -19,8 +19,9 @@ from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
+from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import device_of
-from analyzer.meta.value.known_value import small_enough
+from analyzer.meta.value.known_value import Deferred, small_enough
 
 from .checkpoint import read_headers_alone
 from .detection_ops import simulate_detection_ops
@@ -155,9 +156,9 @@ def _draw_integers(original: Any, *args: Any, **kwargs: Any) -> Any:
         return made
     with _for_real():
         value = original(*args, **{k: v for k, v in kwargs.items() if k in ("low", "high", "size", "dtype")})
-    state = current()
-    assert state is not None
-    return constant(state, value, torch.device("cpu"))
+    if isinstance(storage := find_storage(made), MetaStorage):
+        storage.known = Deferred(value)
+    return made
 
 
 def _time_the_host(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -65,7 +65,7 @@ def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str
     """The row of ranks ``alike``, of which ``rank`` was profiled."""
     fullest = [name for steps in (profile.phases, profile.first_step) for name, info in steps.items()
                if info.peak_allocated_bytes == profile.peak_allocated_bytes is not None]
-    comm = [info.comm_bytes for info in profile.phases.values()]
+    comm = [info.comm_bytes for info in profile.step_phases.values()]
     runs = tuple(RankRun(*run) for run in list_runs(alike))
     return RankRow(rank, runs, kind, profile.params, profile.param_bytes, profile.optimizer_bytes,
                    profile.peak_allocated_bytes, profile.peak_reserved_bytes, fullest[0] if fullest else None,

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from analyzer.meta.signature import Signature
+from analyzer.meta.stream_mark import StreamMark
 from analyzer.record.call_table import CallTable
 from analyzer.record.log import Log, PhaseRecord, PlacedPart
 from analyzer.record.op_call import OpCall
@@ -49,9 +50,10 @@ class CallSequence:
         self._starts = [part.first_call for part in self._parts]
         self._alike: dict[tuple[int, int, int], tuple[list[int], Iterable[bool]]] = {}
         self._results: dict[int, set[int]] = {}  # of functional collectives, by id of the table that they are in
-        self.phases = list(self._list_phases())  #: each part of a phase, with its calls
+        #: each part of a phase, with its calls and what was asked of streams; what is in no step comes first
+        self.phases = sorted(self._list_phases(), key=lambda phase: phase[0].step)
 
-    def _list_phases(self) -> Iterator[tuple[PhaseRecord, list[CallRun]]]:
+    def _list_phases(self) -> Iterator[tuple[PhaseRecord, list[CallRun], list[StreamMark]]]:
         log, parts = self.log, deque(self._parts)
         for record, end in zip(log.phases, [*(later.first_call for later in log.phases[1:]), len(log.call_slots)]):
             place, runs = record.first_call, []
@@ -60,7 +62,8 @@ class CallSequence:
                 assert part.first_call + part.calls <= end  # a replay ends with its phase at the latest
                 runs += [self._written(place, part.first_call), self._replayed(part)]
                 place = part.first_call
-            yield record, [run for run in (*runs, self._written(place, end)) if run.calls]
+            marks = log.streams.marks_in(record.first_call, end)
+            yield record, [run for run in (*runs, self._written(place, end)) if run.calls], marks
 
     def _written(self, start: int, stop: int) -> CallRun:
         table = self.log.call_slots

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzer.record.evaluation import NO_STEP
 from analyzer.record.log import Log
 
 from .call_sequence import CallSequence
@@ -15,7 +16,7 @@ from .stream_schedule import HostRun, KernelRun, ScheduledStep, schedule_steps
 
 def find_lanes(log: Log, timer: CallTimer) -> Lanes:
     """The lanes of a log on the timer's device. Raises UnknownTimeError where the time of a call is not known."""
-    steps = list(schedule_steps(CallSequence(log, timer), notes_host=True))
+    steps = [step for step in schedule_steps(CallSequence(log, timer), notes_host=True) if step.step != NO_STEP]
     starts: dict[int, int] = {}
     begin = 0
     for step in reversed(steps):  # each begins when the one before it is done

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from analyzer.meta.stream_mark import StreamAction, StreamMark
+from analyzer.record.evaluation import NO_STEP
 from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
@@ -71,19 +72,18 @@ def find_end(sequence: CallSequence, timed: Sequence[TimedCall]) -> int:
     return schedule.end()
 
 
-def _run_steps(sequence: CallSequence, timed: Sequence[TimedCall], first: int = 0, *,
+def _run_steps(sequence: CallSequence, timed: Sequence[TimedCall], first: int = NO_STEP, *,
                notes_host: bool = False) -> Iterator[tuple[int, _StepSchedule]]:
     """Steps from the ``first`` on, each when all of it is launched."""
     phases = [phase for phase in sequence.phases if phase[0].step >= first]
     if not phases:  # a script that computes nothing
         return
-    marks, current, begin = deque(sequence.log.streams.marks), 0, phases[0][0].first_call
-    while marks and marks[0].call < begin:
-        mark = marks.popleft()
-        current = mark.stream if mark.action is StreamAction.SWITCH else current
+    marks: deque[StreamMark] = deque()
+    current = sequence.log.streams.stream_at(phases[0][0].first_call - 1)
     for step, parts in groupby(phases, key=lambda phase: phase[0].step):
         schedule = _StepSchedule(sequence, current, notes_host)
-        for record, runs in parts:
+        for record, runs, asked in parts:
+            marks.extend(asked)
             for run in runs:
                 for index, number, may_wait in zip(run.places, run.calls, run.may_wait):
                     while marks and marks[0].call <= index:

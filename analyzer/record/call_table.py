@@ -84,10 +84,10 @@ class CallTable(Sequence[OpCall]):
         self._modules[index], self._nodes[index] = module, node
         self._forwards[index] = -1 if forward is None else forward
 
-    def put_in_step(self, index: int, step: int) -> None:
-        """Make a call one of another step."""
-        _, phase, recomputed = self._numbering.keys_at[self._kinds[index]]
-        self._kinds[index] = self._numbering[step, phase, recomputed]
+    def put_in_step(self, index: int, step: int, phase: str | None = None) -> None:
+        """Make a call one of another step, and phase where one is given."""
+        _, before, recomputed = self._numbering.keys_at[self._kinds[index]]
+        self._kinds[index] = self._numbering[step, phase or before, recomputed]
 
     @overload
     def __getitem__(self, index: int) -> OpCall: ...

@@ -222,7 +222,7 @@ class Log:
     _tallies: tuple[tuple[int, int], list[Tally], Collection[Signature]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def expect(self, number: int, nbytes: int, claim: str) -> None:
         """Note a storage that outlives the replay it was born in: its birth is written out later than its death."""
@@ -347,9 +347,7 @@ class Log:
         for i in range(self._named, len(nodes)):
             node = nodes[i]
             assert node is not None
-            if i and node.step != nodes[i - 1].step:  # type: ignore[union-attr]
-                names.clear()
-            count = names.get(node.base, 0)
-            names[node.base] = count + 1
+            count = names.get((node.step, node.base), 0)
+            names[node.step, node.base] = count + 1
             node.name = f"{node.base}_{count}" if count else node.base
         self._named = len(nodes)

@@ -2,16 +2,21 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.signature import Signature
 from analyzer.meta.storage import MetaStorage
 
+from .evaluation import EVALUATION, OuterRun, leave_out_evaluation
 from .event import OUTSIDE
+from .hooks import FAILED
 from .module_walk import walk_modules
 from .optimizer_step import observed_steps
 from .recorder import Recorder
@@ -41,6 +46,8 @@ class ScriptRecorder(Recorder):
         self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         self._stateless: dict[type, int] = {}
         self._steps_at: list[tuple[int, torch.optim.Optimizer]] = []  # after how many calls each step was taken
+        self._outer: tuple[tuple[int, int, int], bool, bool] | None = None  # the call that no module made and runs now
+        self._outer_runs: list[OuterRun] = []
         self.phase = SETUP
 
     @property
@@ -66,6 +73,21 @@ class ScriptRecorder(Recorder):
         self.end()
         self.space.listener = self.memory.observer = None
         self.log.steps = max(1, self.steps_taken)
+        self._leave_out_evaluation()
+
+    def end_short(self, error: DeviceOutOfMemoryError) -> None:
+        """As in the base class; what came before may be evaluation."""
+        super().end_short(error)
+        self._leave_out_evaluation()
+
+    def _leave_out_evaluation(self) -> None:
+        passes = Counter([self.log.modules[run.module].path for run in leave_out_evaluation(
+            self.log, self._outer_runs)])
+        if passes:
+            many = ", ".join([f"{count} of {path}" for path, count in passes.items()])
+            self.mode.state.assume(f"forward passes that lead to no update ({many}) are a phase of their own, "
+                                   f"{EVALUATION}: they are in no figure of a step, but peaks of memory are those of "
+                                   "the whole run")
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; one from outside of any module begins a forward pass."""
@@ -73,12 +95,36 @@ class ScriptRecorder(Recorder):
             if id(module) not in self._module_index:
                 self._adopt(module)
             self._mark_inputs(module, args, kwargs)
-            if self.phase in (SETUP, "optimizer") and next(module.parameters(), None) is not None:
-                if self.phase == SETUP:
-                    self._follow_device()
-                    self._hold_what_is_there()
+            is_model = next(module.parameters(), None) is not None
+            if self.phase == SETUP and is_model:
+                self._follow_device()
+                self._hold_what_is_there()
+            if self.phase == "forward" or self.phase in (SETUP, "optimizer") and is_model:
                 self.begin("forward")
+                self._outer = self._count_all(), is_model, torch.is_grad_enabled()
         return super().enter_module(module, args, kwargs)
+
+    def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
+        """The innermost call ends; where no module made it, what it did is noted."""
+        super().leave_module(module, token, result)
+        if not self._stack and self._outer is not None:
+            starts, is_model, has_grad = self._outer
+            calls, nodes, module_calls = [range(start, end) for start, end in zip(starts, self._count_all())]
+            self._outer_runs.append(OuterRun(calls, nodes, module_calls, self._module_index[id(module)],
+                                             is_model and result is not FAILED, has_grad))
+            self._outer = None
+            if self.phase == "forward":
+                self.begin("forward")
+
+    def _count_all(self) -> tuple[int, int, int]:
+        """The operator calls, nodes and calls of modules so far."""
+        return self.count_calls(), len(self.log.node_slots), len(self.log.module_call_slots)
+
+    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
+        """An operator just ran; outside of modules it has a record of its phase for itself: it may be evaluation's."""
+        super().called(signature, inputs, outputs)
+        if not self._stack and self.phase == "forward":
+            self.begin("forward")
 
     def _follow_device(self) -> None:
         """Watch the device that the script is on, where it has nothing on the one of its rank: a launcher may show each

@@ -35,13 +35,16 @@ class StreamOrder:
         place = bisect_right(self._switches, call, key=_first)
         return self._switches[place - 1][1] if place else 0
 
+    def marks_in(self, begin: int, end: int) -> list[StreamMark]:
+        """The requests before the calls from ``begin`` to ``end``."""
+        return self.marks[bisect_left(self.marks, begin, key=_first):bisect_left(self.marks, end, key=_first)]
+
     def repeat(self, begin: int, end: int, at: int) -> None:
         """Make the requests before the calls from ``begin`` to ``end`` again, before those from ``at`` on. What was on
         the stream of the first call is on the current one now.
         """
-        first, last = bisect_left(self.marks, begin, key=_first), bisect_left(self.marks, end, key=_first)
         names = {self.stream_at(begin): (here := self.stream_at(at))}
-        for call, action, stream, event in self.marks[first:last]:
+        for call, action, stream, event in self.marks_in(begin, end):
             self.write(call - begin + at, action, names.get(stream, stream), event)
         if self.stream_at(end - begin + at) != here:
             self.write(end - begin + at, StreamAction.SWITCH, here)

@@ -43,7 +43,7 @@ def find_remedy(profile: Profile) -> str | None:
 def find_longest(profile: Profile) -> tuple[str, float] | None:
     """What most of a step's time is spent on, one of `BOUNDS`, and its share of it; None where that is not known."""
     totals = dict.fromkeys(BOUNDS, 0.0)
-    for phase in profile.phases.values():
+    for phase in profile.step_phases.values():
         for bound, seconds in bound_seconds(phase).items():
             totals[bound] += seconds
     longest = longest_bound(totals)

@@ -35,7 +35,8 @@ def sum_exposed(profile: Profile) -> float | None:
     """Seconds of a step in which a rank communicates and computes nothing; None where it does not communicate, or that
     is not known.
     """
-    return add_quantities([phase.exposed_comm_seconds for phase in profile.phases.values()]) if profile.comm else None
+    seconds = [phase.exposed_comm_seconds for phase in profile.step_phases.values()]
+    return add_quantities(seconds) if profile.comm else None
 
 
 def describe_world(world: WorldInfo) -> str:

@@ -95,7 +95,7 @@ def read_quantity(profile: Profile, name: str) -> float | None:
     elif name == "saved_bytes":
         value = None if profile.modules is None else profile.modules.saved_bytes
     elif name == "comm_bytes":
-        value = add_quantities(phase.comm_bytes for phase in profile.phases.values()) if profile.phases else None
+        value = add_quantities(phase.comm_bytes for phase in profile.step_phases.values()) if profile.phases else None
     else:
         value = read_rate(profile, name) if name in RATES else getattr(profile, name)
     return value

@@ -15,6 +15,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.lane import Lanes
 from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
+from analyzer.record.evaluation import EVALUATION, NO_STEP
 from analyzer.record.log import Log, LogNode
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import ProcessGroupSpec
@@ -115,9 +116,10 @@ class ProfileBuilder:
         return {"step_seconds_range": self.totals.get("step_seconds_range")}
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
-        phases = list_finished_phases(self.log)
+        places = [(step, phase) for phase in list_finished_phases(self.log)]
+        places += [(NO_STEP, EVALUATION)] if step == self.log.steps - 1 else []
         return {phase: PhaseInfo(**{k: v for k, v in self.phase_rows[step, phase].items() if k in _PHASE_FIELDS})
-                for phase in phases if self.phase_rows.get((step, phase))}
+                for step, phase in places if self.phase_rows.get((step, phase))}
 
     def _find_nodes(self) -> dict[str, Any]:
         log = self.log

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
+from analyzer.record.evaluation import EVALUATION
 from analyzer.units import add_quantities
 
 from .advice import Advice
@@ -235,6 +236,11 @@ class Profile(DeviceRecord):
         """
         found: Roofline = register_view.look_up("roofline", "roofline")(self)
         return found
+
+    @property
+    def step_phases(self) -> dict[str, PhaseInfo]:
+        """Those of `phases` that a step consists of: all but the evaluation that a script does between steps."""
+        return {name: phase for name, phase in self.phases.items() if name != EVALUATION}
 
     @property
     def communicates(self) -> bool | None:

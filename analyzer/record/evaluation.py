@@ -1,0 +1,171 @@
+"""Evaluation in a script: forward passes that lead to no update, and what is done for them, are no part of a step."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .log import Log, PhaseRecord
+from .op_call import OpCall
+
+EVALUATION = "evaluation"  #: the phase of calls that lead to no update
+NO_STEP = -1               #: the step of what is in no step
+_KEPT = ("forward", EVALUATION)
+
+
+class OuterRun(NamedTuple):
+    """A call of a module that no module made: the first and the one past the last of its operator calls, nodes and
+    calls of modules, and whether it may be evaluation: it ended, the module has parameters, and no gradient is asked
+    for or asked for in vain.
+    """
+
+    calls: range
+    nodes: range
+    module_calls: range
+    module: int
+    is_pass: bool
+    has_grad: bool
+
+
+def leave_out_evaluation(log: Log, runs: Sequence[OuterRun]) -> list[OuterRun]:
+    """Put evaluation into a phase of its own that is in no step; the result are its forward passes.
+
+    A forward pass is evaluation where no backward pass, no optimizer and no forward pass that is part of a step reads
+    what it gave, directly or through other operators. So are operators outside of modules that work for such passes
+    alone. What data go through the host is not followed.
+    """
+    evaluation = _Flow(log, runs).find_evaluation()
+    passes = [run for run in runs if run.is_pass and run.calls.start in evaluation]
+    if not passes:
+        return []
+    _leave_out_module_calls(log, [run for run in runs if run.calls.start in evaluation])
+    for run in runs:
+        for node in log.node_slots[run.nodes.start:run.nodes.stop] if run.calls.start in evaluation else ():
+            node.step = NO_STEP  # type: ignore[union-attr]
+    for index in evaluation:
+        log.call_slots.put_in_step(index, NO_STEP, EVALUATION)
+    for lifetime in log.storages.values():
+        if lifetime.born_call in evaluation and lifetime.step >= 0:
+            lifetime.step, lifetime.phase = NO_STEP, EVALUATION
+    log.outer_calls = [call._replace(step=NO_STEP) if call.position in evaluation else call for call in log.outer_calls]
+    log.phases = list(_join_records(log.phases, evaluation))
+    return passes
+
+
+class _Flow:
+    """What of a log leads to an update. Operator calls of one outer run are a unit, others are each one of their own;
+    a unit goes by its first call.
+    """
+
+    def __init__(self, log: Log, runs: Sequence[OuterRun]) -> None:
+        self.calls, self.storages = log.calls, log.storages
+        self.runs = {run.calls.start: run for run in runs if run.calls}
+        self.unit_of = list(range(len(self.calls)))
+        for start, run in self.runs.items():
+            self.unit_of[start:run.calls.stop] = [start] * len(run.calls)
+
+    def find_evaluation(self) -> set[int]:
+        """The calls of evaluation, by index."""
+        used, last_update = self._find_used()
+        # of what comes after the last update and asks for gradients it is not known what it would lead to
+        seeds = {start for start, run in self.runs.items() if run.is_pass and start not in used
+                 and last_update >= 0 and (start < last_update or not run.has_grad)}
+        if not seeds:
+            return set()
+        joined = _Groups()
+        for index, call in enumerate(self.calls):
+            unit = self.unit_of[index]
+            for number in (*call.inputs, *call.outputs) if unit not in used else ():
+                lifetime = self.storages.get(number)
+                born = -1 if lifetime is None else lifetime.born_call
+                # a storage of an earlier step, such as an average of weights, is not evaluation's alone
+                if 0 <= born < len(self.calls) and self.unit_of[born] not in used and (
+                        self.calls[born].step == call.step and number in self.calls[born].outputs):
+                    joined.join(unit, self.unit_of[born])
+        groups = {joined.find(unit) for unit in seeds}
+        return {i for i, unit in enumerate(self.unit_of) if unit not in used and joined.find(unit) in groups}
+
+    def _find_used(self) -> tuple[set[int], int]:
+        """The units with a call that leads to an update, and the last call of an update; -1 where there is none."""
+        used: set[int] = set()
+        wanted: set[int] = set()  # storages that are read later on the way to an update
+        forwards: set[int] = set()
+        last_update = -1
+        for index in reversed(range(len(self.calls))):
+            call = self.calls[index]
+            if call.phase != "forward" or index in forwards or not wanted.isdisjoint(self._written(index, call)):
+                used.add(self.unit_of[index])
+                wanted.update(call.inputs)
+                if call.forward is not None:
+                    forwards.add(call.forward)
+                if call.phase in ("backward", "optimizer"):
+                    last_update = max(last_update, index)
+        return used, last_update
+
+    def _written(self, index: int, call: OpCall) -> Iterator[int]:
+        """The storages in which a call leaves a result; of a module's run those that were made in it."""
+        unit = self.unit_of[index]
+        for number in call.outputs or call.inputs:
+            lifetime = self.storages.get(number)
+            if unit not in self.runs or lifetime is not None and unit <= lifetime.born_call <= index:
+                yield number
+
+
+class _Groups:
+    """Units that belong together."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int] = {}
+
+    def find(self, unit: int) -> int:
+        """The unit that stands for a group."""
+        while (above := self._parent.get(unit, unit)) != unit:
+            self._parent[unit] = self._parent.get(above, above)
+            unit = above
+        return unit
+
+    def join(self, unit: int, other: int) -> None:
+        """Make the groups of both one."""
+        self._parent[self.find(unit)] = self.find(other)
+
+
+def _leave_out_module_calls(log: Log, runs: Sequence[OuterRun]) -> None:
+    left_out = {index for run in runs for index in run.module_calls}
+    calls = log.module_calls
+    kept = [index for index in range(len(calls)) if index not in left_out]
+    place = {index: new for new, index in enumerate(kept)}
+    for module, count in Counter([calls[index].module for index in left_out]).items():
+        record = log.modules[module]
+        record.calls -= count
+        first = next((calls[index] for index in kept if calls[index].module == module), None)
+        if first is not None:
+            record.inputs, record.outputs = first.inputs, first.outputs
+    for index in kept:
+        if (parent := calls[index].parent) is not None:
+            calls[index].parent = place[parent]
+    log.module_call_slots = [calls[index] for index in kept]
+
+
+def _join_records(records: Sequence[PhaseRecord], evaluation: set[int]) -> Iterator[PhaseRecord]:
+    """The records of phases, of which those of one phase that follow each other are one."""
+    last: PhaseRecord | None = None
+    for record in records:
+        if record.first_call in evaluation and record.first_call < record.last_call:
+            record.step, record.phase = NO_STEP, EVALUATION
+        is_empty = record.first_call == record.last_call and record.phase in _KEPT
+        if last is not None and last.phase in _KEPT and (
+                is_empty or (record.step, record.phase) == (last.step, last.phase)):
+            last.last_call, last.end_event = record.last_call, record.end_event
+            last.end_allocator_event = record.end_allocator_event
+            last.allocated_bytes, last.requested_bytes = record.allocated_bytes, record.requested_bytes
+            last.reserved_bytes = record.reserved_bytes
+            last.peak_allocated_bytes = max(last.peak_allocated_bytes, record.peak_allocated_bytes)
+            last.peak_requested_bytes = max(last.peak_requested_bytes, record.peak_requested_bytes)
+            if last.peak_reserved_bytes is not None and record.peak_reserved_bytes is not None:
+                last.peak_reserved_bytes = max(last.peak_reserved_bytes, record.peak_reserved_bytes)
+            continue
+        if last is not None:
+            yield last
+        last = record
+    if last is not None:
+        yield last
