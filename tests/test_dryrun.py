@@ -53,8 +53,7 @@ def test_a_plain_loop_is_ended_after_the_steps_asked_for(script, capsys):
     assert p.params == PARAMETERS
     assert p.fwd_macs == 64 * (256 * 512 + 512 * 8)
     assert p.bwd_macs == 64 * 256 * 512 + 2 * 64 * 512 * 8  # the input asks for no gradient
-    # two moments each, and a step count for each of the four tensors
-    assert p.optimizer_bytes == 2 * 4 * PARAMETERS + 4 * 4
+    assert p.optimizer_bytes == 2 * 4 * PARAMETERS  # two moments each; the counts of steps are on the host
     assert any("unknown scalar (torch.float32) was taken as 1" in a and "train.py:13" in a for a in p.assumptions)
     assert list(p.first_step) == ["forward", "backward", "optimizer", "zero_grad"]
     assert {child.path: child.params for child in p.modules.children} == {"Sequential": PARAMETERS}

@@ -335,6 +335,14 @@ def test_nested_attention_asks_which_kernels_can_be_used():
         assert name in inspect.getsource(sdpa._select_sdp_backend)
 
 
+def test_lbfgs_asks_what_is_answered():
+    from torch.optim import lbfgs
+
+    from analyzer.meta.value.line_search import MET
+
+    assert set(MET) <= {line.strip() for line in inspect.getsource(lbfgs).splitlines()}
+
+
 def test_hooks_inside_an_optimizers_step_are_seen():
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 

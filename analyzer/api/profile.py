@@ -20,7 +20,7 @@ from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.restart import Restart
 from analyzer.meta.structure import tensors_of
 from analyzer.record.collector import rare_collections
-from analyzer.record.eager import EagerStep, GradientFound, OptimizerFactory
+from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.model_failure import noting_failures
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.optimizer_step import has_gradient_hooks
@@ -154,6 +154,9 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
         replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast,
                            step=step, device_type=session.device.type, options=options, **settings)
+        if replay.step.takes_closure and replay.refusal is None:
+            replay.refusal = RUNS_MODEL
+            raise Restart(replay.refusal)
         replay.step.run()
 
     found = run_replayed(session, call.module, run_step, replay)

@@ -21,6 +21,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.tensor import device_of
 from analyzer.profilers.communication_buffer import BUILT, name_buffers
 from analyzer.record.collector import rare_collections
+from analyzer.record.eager import RUNS_MODEL
 from analyzer.record.module_walk import walk_modules
 from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
@@ -164,6 +165,7 @@ def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
     """Run all blocks for a ``reason``, or some: then the second result is what a run of all is."""
     recorder, module = steps.recorder, steps.model
     chain: Chain | None = None
+    reason = reason or (RUNS_MODEL if steps.takes_closure else None)
     if reason is None:
         try:
             chain = find_chain(module)

@@ -38,7 +38,7 @@ def profile_memory(log: Log) -> Annotation:
                                    default=None),
         "peak_reserved_bytes_range": None, "peak_allocated_bytes_range": None,
         "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
-        "optimizer_bytes": _held(log, "optimizer state")}
+        "optimizer_bytes": _held_by_optimizers(log)}
     _find_bounds(log, out)
     spec, predicted = simulated_spec(), Peaks(log.peak_bytes, out.totals["peak_reserved_bytes"])
     if has_inferred(log, spec):
@@ -95,6 +95,16 @@ def _fill_rows(log: Log, out: Annotation) -> None:
 
 def _held(log: Log, category: str) -> int:
     return sum([lifetime.nbytes for lifetime in log.lifetimes_in(category)]) + log.unwritten[category]
+
+
+def _held_by_optimizers(log: Log) -> int:
+    """Bytes of states that are on the device at the end of the last step. AdamW's step counters stay on the host unless
+    it is fused or capturable (``_init_group`` of torch/optim/adam.py); LBFGS lets go of the oldest of its vectors.
+    """
+    end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
+    return log.unwritten["optimizer state"] + sum([
+        lifetime.nbytes for lifetime in log.lifetimes_in("optimizer state")
+        if lifetime.device == log.device and (lifetime.died is None or lifetime.died > end)])
 
 
 def forward_ends(log: Log) -> dict[int, int]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from analyzer.errors import InputError, is_count
 from analyzer.record.eager import check_loss, default_loss
+from analyzer.record.optimizer_step import takes_closure
 
 from .checkpointing import checkpoint_blocks
 from .chunked_loss import chunk_loss
@@ -95,6 +96,9 @@ class Recipe:
 def _accumulate(count: int, loss_fn: Callable[[Any], torch.Tensor], model: nn.Module,
                 optimizer: torch.optim.Optimizer | None, *args: Any, **kwargs: Any) -> None:
     """A training step whose gradients are sums over micro-batches."""
+    if optimizer is not None and takes_closure(optimizer):
+        raise InputError(f"accumulate={count}: {type(optimizer).__name__} runs the model itself, as often as it likes; "
+                         "give no accumulation, or a step of your own from Python")
     for _ in range(count):
         loss = loss_fn(model(*args, **kwargs))
         check_loss(loss)

@@ -12,7 +12,7 @@ from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
 from analyzer.meta.structure import tensors_of
 
-from .optimizer_step import TORCHS_OWN, has_step_hooks
+from .optimizer_step import TORCHS_OWN, has_step_hooks, takes_closure
 from .options import ProfileOptions
 from .progress import report_progress
 from .recorder import Recorder
@@ -22,6 +22,9 @@ from .tensor_walk import tensors_in
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 #: makes the optimizer of a step, from the parameters to train and the model that has them
 StepOptimizer = Callable[[list[torch.nn.Parameter], torch.nn.Module], torch.optim.Optimizer]
+
+RUNS_MODEL = "the optimizer runs the model itself"  #: why nothing is replayed then
+
 
 def default_loss(output: Any) -> torch.Tensor:
     """``output.loss`` where there is one, else the sum of the floating outputs that have a gradient."""
@@ -90,6 +93,9 @@ class EagerStep:
         self.looks_for_gradient = looks_for_gradient
         self.optimizer = None if optimizer is None else optimizer(
             [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad], model)
+        #: whether the optimizer's step runs the model itself, as often as it likes
+        self.takes_closure = step is None and self.optimizer is not None and takes_closure(self.optimizer)
+        self._history: str | None = None
         self.holds = hold_inputs(args, kwargs)
 
     @property
@@ -119,14 +125,16 @@ class EagerStep:
             self.recorder.check()
 
     def is_last(self, index: int) -> bool:
-        """Whether no step follows that of an index."""
-        return index + 1 >= self.options.steps
+        """Whether no step follows that of an index: of more than one, as many as LBFGS takes to have its history."""
+        before, self._history = self._history, self.recorder.history
+        grows = self._history is not None and self._history != before and self.options.steps > 1
+        return index + 1 >= self.options.steps and not grows
 
     def run_step(self, index: int) -> None:
         """A step but for the optimizer's part."""
         if self.mode == "train" and self.step is not None:
             self._custom()
-        else:
+        elif not self.takes_closure:
             self.run_model()
             self.drop_gradients()
 
@@ -167,7 +175,15 @@ class EagerStep:
         if any(t.requires_grad for t in found):
             raise GradientFound
 
-    def _train(self) -> None:
+    def _evaluate(self) -> Any:
+        """The loss, with gradients: what an optimizer is given that runs the model itself."""
+        assert self.optimizer is not None
+        self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
+        with torch._C.DisableTorchFunction():
+            return self._train()
+
+    def _train(self) -> torch.Tensor:
+        """The forward and the backward pass; the loss."""
         recorder = self.recorder
         recorder.begin("forward")
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
@@ -180,12 +196,17 @@ class EagerStep:
         note_saved_inputs(recorder, self.holds)
         with torch._C._EnableTorchFunction():
             loss.backward()
-        del loss
         recorder.mark(self._gradients(), "gradient")
+        return cast(torch.Tensor, loss)
 
     def update(self) -> None:
         """The optimizer's part."""
         assert self.optimizer is not None
+        if self.takes_closure:
+            with torch._C._EnableTorchFunction():
+                self.optimizer.step(self._evaluate)
+            self.recorder.mark_states(self.optimizer)
+            return
         state = self.recorder.mode.state
         plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer)
         state.lists = ListMemo() if plain else None

@@ -14,7 +14,7 @@ from analyzer.fork import hold_over_forks
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 
-from .optimizer_step import observed_steps
+from .optimizer_step import describe_history, observed_steps
 
 _STAGES = "torch.distributed.pipelining.stage"
 _BACKWARD_OF_STAGE = ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
@@ -149,8 +149,10 @@ _simulated = SharedReplacements(partial(_replacements, _find_simulated))
 hold_over_forks(_simulated.lock)
 
 
-def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What is done before and after every optimizer's step: each has a ``step`` of its own class."""
+def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
+    """What is done before and after every optimizer's step: each has a ``step`` of its own class; and what a step calls
+    in place of a closure, which is a forward and a backward pass.
+    """
     interrupted: list[str] = []
 
     def before(optimizer: Any) -> None:
@@ -161,6 +163,8 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
     def after(optimizer: Any) -> None:
         if recorder.hears():
             phase = interrupted.pop()
+            if isinstance(optimizer, torch.optim.LBFGS):
+                recorder.history = describe_history(optimizer)
             if interrupted:  # it is the one inside another, which may communicate afterwards
                 recorder.resume("optimizer")
                 return
@@ -172,4 +176,14 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
                                  "parameters of the profiled model: its updates are not counted")
             recorder.resume(phase if phase == "backward" else "forward")
 
-    return before, after
+    def around(closure: Any) -> Any:
+        def evaluate() -> Any:
+            recorder.begin("forward")
+            try:
+                return closure()
+            finally:
+                recorder.resume("optimizer")
+
+        return evaluate if recorder.hears() else closure
+
+    return before, after, around

@@ -217,7 +217,7 @@ class Log:
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     number_of_label: dict[str, int] = field(default_factory=dict)  #: of the storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
-    #: bytes of storages that are not written out yet, by category
+    #: bytes of storages that are not written out yet, by category; of optimizer states those on the watched device
     unwritten: Counter[str] = field(default_factory=Counter)
     _tallies: tuple[tuple[int, int], list[Tally], Collection[Signature]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them

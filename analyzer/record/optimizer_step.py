@@ -1,6 +1,7 @@
 """Private torch API: whether an optimizer's step is torch's own code and nothing else."""
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,40 +22,55 @@ TORCHS_OWN = frozenset({
 
 _lock = threading.Lock()
 hold_over_forks(_lock)
-_observers: tuple[tuple[Callable[..., None], Callable[..., None]], ...] = ()  #: exchanged, never changed
+_observers: tuple[tuple[Callable[..., None], Callable[..., None], Callable[..., Any]], ...] = ()  #: never changed
 _handles: list[Any] = []
 
 
+def _as_given(closure: Any) -> Any:
+    return closure
+
+
 @contextmanager
-def observed_steps(before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
-    """Calls ``before`` and ``after`` every step of any optimizer in any thread, with the optimizer.
+def observed_steps(before: Callable[..., None], after: Callable[..., None],
+                   around: Callable[[Any], Any] = _as_given) -> Iterator[None]:
+    """Calls ``before`` and ``after`` every step of any optimizer in any thread, with the optimizer, and lets it call
+    what ``around`` makes of the closure that a step is given.
 
     One pair of torch's global hooks serves all observers: torch fails where another thread adds one during a step.
     """
     global _observers
-    pair = before, after
+    own = before, after, around
     try:
         with _lock:
-            _observers += pair,
+            _observers += own,
             if not _handles:
                 _handles.append(_module.register_optimizer_step_pre_hook(_before_step))
                 _handles.append(_module.register_optimizer_step_post_hook(_after_step))
         yield
     finally:
         with _lock:
-            _observers = tuple([other for other in _observers if other is not pair])
+            _observers = tuple([other for other in _observers if other is not own])
             while _handles and not _observers:
                 _handles.pop().remove()
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for before, _after in _observers:
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What runs before a step; the arguments to call it with instead, where it is given a closure."""
+    for before, _, _ in _observers:
         before(optimizer)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+    for *_, around in _observers:
+        closure = around(closure)
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for _before, after in _observers:
-        after(optimizer)
+    for observer in _observers:
+        observer[1](optimizer)
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -78,6 +94,21 @@ def why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
     if not all(isinstance(x, LITERALS) for value in settings for x in (value if type(value) is tuple else (value,))):
         return "one of its settings is no plain value"
     return None
+
+
+def takes_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step needs a function that evaluates the model, as that of LBFGS does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def describe_history(optimizer: torch.optim.LBFGS) -> str | None:
+    """A sentence on what it does not hold yet; None where it holds all that it ever will."""
+    group = optimizer.param_groups[0]
+    held, most = len(optimizer.state[group["params"][0]].get("old_dirs") or ()), group["history_size"]
+    return None if held >= most else (
+        f"LBFGS: after these steps it holds {held} pairs of vectors, of which its history_size allows {most}: in the "
+        f"end it holds up to {2 * (most - held)} times the trained parameters more; run more steps to see it")
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

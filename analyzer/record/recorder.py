@@ -50,6 +50,7 @@ class Recorder(ModuleRecorder):
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
+        self.history: str | None = None  #: what an optimizer will hold and does not yet
         self.shortage: Shortage | None = None  #: the last time that memory ran out
         self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
         #: replays a block's record instead of running it, where it can
@@ -83,7 +84,7 @@ class Recorder(ModuleRecorder):
                 self.memory.journal = None
             # a recorder that outlives the run keeps no model
             self.replay_block, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
-            self.log.assumptions = list(state.assumptions)
+            self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world
 
     # ---- calls (CallListener)
@@ -221,7 +222,7 @@ class Recorder(ModuleRecorder):
         if sequence in self._hooked:
             self.before_backward(False)
         if variable is not None:
-            return None, self._parameter_owner.get(id(variable), self.outermost), OUTSIDE
+            return None, self.owner_of(variable), OUTSIDE
         # A custom function's operators share its number: its backward belongs to the first, a collective to the
         # collective.
         forward = self._collective_of_sequence.get(sequence) if communicates else None
@@ -230,6 +231,10 @@ class Recorder(ModuleRecorder):
         if forward is None:
             return None, module, OUTSIDE
         return forward, *self.place_of_call(forward)
+
+    def owner_of(self, variable: torch.Tensor) -> int:
+        """The module that holds a leaf whose gradient is accumulated."""
+        return self._parameter_owner.get(id(variable), self.outermost)
 
     def place_of_call(self, index: int) -> tuple[int, int]:
         """The module and the node of a call."""

@@ -17,6 +17,7 @@ from analyzer.meta.storage import MetaStorage
 from .evaluation import EVALUATION, OuterRun, leave_out_evaluation
 from .event import OUTSIDE
 from .hooks import FAILED
+from .memory_recorder import ROOT
 from .module_walk import walk_modules
 from .optimizer_step import observed_steps
 from .recorder import Recorder
@@ -48,6 +49,7 @@ class ScriptRecorder(Recorder):
         self._steps_at: list[tuple[int, torch.optim.Optimizer]] = []  # after how many calls each step was taken
         self._outer: tuple[tuple[int, int, int], bool, bool] | None = None  # the call that no module made and runs now
         self._outer_runs: list[OuterRun] = []
+        self._leaves: dict[int, torch.Tensor] = {}  # that get gradients and no module holds, by id
         self.phase = SETUP
 
     @property
@@ -156,6 +158,27 @@ class ScriptRecorder(Recorder):
         self._collect_modules(walk_modules(module, name))
         self.own_parameters(module)
 
+    def _own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
+        storage = self.storage_of(tensor)
+        lifetime = None if storage is None else self.log.storage_table.get(storage.number)
+        if lifetime is not None and lifetime.category == HELD:  # until a module that holds it is called
+            lifetime.category = ""
+        super()._own(tensor, category, label, index)
+
+    def owner_of(self, variable: torch.Tensor) -> int:
+        """As in the base class; a leaf of no module may be a parameter of the script's own."""
+        if id(variable) not in self._parameter_owner:
+            self._leaves[id(variable)] = variable
+        return super().owner_of(variable)
+
+    def _adopt_leaves(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take parameters of the script's own into the log: leaves that get gradients and that an optimizer steps."""
+        for parameter in [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._leaves]:
+            name = f"parameter_{len(self.script._parameters)}"
+            self.script._parameters[name] = self._leaves.pop(id(parameter))  # type: ignore[assignment]
+            self._parameter_owner[id(parameter)] = ROOT
+            self._own(parameter, "parameter", name, ROOT)
+
     def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """What a module is called with from outside and no module made is an input."""
         try:
@@ -188,6 +211,7 @@ class ScriptRecorder(Recorder):
                 kind = type(optimizer).__name__
                 same = sum(type(o) is type(optimizer) for _, o in self._optimizers.values())
                 self._optimizers[id(optimizer)] = (f"{kind} {same + 1}" if same else kind, optimizer)
+            self._adopt_leaves(optimizer)
             self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
                       "gradient")
 

@@ -80,7 +80,7 @@ class Profile(DeviceRecord):
     whole_params: int | None = None
     param_bytes: int | None = None
     buffer_bytes: int | None = None
-    optimizer_bytes: int | None = None       #: optimizer states
+    optimizer_bytes: int | None = None       #: optimizer states on the device: AdamW counts its steps on the host
 
     fwd_flops: int | None = None
     bwd_flops: int | None = None             #: without recompute_flops

@@ -44,7 +44,7 @@ def test_megatron_layers_communicate_what_its_paper_says():
         p = profile(lambda: MegatronGPT(8).cuda().to(torch.bfloat16), args=(IDS, IDS.clone()), optimizer="adamw",
                     loss_fn=lambda loss: loss)
     assert p.param_bytes == parameters == 103_692_288
-    assert 2 * parameters < p.optimizer_bytes < 2 * parameters + 512 * 400
+    assert p.optimizer_bytes == 2 * parameters
     assert p.phases["forward"].comm_bytes == 49 * activation + 3 * tokens == 205_545_472
     assert p.phases["backward"].comm_bytes == 49 * activation == 205_520_896
 
@@ -78,7 +78,7 @@ def test_a_llama_split_by_columns_and_rows_meets_the_bytes_derived_by_hand(tenso
     # Embedding and norms are in every rank of the dimension, matrices of layers are split; FSDP splits all of it again.
     kept = EMBEDDING + 33 * NORM + 16 * SPLIT // tensor
     assert (p.params, p.param_bytes) == (kept // data, 4 * kept // data)
-    assert 8 * kept // data < p.optimizer_bytes < 8 * kept // data + 512 * 200
+    assert p.optimizer_bytes == 8 * kept // data
     # Every layer sums after attention and after its MLP; backward each of q, k, v, gate and up sums for its own input.
     forward, backward = 32 * ACTIVATION, 80 * ACTIVATION
     if data > 1:  # all is gathered in forward, all but the root's own in backward; every gradient is scattered

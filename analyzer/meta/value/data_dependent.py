@@ -20,6 +20,7 @@ from analyzer.meta.value.contents import defer_call, read_known
 
 from .expectation import distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
+from .line_search import searching_answer
 from .unknown_scalar import expected_scalar, going_on
 from .validity_check import passing_value
 
@@ -71,6 +72,8 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
     if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
         state.assume(f"data is taken to pass the model's own check {state.where()}")
         return passing
+    if (asked := searching_answer(state, tensor)) is not None:
+        return asked
     if (answer := going_on(state, tensor)) is not None:
         return answer
     value = read_known(tensor, assumed=True) if state.expects_contents and not state.repeats else None

@@ -69,7 +69,9 @@ class LapSegment(Segment):
         self.survivors = [(i, self.first_slot + i, torch.device(table[n].device)) for i, n in enumerate(born)
                           if n not in dead]
         self.births_in_order = born
-        self.state_bytes = sum([table[n].nbytes for n in born if table[n].category == _STATE])
+        device = naming.source.device
+        self.state_bytes = sum([table[n].nbytes for n in born if table[n].category == _STATE
+                                and table[n].device == device])
         self.parts = list(self._divide())
         self.call_places = [what for kind, what in self.events if kind == CALLED]
 
