@@ -118,3 +118,60 @@ def test_where_no_call_is_seen_the_engine_says_how_many_micro_batches_there_are(
     prof.stop_profile()
     assert prof.profile.batch_size == 256
     MODEL.zero_grad()
+
+
+def in_flight(model, optimizer, x):
+    """Two micro-batches at a time, as a stage of a pipeline has them."""
+    waiting = [model(x).sum(), model(x).sum()]
+    for _ in range(3):
+        waiting.pop(0).backward()
+        waiting.append(model(x).sum())
+    for loss in waiting:
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def uneven(model, optimizer, x):
+    for rows in (8, 32, 16):
+        model(x[:rows]).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("step", "passes", "calls"), [(None, 1, 1), (accumulate, 1, 8), (in_flight, 2, 5),
+                                                       (two_views, 2, 2), (uneven, 1, 3)])
+def test_saved_bytes_are_those_of_the_passes_in_flight_where_they_are_most(step, passes, calls):
+    """ReLU's result, which the second layer saves too."""
+    for reuse in (True, False):
+        p = profile(MODEL, (X,), step=step, optimizer="sgd", device="h200", reuse=reuse)
+        own = {m.path: m.own.saved_bytes for m in p.modules.walk()}
+        doubled = 4 * 32 * 64 * (step is two_views)
+        assert 0 <= own.pop("") - doubled <= 4 * passes  # sums, which a step of one's own makes
+        assert own == {"0": 0, "1": passes * 4 * 32 * 64, "2": 0}
+        assert p.modules.saved_bytes == sum(m.own.saved_bytes for m in p.modules.walk())
+        relus = [n for n in p.nodes if n.target == "1"]
+        assert len(relus) == calls and all(n.output_bytes == n.incremental_bytes and not n.temp_bytes for n in relus)
+        assert sum(n.incremental_bytes for n in relus) == (4 * 56 * 64 if step is uneven else calls * 4 * 32 * 64)
+        given = sum(n.incremental_bytes for n in p.nodes if n.op == "placeholder")
+        assert max(n.accumulate_bytes for n in p.nodes) == given + passes * 4 * 32 * 64
+
+
+def test_what_dies_in_the_forward_pass_of_a_later_micro_batch_is_no_activation():
+    """GELU by hand makes temporaries: at the peak each micro-batch has the same of them, under the same name."""
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 4096)
+
+        def forward(self, x):
+            with torch.no_grad():
+                scale = (x @ self.fc.weight.T).abs().amax()
+            return (self.fc(x) * scale).square()
+
+    p = profile(Wide(), (X,), step=accumulate, optimizer="sgd", device="h200")
+    kinds = {event.category for event in p.memory_events if event.bytes == 4 * 32 * 4096 and event.action == "alloc"}
+    assert kinds == {"activation", "temporary"}
+    one = profile(Wide(), (X,), optimizer="sgd", device="h200")
+    divided = 512  # the block of a loss that is divided by the number of micro-batches
+    assert p.peak_by_category["activation"] == one.peak_by_category["activation"] + divided

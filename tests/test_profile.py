@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 
 from analyzer import MetaTensorMode, Profile, profile
 from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.parallel import world
+from analyzer.recipe.recipe import Recipe
 from analyzer.record.options import ProfileOptions
 from analyzer.zoo import MODELS
 
@@ -274,3 +278,87 @@ def test_a_users_own_profiler_adds_a_column_and_replaces_by_name():
     replaced = profile(nn.Linear(3, 4), args=(torch.empty(2, 3), ), mode="infer",
                        profilers={"flops": lambda log: Annotation()})
     assert replaced.fwd_flops is None
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    value: torch.Tensor
+
+
+class Scored(nn.Module):
+    """Gives its logits and their loss, in whatever ``form`` makes of the two."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.fc, self.form = nn.Linear(64, 256), form
+
+    def forward(self, x):
+        logits = self.fc(x)
+        return self.form(logits, logits.float().logsumexp(1).mean())
+
+
+FORMS = {
+    "tuple": (lambda logits, loss: (logits, loss), lambda out: out[1]),
+    "loss first": (lambda logits, loss: [loss, logits, logits.detach()], lambda out: out[0]),
+    "dict": (lambda logits, loss: {"logits": logits, "objective": loss}, lambda out: out["objective"]),
+    "nested": (lambda logits, loss: (logits, {"inner": (loss, logits.argmax(1))}), lambda out: out[1]["inner"][0]),
+    "dataclass": (Output, lambda out: out.value)}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_only_scalar_among_outputs_is_the_loss(name):
+    form, loss_fn = FORMS[name]
+    x = torch.rand(32, 64)
+    for reuse in (True, False):
+        p, told = (profile(Scored(form), x, optimizer="sgd", loss_fn=fn, reuse=reuse) for fn in (None, loss_fn))
+        assert p.assumptions == ("the only scalar of the model's 2 outputs is taken as the loss",)
+        for field in ("bwd_flops", "peak_allocated_bytes", "peak_by_category", "step_seconds", "fwd_flops", "phases"):
+            assert getattr(p, field) == getattr(told, field), field
+    recipe = Recipe(optimizer="sgd", accumulate=2)
+    twice, told = (profile(Scored(form), x, **recipe.profile_options("train", fn)) for fn in (None, loss_fn))
+    assert twice.bwd_flops == told.bwd_flops and twice.peak_allocated_bytes == told.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("form", "said"), [
+    (lambda logits, loss: (logits, loss, 2 * loss), "the loss is taken as the sum of the model's 3 outputs, of which 2 "
+                                                    "are scalars; loss_fn= says otherwise"),
+    (lambda logits, loss: (loss, 2 * loss), None), (lambda logits, loss: (logits, 2 * logits), None),
+    (lambda logits, loss: (logits.detach(), loss), None), (lambda logits, loss: loss, None)])
+def test_a_sum_of_outputs_is_said_where_it_may_not_be_meant(form, said):
+    assert profile(Scored(form), torch.rand(32, 64)).assumptions == (() if said is None else (said,))
+
+
+def _build(box, device="cuda"):
+    box["model"] = nn.Linear(64, 64, bias=False).to(device)
+    box["optimizer"] = torch.optim.AdamW(box["model"].parameters())
+    return box["model"]
+
+
+def test_an_optimizer_of_before_the_run_is_refused_or_has_its_states():
+    """Outside of a world other parameters are put in the place of a model's: an optimizer that was made with it would
+    update the old ones, which have no gradients, and its states would be missing.
+    """
+    box = {}
+
+    def step(model, *_):
+        box["model"](torch.zeros(8, 64, device="cuda")).sum().backward()
+        box["optimizer"].step()
+
+    with world(1):
+        inside = profile(partial(_build, box), step=step)
+    assert inside.optimizer_bytes == 2 * inside.param_bytes == 2 * 4 * 64 * 64
+    refused = "step: AdamW holds parameters of before the run.*optimizer=lambda params"
+    with pytest.raises(InputError, match=refused):
+        profile(partial(_build, box), step=step)
+    model = _build(box, "cpu")  # on real data
+    before = model.weight.detach().clone()
+    with pytest.raises(InputError, match=refused):
+        profile(model, torch.zeros(8, 64), step=lambda model, _, x: (model(x).sum().backward(), box["optimizer"].step()))
+    made = profile(model, torch.zeros(8, 64), optimizer=torch.optim.AdamW, step=lambda model, optimizer, x: (
+        model(x).sum().backward(), optimizer.step()))
+    assert made.optimizer_bytes == inside.optimizer_bytes
+    assert model.weight.equal(before) and model.weight.grad is None and not box["optimizer"].state
+    own = profile(model, torch.zeros(8, 64), step=lambda model, _, x: (
+        model(x).sum().backward(), torch.optim.AdamW(model.parameters()).step()))
+    assert own.optimizer_bytes == inside.optimizer_bytes  # those of the last step; an optimizer each

@@ -7,7 +7,7 @@ from analyzer.record.log import Log
 from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
-from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends
+from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends, outlives_forward
 
 BUILT = "held by the model"  #: what a wrapper made that is neither parameter nor buffer
 CAST = "cast copy"  #: of a parameter
@@ -83,5 +83,5 @@ class _Namer:
         return "unknown" if lifetime is None else lifetime.category
 
     def _is_activation(self, lifetime: StorageLifetime) -> bool:
-        end = self.ends.get(lifetime.step, self.log.events)
-        return not lifetime.category and lifetime.phase == "forward" and (lifetime.died is None or lifetime.died > end)
+        return not lifetime.category and lifetime.phase == "forward" and outlives_forward(
+            lifetime, self.ends.get(lifetime.step, ()), self.log)

@@ -2,6 +2,9 @@
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.record.log import Log
@@ -23,7 +26,8 @@ def profile_memory(log: Log) -> Annotation:
     """Bytes saved, temporary and held, of the last step; peaks of the whole run.
 
     A storage that a forward operator made and still alive when backward begins is saved for backward, by whatever means
-    (autograd, a checkpoint's arguments, a tensor on the context); it counts once, at the node that made it.
+    (autograd, a checkpoint's arguments, a tensor on the context); it counts once, at the node that made it. Of a step
+    with several backward passes, as of micro-batches, modules count what is saved where that is most.
     """
     out = Annotation(functools.partial(_fill_rows, log))
     for record in log.phases:
@@ -62,9 +66,10 @@ def _find_bounds(log: Log, out: Annotation) -> None:
 
 def _fill_rows(log: Log, out: Annotation) -> None:
     last = log.steps - 1
-    forward_end = end_of_forward(log, last)
+    ends = forward_ends(log).get(last, [])
     trains = any(r.phase == "backward" for r in log.phases)
     saved_at: dict[int, int] = {}
+    passes = _SavedByPass(ends)
     out.start_rows(log, {"output_bytes": 0, "temp_bytes": 0, "param_bytes": 0, "buffer_bytes": 0,
                          "incremental_bytes": 0, "backward_bytes": 0 if trains else None, "saved_tensors": ()})
     for i in range(len(log.modules)):
@@ -80,15 +85,16 @@ def _fill_rows(log: Log, out: Annotation) -> None:
             continue
         if lifetime.step != last or lifetime.phase != "forward" or lifetime.category in NO_ACTIVATIONS:
             continue
-        saved = trains and (lifetime.died is None or lifetime.died > forward_end)
+        saved = trains and outlives_forward(lifetime, ends, log)
         if saved:
             saved_at[lifetime.number] = lifetime.nbytes
+        passes.note(lifetime, saved)
         out.add(out.modules, lifetime.module, "activation_bytes", lifetime.nbytes)
-        if saved:
-            out.add(out.modules, lifetime.module, "saved_bytes", lifetime.nbytes)
         if lifetime.node >= 0 and saved and log.nodes[lifetime.node].step == last:
             out.add(out.nodes, lifetime.node, "incremental_bytes", lifetime.nbytes)
-    _describe_nodes(log, last, out, saved_at, trains)
+    for module, nbytes in passes.list_most_saved():
+        out.add(out.modules, module, "saved_bytes", nbytes)
+    _describe_nodes(log, last, out, saved_at, trains, passes)
     for node, rows in list_saved(log, saved_at).items() if trains else ():
         out.nodes[node]["saved_tensors"] = tuple(rows)
 
@@ -107,21 +113,59 @@ def _held_by_optimizers(log: Log) -> int:
         if lifetime.device == log.device and (lifetime.died is None or lifetime.died > end)])
 
 
-def forward_ends(log: Log) -> dict[int, int]:
-    """`end_of_forward` of every step, one that was not finished included."""
-    return {step: end_of_forward(log, step) for step in {record.step for record in log.phases}}
-
-
-def end_of_forward(log: Log, step: int) -> int:
-    """The event at which the first backward of ``step`` begins; the last event where there is none."""
-    end = log.events
+def forward_ends(log: Log) -> dict[int, list[int]]:
+    """By step: the event at which each backward pass begins that has a forward pass before it."""
+    ends: dict[int, list[int]] = {}
+    end: int | None = None  # of a forward pass that no backward pass follows yet
     for record in log.phases:
-        if record.step == step:
-            if record.phase == "backward":
-                return end
-            if record.phase == "forward":
-                end = record.end_event
-    return end
+        if record.phase == "forward":
+            end = record.end_event
+        elif record.phase == "backward" and end is not None:
+            ends.setdefault(record.step, []).append(end)
+            end = None
+    return ends
+
+
+def outlives_forward(lifetime: StorageLifetime, ends: Sequence[int], log: Log) -> bool:
+    """Whether a storage that a forward pass made is alive when the next backward pass begins, or the run ends; ``ends``
+    are those of its step.
+    """
+    place = bisect_left(ends, lifetime.born)
+    return lifetime.died is None or lifetime.died > (ends[place] if place < len(ends) else log.events)
+
+
+class _SavedByPass:
+    """What is saved when each backward pass of a step begins."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends = ends or [0]
+        self.pass_of_node: dict[int, int] = {}
+        self._saved: list[StorageLifetime] = []
+        self._total, self._kept = [0] * (len(self.ends) + 1), [0] * (len(self.ends) + 1)  # changes from pass to pass
+
+    def note(self, lifetime: StorageLifetime, is_saved: bool) -> None:
+        """Note a storage that a forward pass made."""
+        place = min(bisect_left(self.ends, lifetime.born), len(self.ends) - 1)
+        self.pass_of_node[lifetime.node] = place
+        if is_saved:
+            self._saved.append(lifetime)
+            stop = len(self.ends) if lifetime.died is None else max(place + 1, bisect_left(self.ends, lifetime.died))
+            of_node = lifetime.nbytes if lifetime.node >= 0 else 0
+            for changes, first, nbytes in ((self._total, place, lifetime.nbytes), (self._kept, place + 1, of_node)):
+                changes[first] += nbytes
+                changes[stop] -= nbytes
+
+    def list_most_saved(self) -> Iterator[tuple[int, int]]:
+        """Module and bytes of each storage that is saved when the pass begins for which most is."""
+        totals = list(accumulate(self._total[:-1]))
+        end = self.ends[totals.index(max(totals))]
+        for lifetime in self._saved:
+            if len(self.ends) == 1 or lifetime.born <= end and (lifetime.died is None or lifetime.died > end):
+                yield lifetime.module, lifetime.nbytes
+
+    def list_kept(self) -> list[int]:
+        """For each pass, the bytes of what passes before it saved and it does not use."""
+        return list(accumulate(self._kept[:-1]))
 
 
 def _charge_held(log: Log, last: int, out: Annotation) -> set[int]:
@@ -145,14 +189,17 @@ def _charge_held(log: Log, last: int, out: Annotation) -> set[int]:
     return seen
 
 
-def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, int], trains: bool) -> None:
+def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, int], trains: bool,
+                    passes: _SavedByPass) -> None:
     """Fill the columns of the node table that depend on the order of nodes."""
-    accumulated = 0
+    accumulated, place, kept = 0, 0, passes.list_kept()
     seen = _charge_held(log, last, out)
     for i, node in enumerate(log.nodes):
         if node.step != last:
             continue
         row = out.nodes[i]
+        if (own := passes.pass_of_node.get(i, place)) > place:  # the first of another pass
+            place, accumulated = own, kept[own]
         for number in node.reads:
             lifetime = log.storages.get(number)
             if lifetime is not None and trains and lifetime.requires_grad:
@@ -174,14 +221,12 @@ def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, in
         row["accumulate_bytes"] = accumulated
 
 
-def category_of(lifetime: StorageLifetime, log: Log, forward_ends: dict[int, int]) -> str:
+def category_of(lifetime: StorageLifetime, log: Log, forward_ends: Mapping[int, Sequence[int]]) -> str:
     """What a storage is held for."""
     if lifetime.category:
         return lifetime.category
-    if lifetime.phase == "forward":
-        end = forward_ends.get(lifetime.step, log.events)
-        if lifetime.died is None or lifetime.died > end:
-            return "cast copy" if _is_cast_of_parameter(lifetime, log) else "activation"
+    if lifetime.phase == "forward" and outlives_forward(lifetime, forward_ends.get(lifetime.step, ()), log):
+        return "cast copy" if _is_cast_of_parameter(lifetime, log) else "activation"
     return "temporary"
 
 

@@ -10,6 +10,7 @@ import torch
 
 from analyzer.errors import InputError
 from analyzer.meta.dispatch.list_memo import ListMemo
+from analyzer.meta.state import current
 from analyzer.meta.structure import tensors_of
 
 from .optimizer_step import TORCHS_OWN, has_step_hooks, takes_closure
@@ -27,7 +28,9 @@ RUNS_MODEL = "the optimizer runs the model itself"  #: why nothing is replayed t
 
 
 def default_loss(output: Any) -> torch.Tensor:
-    """``output.loss`` where there is one, else the sum of the floating outputs that have a gradient."""
+    """``output.loss`` where there is one, else of the floating outputs that have a gradient the only scalar, else the
+    sum of them; the assumptions say so where there are scalars among others.
+    """
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -36,6 +39,13 @@ def default_loss(output: Any) -> torch.Tensor:
         raise InputError(
             f"the model returned {type(output).__name__} with no floating tensor that has a gradient: pass loss_fn=, "
             f"or mode='infer'")
+    scalars, state = [t for t in parts if t.dim() == 0 and not t.is_complex()], current()
+    if state is not None and 0 < len(scalars) < len(parts):
+        state.assume(f"the only scalar of the model's {len(parts)} outputs is taken as the loss" if len(scalars) == 1
+                     else f"the loss is taken as the sum of the model's {len(parts)} outputs, of which {len(scalars)} "
+                          "are scalars; loss_fn= says otherwise")
+    if len(scalars) == 1 < len(parts):
+        return scalars[0]
     total = None
     for part in parts:
         one = (part.abs() if part.is_complex() else part).sum()
@@ -221,12 +231,11 @@ class EagerStep:
 
     def _custom(self) -> None:
         assert self.step is not None
+        self.recorder.has_own_steps = True
         self.recorder.begin("forward")
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             self.step(self.model, self.optimizer, *self.args, **self.kwargs)
         self.recorder.mark(self._gradients(), "gradient")
-        if self.optimizer is not None:
-            self.recorder.mark_states(self.optimizer)
 
     def _gradients(self) -> Iterable[torch.Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]

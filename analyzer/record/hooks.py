@@ -157,6 +157,8 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
 
     def before(optimizer: Any) -> None:
         if recorder.hears():
+            if current() is not None and recorder.phase != "backward":
+                recorder.check_optimizer(optimizer)
             interrupted.append(recorder.phase)
             recorder.begin("optimizer")
 
@@ -165,11 +167,13 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
             phase = interrupted.pop()
             if isinstance(optimizer, torch.optim.LBFGS):
                 recorder.history = describe_history(optimizer)
+            if phase == "backward" or recorder.has_own_steps:
+                with torch._C.DisableTorchFunction():
+                    recorder.mark_states(optimizer)
             if interrupted:  # it is the one inside another, which may communicate afterwards
                 recorder.resume("optimizer")
                 return
             if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
-                recorder.mark_states(optimizer)
                 state, held = current(), (p for group in optimizer.param_groups for p in group["params"])
                 if state is not None and any(recorder.storage_of(p) is None for p in held):
                     state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from analyzer.distributed.world_state import module_worked_for
+from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.signature import Signature
 from analyzer.meta.state import current
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.stream_mark import NO_EVENT, StreamAction
+from analyzer.meta.tensor import is_around_tensors
 
 from .autograd_node import current_backward_node, next_sequence_number
 from .event import CALLED, OUTSIDE
@@ -24,6 +26,7 @@ from .log import Shortage
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
 from .sequence_index import SequenceIndex
+from .tensor_walk import local_part
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -50,6 +53,7 @@ class Recorder(ModuleRecorder):
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.creates_graph = False  #: the running backward pass is itself differentiated
+        self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
         self.history: str | None = None  #: what an optimizer will hold and does not yet
         self.shortage: Shortage | None = None  #: the last time that memory ran out
         self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
@@ -58,6 +62,19 @@ class Recorder(ModuleRecorder):
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
         self.touched: Callable[[int, Signature], None] = _nothing
         self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise InputError where an optimizer that is about to step holds parameters of before the run."""
+        held = [local_part(p) for group in optimizer.param_groups for p in group["params"]]
+        if all(getattr(find_storage(p), "space", self.space) is self.space and self.storage_of(p) is not None
+               for p in held if p.layout is torch.strided and not is_around_tensors(p)):
+            return
+        name = type(optimizer).__name__
+        raise InputError(
+            f"step: {name} holds parameters of before the run, in whose place others are profiled: what it would do, "
+            f"and its states, would be in no figure. Pass optimizer=lambda params: {name}(params, ...), which step is "
+            "given; or make it inside step; or profile in a world, where parameters are those that the model was built "
+            "with: with analyzer.parallel.world(1): profile(build, step=...)")
 
     def hears(self) -> bool:
         """Whether what this thread runs now is for this recorder."""

@@ -205,6 +205,9 @@ class ScriptRecorder(Recorder):
             if lifetime.died is None and not lifetime.category:
                 lifetime.category = HELD
 
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """All of a script runs under the mode: its parameters are those of the run."""
+
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():
             if id(optimizer) not in self._optimizers:
