@@ -354,7 +354,8 @@ def test_an_optimizer_of_before_the_run_is_refused_or_has_its_states():
     model = _build(box, "cpu")  # on real data
     before = model.weight.detach().clone()
     with pytest.raises(InputError, match=refused):
-        profile(model, torch.zeros(8, 64), step=lambda model, _, x: (model(x).sum().backward(), box["optimizer"].step()))
+        profile(model, torch.zeros(8, 64), step=lambda model, _, x: (model(x).sum().backward(),
+                                                                     box["optimizer"].step()))
     made = profile(model, torch.zeros(8, 64), optimizer=torch.optim.AdamW, step=lambda model, optimizer, x: (
         model(x).sum().backward(), optimizer.step()))
     assert made.optimizer_bytes == inside.optimizer_bytes

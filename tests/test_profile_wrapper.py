@@ -105,3 +105,30 @@ def test_sizes_of_fully_sharded_models(group):
     assert find_parallel_sizes(model) == {"world_size": 4, "data_parallel_size": 4, "model_parallel_size": 1}
     wrapped = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
     assert find_parallel_sizes(wrapped)["data_parallel_size"] == 4
+
+
+def test_every_dimension_that_is_given_to_a_wrapper_is_data_parallel(group):
+    """What is copied between groups of ranks that share (HSDP) takes batches of its own; tensor parallelism does not.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    whole = {"world_size": 4, "data_parallel_size": 4, "model_parallel_size": 1}
+    half = {"world_size": 4, "data_parallel_size": 2, "model_parallel_size": 2}
+    hybrid = Net()
+    fully_shard(hybrid, mesh=mesh)
+    assert find_parallel_sizes(hybrid) == whole
+    split = parallelize_module(Net(), mesh["inner"], {"a": ColwiseParallel()})
+    fully_shard(split, mesh=mesh["outer"])
+    assert find_parallel_sizes(split) == half
+    inner = Net()
+    fully_shard(inner.a, mesh=mesh)  # the root has no wrapper
+    assert find_parallel_sizes(inner) == whole
+    for strategy, sizes in ((ShardingStrategy.HYBRID_SHARD, whole), (ShardingStrategy._HYBRID_SHARD_ZERO2, whole)):
+        wrapped = FullyShardedDataParallel(Net(), device_mesh=mesh, sharding_strategy=strategy,
+                                           device_id=torch.device("cpu"))
+        assert find_parallel_sizes(wrapped) == sizes
+    shared = FullyShardedDataParallel(Net(), process_group=mesh.get_group("inner"), device_id=torch.device("cpu"))
+    assert find_parallel_sizes(shared) == half

@@ -43,11 +43,15 @@ def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annota
     """A profiler that gives the total ``fused``, the fields of `FusedInfo`, for a mode of `ProfileOptions.fused`.
 
     The model and its loss are taken as compiled, the optimizer as it is. Nothing is said where the time of a kernel is
-    not known.
+    not known, and of one of several ranks: collectives would take no time.
     """
     def profile_fused(log: Log) -> Annotation:
         out = Annotation()
         if log.shortage is not None or not log.steps:
+            return out
+        if log.world is not None and log.world.size > 1:
+            out.assumptions.append(f"fused={mode!r} gives no second estimate on {log.world.size} ranks: the model of a "
+                                   "compiled step has no network")
             return out
         try:
             out.totals["fused"] = _FusedStep(log, device, mode).run()
