@@ -368,3 +368,70 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(script, m
     assert error.count(f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]'") == 1
     other = dry_run(script("import no_such_package")).format_error()
     assert "No module named 'no_such_package'" in other and "symbolic-analyzer[" not in other
+
+
+VARYING = """
+for step, rows in enumerate(ROWS):
+    for part in range(PARTS):
+        x = torch.randn(rows // (part + 1), 256, device="cuda")
+        model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.randn(512, 256, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(("rows", "parts", "said"), [
+    ((64, 256, 128), 1, "step 2, has input [256, 256] ([128, 256] in the step described)."),
+    ((64, 256, 128), 2, "step 2, has input [256, 256] ([128, 256] in the step described)."),
+    ((64, 128, 256), 1, "step 3, has input [256, 256]."), ((64, 64, 64), 3, None)])
+def test_the_largest_batch_is_told_where_batches_differ(script, rows, parts, said):
+    """Evaluation on larger batches, and micro-batches that differ in each step alike, are no such case."""
+    p = dry_run(script(VARYING.replace("ROWS", str((*rows, 512))).replace("PARTS", str(parts))), steps=3).profile
+    told = [a for a in p.assumptions if a.startswith("batches differ in size: the largest of the 3 steps seen")]
+    assert bool(told) == (said is not None) and all(said in a for a in told)
+    assert p.fwd_macs == sum(rows[-1] // (part + 1) for part in range(parts)) * (256 * 512 + 512 * 8)
+
+
+def test_a_run_in_which_no_optimizer_steps_says_so_while_it_runs(script, capsys):
+    path = script("""
+    for i in range(520):
+        with torch.no_grad():
+            model(torch.randn(1, 256, device="cuda"))
+        if i == 60:
+            print("at 60", file=sys.stderr)
+    """)
+    dry_run(path)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "analyzer: 50 forward passes so far, and no optimizer has stepped: this ends after 3 optimizer steps, or when "
+        "the script does", "at 60",
+        "analyzer: 500 forward passes so far, and no optimizer has stepped: this ends after 3 optimizer steps, or when "
+        "the script does"]
+    dry_run(script(PLAIN), steps=60)
+    assert capsys.readouterr().err == ""
+
+
+def test_weights_of_all_modules_and_loose_ones_are_parameters(script):
+    """Those of modules that are called later, of modules of which only a part is called, and of no module at all; an
+    input that asks for a gradient is none, nor is what no optimizer steps.
+    """
+    p = dry_run(script("""
+    whole, scale = nn.ModuleDict({"a": nn.Linear(8, 32), "b": nn.Linear(32, 32)}).cuda(), torch.ones(
+        64, device="cuda", requires_grad=True)
+    kept = torch.ones(64, 1024, device="cuda")
+    optimizer = torch.optim.SGD([*model.parameters(), *whole.parameters(), scale], lr=0.1, momentum=0.9)
+    for _ in range(9):
+        x = torch.randn(64, 256, device="cuda", requires_grad=True)
+        out = whole["b"](whole["a"](model(x)))
+        (out.sum(1) * scale).sum().backward()
+        x.grad.sign()
+        optimizer.step()
+        optimizer.zero_grad()
+    """), steps=3).profile
+    loose = PARAMETERS + 8 * 32 + 32 + 32 * 32 + 32 + 64
+    assert (p.params, p.param_bytes, p.optimizer_bytes) == (loose, 4 * loose, 4 * loose)
+    assert p.peak_by_category["held by the script"] == 4 * 64 * (1024 + 256)  # and the first input
+    assert [m.params for m in p.modules.children] == [PARAMETERS, 8 * 32 + 32, 32 * 32 + 32]
+    assert p.peak_by_category["parameter"] >= 4 * loose

@@ -175,3 +175,41 @@ def test_what_dies_in_the_forward_pass_of_a_later_micro_batch_is_no_activation()
     one = profile(Wide(), (X,), optimizer="sgd", device="h200")
     divided = 512  # the block of a loss that is divided by the number of micro-batches
     assert p.peak_by_category["activation"] == one.peak_by_category["activation"] + divided
+
+
+class Lookup(nn.Module):
+    """Reads a table by indices, in whatever way ``look`` says."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.table, self.bags = nn.Embedding(100, 16), nn.EmbeddingBag(100, 16, mode="sum")
+        self.look, self.head = look, nn.Linear(16, 1)
+
+    def forward(self, x, indices):
+        return self.head(self.look(self, indices)).sum() + x.sum()
+
+
+LOOKUPS = {
+    "bags of rows": (lambda m, i: torch.stack([m.bags(row, torch.arange(0, 24, 4)) for row in i]), None),
+    "bags": (lambda m, i: m.bags(i), None),
+    "columns": (lambda m, i: sum(m.table(i[:, k]) for k in range(24)), None),
+    "whole": (lambda m, i: m.table(i), 6 * 24),
+    "whole and bags": (lambda m, i: m.table(i).mean(1) + m.bags(i), 6 * 24),
+    "in one row": (lambda m, i: m.table(i.view(-1)), 6 * 24),
+    "all but the last": (lambda m, i: m.table(i[:, :-1]), 6 * 24)}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize("step", [None, accumulate], ids=["built-in", "accumulation"])
+def test_features_are_no_tokens(name, step):
+    """Entries of bags, and columns that are looked up one by one, are features of a sample."""
+    look, tokens = LOOKUPS[name]
+    inputs = {"x": torch.rand(6, 3), "indices": torch.zeros(6, 24, dtype=torch.int64)}
+    if step is not None:
+        def step(model, optimizer, **batch):
+            for _ in range(8):
+                model(**batch).backward()
+            optimizer.step()
+    p = profile(Lookup(look), kwargs=inputs, optimizer="sgd", step=step)
+    times = 1 if step is None else 8
+    assert p.batch_size == 6 * times and p.tokens == (None if tokens is None else tokens * times)

@@ -1,8 +1,10 @@
 """Evaluation in a script: forward passes that lead to no update, and what is done for them, are no part of a step."""
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from .log import Log, PhaseRecord
@@ -15,8 +17,8 @@ _KEPT = ("forward", EVALUATION)
 
 class OuterRun(NamedTuple):
     """A call of a module that no module made: the first and the one past the last of its operator calls, nodes and
-    calls of modules, and whether it may be evaluation: it ended, the module has parameters, and no gradient is asked
-    for or asked for in vain.
+    calls of modules; whether it is a forward pass (it ended, and the module has parameters), and with gradients; the
+    step, and the shapes of the tensors that it was given by name.
     """
 
     calls: range
@@ -25,6 +27,31 @@ class OuterRun(NamedTuple):
     module: int
     is_pass: bool
     has_grad: bool
+    step: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+    @property
+    def size(self) -> int:
+        """Elements that it was given."""
+        return sum(map(math.prod, self.shapes.values()))
+
+
+def describe_batches(runs: Sequence[OuterRun], described: int) -> str | None:
+    """A sentence on training passes that are given more in one step than in another, or in one micro-batch; None where
+    none is. ``described`` is the step that figures are of.
+    """
+    passes = [run for run in runs if run.is_pass and run.has_grad]
+    by_step = {run.step: run for run in sorted(passes, key=lambda run: run.size)}  # the largest of each
+    if described not in by_step or len({run.size for run in by_step.values()}) < 2:
+        return None
+    most, own = max(by_step.values(), key=lambda run: run.size), by_step[described]
+    differing = [f"{name} {list(shape)}" + (f" ({list(own.shapes[name])} in the step described)"
+                                            if own.shapes.get(name, shape) != shape else "")
+                 for name, shape in most.shapes.items() if any(
+                     run.shapes.get(name, shape) != shape for run in by_step.values())]
+    return (f"batches differ in size: the largest of the {len(by_step)} steps seen, that of step {most.step + 1}, has "
+            f"{', '.join(differing)}. Peaks of memory are those of the batches seen: a larger one needs more, and more "
+            "steps (--steps) see more of them")
 
 
 def leave_out_evaluation(log: Log, runs: Sequence[OuterRun]) -> list[OuterRun]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.signature import Signature
 from analyzer.meta.storage import MetaStorage
 
-from .evaluation import EVALUATION, OuterRun, leave_out_evaluation
+from .evaluation import EVALUATION, OuterRun, describe_batches, leave_out_evaluation
 from .event import OUTSIDE
 from .hooks import FAILED
 from .memory_recorder import ROOT
@@ -25,6 +26,7 @@ from .tensor_walk import tensors_in
 
 SETUP = "setup"  #: the phase before the first model is called
 HELD = "held by the script"
+_TOLD_AT = (50, 500, 5_000, 50_000)  # forward passes without a step of an optimizer
 
 
 class EnoughSteps(BaseException):
@@ -47,7 +49,9 @@ class ScriptRecorder(Recorder):
         self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         self._stateless: dict[type, int] = {}
         self._steps_at: list[tuple[int, torch.optim.Optimizer]] = []  # after how many calls each step was taken
-        self._outer: tuple[tuple[int, int, int], bool, bool] | None = None  # the call that no module made and runs now
+        #: the call that no module made and runs now: what was there before it, and as `OuterRun` has it
+        self._outer: tuple[tuple[int, int, int], bool, bool, dict[str, tuple[int, ...]]] | None = None
+        self._passes = 0
         self._outer_runs: list[OuterRun] = []
         self._leaves: dict[int, torch.Tensor] = {}  # that get gradients and no module holds, by id
         self.phase = SETUP
@@ -83,9 +87,13 @@ class ScriptRecorder(Recorder):
         self._leave_out_evaluation()
 
     def _leave_out_evaluation(self) -> None:
-        passes = Counter([self.log.modules[run.module].path for run in leave_out_evaluation(
-            self.log, self._outer_runs)])
-        if passes:
+        evaluation = leave_out_evaluation(self.log, self._outer_runs)
+        left_out = {run.calls.start for run in evaluation}
+        batches = describe_batches([run for run in self._outer_runs if run.calls.start not in left_out],
+                                   self.log.steps - 1)
+        if batches is not None:
+            self.mode.state.assume(batches)
+        if passes := Counter([self.log.modules[run.module].path for run in evaluation]):
             many = ", ".join([f"{count} of {path}" for path, count in passes.items()])
             self.mode.state.assume(f"forward passes that lead to no update ({many}) are a phase of their own, "
                                    f"{EVALUATION}: they are in no figure of a step, but peaks of memory are those of "
@@ -96,25 +104,29 @@ class ScriptRecorder(Recorder):
         if not self._stack:
             if id(module) not in self._module_index:
                 self._adopt(module)
-            self._mark_inputs(module, args, kwargs)
+            shapes = self._mark_inputs(module, args, kwargs)
             is_model = next(module.parameters(), None) is not None
             if self.phase == SETUP and is_model:
                 self._follow_device()
                 self._hold_what_is_there()
             if self.phase == "forward" or self.phase in (SETUP, "optimizer") and is_model:
                 self.begin("forward")
-                self._outer = self._count_all(), is_model, torch.is_grad_enabled()
+                self._outer = self._count_all(), is_model, torch.is_grad_enabled(), shapes
         return super().enter_module(module, args, kwargs)
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; where no module made it, what it did is noted."""
         super().leave_module(module, token, result)
         if not self._stack and self._outer is not None:
-            starts, is_model, has_grad = self._outer
+            starts, is_model, has_grad, shapes = self._outer
             calls, nodes, module_calls = [range(start, end) for start, end in zip(starts, self._count_all())]
             self._outer_runs.append(OuterRun(calls, nodes, module_calls, self._module_index[id(module)],
-                                             is_model and result is not FAILED, has_grad))
+                                             is_model and result is not FAILED, has_grad, self.step, shapes))
             self._outer = None
+            self._passes += is_model
+            if not self.step_counts and self._passes in _TOLD_AT:
+                print(f"analyzer: {self._passes} forward passes so far, and no optimizer has stepped: this ends after "
+                      f"{self.steps} optimizer steps, or when the script does", file=sys.stderr)
             if self.phase == "forward":
                 self.begin("forward")
 
@@ -179,15 +191,20 @@ class ScriptRecorder(Recorder):
             self._parameter_owner[id(parameter)] = ROOT
             self._own(parameter, "parameter", name, ROOT)
 
-    def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """What a module is called with from outside and no module made is an input."""
+    def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
+        """What a module is called with from outside and no module made is an input; the shapes by name."""
+        shapes: dict[str, tuple[int, ...]] = {}
         try:
             names = list(inspect.signature(module.forward).parameters)
         except (TypeError, ValueError):
             names = []
         for i, (name, value) in enumerate([*((None, a) for a in args), *kwargs.items()]):
             label = name or (names[i] if i < len(names) else f"input_{i}")
-            self.mark([t for t in tensors_in(value) if self._is_input(t)], "input", label)
+            inputs = [t for t in tensors_in(value) if self._is_input(t)]
+            self.mark(inputs, "input", label)
+            shapes.update((label if place == 0 else f"{label}_{place}", tuple(t.shape))
+                          for place, t in enumerate(inputs))
+        return shapes
 
     def _is_input(self, tensor: torch.Tensor) -> bool:
         if tensor.requires_grad or tensor.layout is not torch.strided:

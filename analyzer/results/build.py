@@ -19,7 +19,6 @@ from analyzer.record.evaluation import EVALUATION, NO_STEP
 from analyzer.record.log import Log, LogNode
 from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import ProcessGroupSpec
-from analyzer.record.token_count import count_tokens
 
 from .communication import CommInfo
 from .deferred import Groups
@@ -84,7 +83,7 @@ class ProfileBuilder:
         known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
-                "tokens": count_step_tokens(log, count_tokens(inputs.items())),
+                "tokens": count_step_tokens(log, inputs),
                 "batch_size": count_samples(log, next((t.shape[0] for t in inputs.values() if t.shape), None)),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
