@@ -69,7 +69,8 @@ def profile(
     where there is one, else the only scalar among the outputs, else the sum of the floating ones. ``optimizer`` is a
     callable ``params -> torch.optim.Optimizer``, a name (``sgd momentum adam adamw adamw_fused adamw8bit
     adamw_offloaded adafactor lion muon``) or ``module:Class``. ``autocast`` is a dtype. ``step(model, optimizer,
-    *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to, or by name replaces, the default ones.
+    *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to the default ones, or replaces them by
+    name.
 
     Training flags of modules are left as they are, whatever the ``mode``: ``mode="infer"`` runs dropout in a model that
     is in training mode, and ``assumptions`` says so. With ``eval=True`` the profile is that after ``model.eval()``; the
