@@ -3,7 +3,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
-from analyzer.late_name import find_later
+from analyzer.output import find_later
 from analyzer.record.collector import rare_collections
 
 __version__ = "0.1.0"
@@ -15,21 +15,22 @@ with rare_collections():
     from analyzer.api.profile import Profile, ProfileOptions, profile
     from analyzer.api.symbolic_profile import symbolic_profile
     from analyzer.fx.graph.graph_module import GraphModule
-    from analyzer.fx.trace.leaf_module import register_leaf_module, register_leaf_module_impl, register_non_leaf_module
     from analyzer.fx.trace.tracer import symbolic_trace
-    from analyzer.fx.trace.tracer_impl import register_tracer_impl
+    from analyzer.fx.trace.tracer_impl import (
+        register_leaf_module,
+        register_leaf_module_impl,
+        register_non_leaf_module,
+        register_tracer_impl,
+    )
     from analyzer.meta.memory_need import register_memory_impl
     from analyzer.meta.mode import MetaTensorMode
-    from analyzer.meta.shape_registry import register_shape_impl
+    from analyzer.meta.operator_info import register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
-    from analyzer.profilers.kernel_time.registry import register_time_impl
-    from analyzer.results.advice import Advice
-    from analyzer.results.fit_table import FitTable
+    from analyzer.profilers.kernel_time.call import register_time_impl
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
-    from analyzer.results.roofline import Roofline
-    from analyzer.results.run_cost import RunCost
-    from analyzer.results.verdict import Verdict
+    from analyzer.results.run_cost import Roofline, RunCost
+    from analyzer.results.verdict import Advice, FitTable, Verdict
     from analyzer.results.view import load_on_first_use, register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _load_reports() -> None:
 
 def _write_graph(graph: GraphModule) -> str:
     """What a notebook shows of a graph; it is imported when it is used first."""
-    from analyzer.report.page.graph_fragment import write_graph
+    from analyzer.report.page.notebook import write_graph
 
     return write_graph(graph)
 

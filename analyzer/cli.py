@@ -6,31 +6,27 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from analyzer.advice.command import add_advise_command, find_advice, run_advise
-from analyzer.api.models_command import add_models_command, run_models
-from analyzer.api.prediction import add_prediction_options, predict
-from analyzer.api.world_option import check_world_options
-from analyzer.calibration.command import add_calibrate_command, run_calibrate
+from analyzer.advice.search import add_advise_command, find_advice, run_advise
+from analyzer.api.fits import add_models_command, run_models
+from analyzer.api.prediction import add_prediction_options, check_world_options, predict
+from analyzer.calibration.calibrate import add_calibrate_command, run_calibrate
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun
 from analyzer.generation.command import add_generate_command, run_generate
 from analyzer.hardware.catalogue import knowing
-from analyzer.record.model_failure import own_traceback
-from analyzer.record.progress import watch_progress
+from analyzer.output import check_output, drawing_plainly
+from analyzer.record.collector import own_traceback
+from analyzer.record.options import watch_progress
 from analyzer.report import choice
-from analyzer.report.advice import format_cheapest
 from analyzer.report.check import add_check_command, run_check
 from analyzer.report.comparison.command import add_compare_command, run_compare
-from analyzer.report.export.option import add_export_option, read_exports, write_exports
-from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
+from analyzer.report.export.table_file import add_export_option, read_exports, write_exports
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
-from analyzer.report.run_option import add_run_options, check_run_options, describe_run_cost
-from analyzer.report.short_text import describe_for_verdict
-from analyzer.report.verdict import judge
+from analyzer.report.run_cost import add_run_options, check_run_options, describe_run_cost
+from analyzer.report.summary import DEFAULT_COLUMNS, describe_for_verdict, model_table
+from analyzer.report.verdict import format_cheapest, judge
 from analyzer.runtime.command import add_measure_command, run_measure
-from analyzer.solver.command import add_fit_command, run_fit
-from analyzer.solver.fits_command import add_fits_command, run_fits
-from analyzer.solver.plan_command import add_plan_command, run_plan
+from analyzer.solver.command import add_fit_command, add_fits_command, add_plan_command, run_fit, run_fits, run_plan
 from analyzer.sweep.command import add_sweep_command, run_sweep
 from analyzer.view import add_view_command, run_view
 from analyzer.zoo.command_option import refuse_batch_size
@@ -38,7 +34,6 @@ from analyzer.zoo.target import import_own_code
 
 from . import __version__
 from .errors import AnalyzerError, ModelError
-from .output import check_output, drawing_plainly
 
 _PROFILE_HELP = """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.

@@ -1,19 +1,59 @@
-"""Where output goes: a file, whether one can be written is said before the work, and each is written whole or not; or
-a terminal, whose encoding need not have what tables are drawn with.
-"""
+"""Writing files whole, also beside forks, and names imported when they are used first."""
 from __future__ import annotations
 
 import codecs
+import importlib
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any, Protocol
 
-from .errors import OutputError
+from analyzer.errors import OutputError
 
+# Locks over forks: a child has one thread, and none in it gives back what another thread of its parent held.
+
+class Lock(Protocol):
+    """What `threading.Lock` and `threading.RLock` make."""
+
+    def acquire(self) -> bool:
+        """Wait until it is free, and take it."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
+def hold_over_forks(lock: Lock) -> None:
+    """Let a fork wait for who holds ``lock``: the child would find it taken for good, and what it guards halfway. A
+    lock that is taken inside another one is given before that one.
+    """
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
+# Names of a package that are imported when they are used first.
+
+def find_later(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of ``package`` (PEP 562) for the names in ``places``, which says in which module each is.
+
+    >>> find_later("analyzer", {"parse_bytes": "analyzer.units"})("parse_bytes")("1KiB")
+    1024
+    """
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(places[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return find
+
+
+# Where output goes: a file, whether one can be written is said before the work, and each is written whole or not; or
+# a terminal, whose encoding need not have what tables are drawn with.
 
 def check_output(path: str | Path | None) -> None:
     """Raise OutputError where no file can be written at ``path``; None is no file.

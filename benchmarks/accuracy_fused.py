@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 
 from analyzer.record.options import ProfileOptions
-from analyzer.report.column import print_rows
+from analyzer.report.node_table import print_rows
 from benchmarks.measured_step import neusight_steps
 
 COLUMNS = ("Case", "Compiled, measured", "Predicted", "Error", "NeuSight's", "Compiled / eager, measured", "Predicted",

@@ -20,7 +20,8 @@ import numpy
 import torch
 from torch import nn
 
-from analyzer.meta.intercept import interrupt, patch, replacement
+from analyzer.meta.intercept import patch, replacement
+from analyzer.meta.intercept import replacement as interrupt
 from analyzer.record import optimizer_step
 
 Fingerprint = dict[str, Any]

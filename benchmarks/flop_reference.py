@@ -12,10 +12,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from analyzer import Profile, profile
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.flop_formula.size import tensors
+from analyzer.profilers.flop_formula.registration import tensors
 from analyzer.profilers.flop_registry import count_call, is_zero_flop_op, result_of
 from analyzer.record.eager import default_loss
 from analyzer.record.log import Log

@@ -17,7 +17,7 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.fused_graph import build_graph
 from analyzer.profilers.fusion import fuse
 from analyzer.record.log import Log
-from analyzer.report.column import print_rows
+from analyzer.report.node_table import print_rows
 
 WIDTH = 64
 _GENERATED = re.compile(r"^\s+(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)

@@ -13,17 +13,16 @@ import torch
 from torch import nn
 
 from analyzer import Profile, profile, symbolic_trace
+from analyzer.calibration.bench import Point
 from analyzer.calibration.calibrate import calibrate
-from analyzer.calibration.point import Point
 from analyzer.dropins.deepspeed import profile_with_config
 from analyzer.generation import GenerationProfile, profile_generate
 from analyzer.hardware import find_cluster, find_device
 from analyzer.hardware.device_file import read_device
 from analyzer.parallel import list_actions
 from analyzer.parallel.pipeline_timeline import join_timeline
-from analyzer.parallel.rank_row import describe_rank
+from analyzer.parallel.rank_row import StageCost, describe_rank
 from analyzer.parallel.rank_table import RankTable
-from analyzer.parallel.stage_cost import StageCost
 from analyzer.report.check import check_profile, format_check
 from analyzer.solver import Plan, Planner
 from analyzer.sweep import sweep

@@ -13,9 +13,8 @@ import torch
 from analyzer import register_time_impl
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.hardware.kernel_time.memory_bound import stream_time
-from analyzer.hardware.kernel_time.pointwise import random_time
-from analyzer.meta.signature import Signature
+from analyzer.hardware.kernel_time.pointwise import random_time, stream_time
+from analyzer.meta.spec import Signature
 
 Tensor = torch.Tensor
 

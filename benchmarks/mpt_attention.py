@@ -20,7 +20,7 @@ import torch
 from analyzer import register_time_impl
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
 from benchmarks.megatron_op import run
 
 Tensor = torch.Tensor

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from analyzer.recipe.kernel import ops
-from analyzer.recipe.quantized_linear import Nf4Linear
+from analyzer.recipe.layer import ops
+from analyzer.recipe.quantize import Nf4Linear
 
 Tensor = torch.Tensor
 HEAD_CHUNK = 128  # tokens: finetune/lora.py, lm_head_chunk_size; utils.py, chunked_cross_entropy

@@ -10,7 +10,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from analyzer.replay.support import why_unsupported  # noqa: E402
+from analyzer.replay.match import why_unsupported  # noqa: E402
 from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 torch.set_num_threads(1)  # the tests run in parallel processes

@@ -13,7 +13,7 @@ import yaml
 
 from analyzer import Profile
 from analyzer.cli import main, make_parser
-from analyzer.report.limit import parse_condition
+from analyzer.report.check import parse_condition
 from benchmarks.matrix import PYTHONS, TORCHES
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# `fx/graph/region.py`, `analyzer/cuda/kernels/`, `benchmarks/speed.py`: a path of the project in code marks.
+# `fx/graph/statement.py`, `analyzer/cuda/kernels/`, `benchmarks/speed.py`: a path of the project in code marks.
 PATH = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)(?:::?\w+|, \w+)?`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 

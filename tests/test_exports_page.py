@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from analyzer.report.export.option import ENDINGS, list_kinds
+from analyzer.report.export.table_file import ENDINGS, list_kinds
 
 PAGE = Path(__file__).parents[1] / "docs" / "exports.md"
 

@@ -11,7 +11,7 @@ from torch import nn
 from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.hardware import find_device
-from analyzer.json_text import load_json
+from analyzer.saved_format import load_json
 from benchmarks.hostile_reader import list_readers, profile_net
 from benchmarks.hostile_trial import REFUSED, list_wrong, try_reader
 
@@ -56,7 +56,7 @@ def test_a_file_with_a_mark_of_its_encoding_is_read_and_utf_16_is_named(tmp_path
 
 
 def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("analyzer.json_text.MOST_BYTES", 1000)
+    monkeypatch.setattr("analyzer.saved_format.MOST_BYTES", 1000)
     with pytest.raises(InputError, match="longer than 1,000 bytes"):
         load_json("/dev/zero")
     (tmp_path / "long.json").write_text("[" + " " * 1000 + "]")

@@ -168,7 +168,7 @@ def test_limits_that_cannot_be(options, text):
 
 
 def test_under_the_mode_alone_the_error_is_raised_and_books_balance():
-    from analyzer.meta.options import MetaOptions
+    from analyzer.meta.state import MetaOptions
 
     mode = MetaTensorMode(MetaOptions(capacity_bytes=24 * MIB))
     with mode:

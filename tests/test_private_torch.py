@@ -42,7 +42,7 @@ NAMES = {
         "torch.Tensor._make_wrapper_subclass", "torch.jit._builtins._find_builtin",
         "torch._compile._disable_dynamo"
     ],
-    "cuda/kernels/flex_attention.py": [
+    "cuda/kernels/attention.py": [
         f"torch._higher_order_ops.flex_attention.{name}"
         for name in ("py_kernels", "python_key_table", "_dispatch_cache")
     ],
@@ -57,49 +57,69 @@ NAMES = {
     "meta/intercept/control_flow.py": [
         f"torch.ops.higher_order.{name}.__class__" for name in ("cond", "while_loop", "scan", "map_impl")],
     "cuda/sdp_choice.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
-    "meta/operator_key.py": ["torch.library.CustomOpDef._qualname"],
+    "meta/spec.py": ["torch.library.CustomOpDef._qualname"],
     "meta/operator_info.py": [
         "torch._C._dispatch_has_kernel_for_dispatch_key", "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
         "torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add.Tensor.tags"
     ],
-    "record/autograd_node.py": [
-        "torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
-        "torch._C._autograd._top_saved_tensors_default_hooks"
-    ],
+    "record/reference_count.py": [
+        *[
+            "torch._C._autograd._get_sequence_nr", "torch._C._current_autograd_node",
+            "torch._C._autograd._top_saved_tensors_default_hooks"
+        ],
+        *["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"]],
     "parallel/pipeline_schedule.py": [
         f"torch.distributed.pipelining.schedules.{name}"
         for name in ("_Action.computation_type", "_Action.sub_actions", "_ComputationType.OVERLAP_F_B",
                      "Schedule1F1B._get_pipeline_order", "ScheduleGPipe._get_pipeline_order")
     ],
-    "distributed/c10d_state.py": [
-        *(f"torch.distributed.distributed_c10d.{name}" for name in (
-            "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag",
-            "_group_count", "_backend", "_default_pg_init_method", "_process_group_name", "_world.default_pg",
-            "_world.pg_coalesce_state")),
-        "torch._C._distributed_c10d._register_process_group",
-        "torch._C._distributed_c10d._unregister_all_process_groups"
-    ],
-    "distributed/collective.py": ["torch._C.fork", "torch._C._distributed_c10d._create_work_from_future"],
+    "distributed/process_group.py": [
+        *[
+            *(f"torch.distributed.distributed_c10d.{name}" for name in (
+                "_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag",
+                "_group_count", "_backend", "_default_pg_init_method", "_process_group_name", "_world.default_pg",
+                "_world.pg_coalesce_state")),
+            "torch._C._distributed_c10d._register_process_group",
+            "torch._C._distributed_c10d._unregister_all_process_groups"
+        ],
+        *["torch._C._distributed_c10d.Store"],
+        *["torch.distributed.distributed_c10d._get_default_group"]],
+    "distributed/collective.py": [
+        *["torch._C.fork", "torch._C._distributed_c10d._create_work_from_future"],
+        *["torch.distributed.optim.zero_redundancy_optimizer._broadcast_object"]],
     "distributed/known_content.py": ["torch._C._distributed_c10d._resolve_process_group"],
-    "distributed/store.py": ["torch._C._distributed_c10d.Store"],
-    "distributed/process_group.py": ["torch.distributed.distributed_c10d._get_default_group"],
-    "distributed/reducer.py": [
-        *(f"torch.nn.parallel.distributed.{name}" for name in (
-            "_verify_param_shape_across_processes", "DistributedDataParallel._ddp_init_helper",
-            "DistributedDataParallel._check_comm_hook")),
-        "torch._C._distributed_c10d.Reducer._rebuild_buckets"
-    ],
-    "distributed/object_collective.py": ["torch.distributed.optim.zero_redundancy_optimizer._broadcast_object"],
-    "distributed/random_number.py": ["torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region"],
+    "distributed/replacement.py": [
+        *[
+            *(f"torch.nn.parallel.distributed.{name}" for name in (
+                "_verify_param_shape_across_processes", "DistributedDataParallel._ddp_init_helper",
+                "DistributedDataParallel._check_comm_hook")),
+            "torch._C._distributed_c10d.Reducer._rebuild_buckets"
+        ],
+        *["torch.distributed.pipelining.schedules._PipelineSchedule.__init__"]],
     "distributed/dtensor.py": [
-        "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
-        "torch.distributed.tensor._dtensor_spec.TensorMeta",
-        "torch.distributed.tensor.placement_types._StridedShard.local_shard_size_and_offset"
-    ],
-    "distributed/flat_parameter.py": ["torch.distributed.fsdp._flat_param.FlatParameter._init_metadata"],
-    "distributed/pipeline_stage.py": ["torch.distributed.pipelining.schedules._PipelineSchedule.__init__"],
-    "record/reference_count.py": ["torch._C.TensorBase._use_count", "torch._C._storage_Use_Count"],
-    "dryrun/distributed_checkpoint.py": [
+        *["torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region"],
+        *[
+            "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
+            "torch.distributed.tensor._dtensor_spec.TensorMeta",
+            "torch.distributed.tensor.placement_types._StridedShard.local_shard_size_and_offset"
+        ],
+        *["torch.distributed.device_mesh.DeviceMesh._init_one_process_group",
+                                "torch.distributed.device_mesh.DeviceMesh._concatenate"],
+        *[
+            "torch.distributed.tensor._redistribute", "torch.distributed.tensor._random._rng_tracker",
+            "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
+            "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear"
+        ]],
+    "distributed/fsdp.py": [
+        *["torch.distributed.fsdp._flat_param.FlatParameter._init_metadata"],
+        *[
+            *(f"torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.{name}"
+              for name in ("unshard", "wait_for_unshard", "post_backward")),
+            "torch.distributed.fsdp._runtime_utils._unshard",
+            "torch.distributed.fsdp._runtime_utils._post_backward_hook"
+        ],
+        *["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"]],
+    "dryrun/checkpoint.py": [
         f"torch.distributed.checkpoint.{name}" for name in (
             "filesystem.FileSystem.create_stream", "default_planner._validate_global_plan",
             "state_dict_saver._ProcessBasedAsyncCheckpointExecutor",
@@ -107,35 +127,23 @@ NAMES = {
     ],
     "dryrun/launch.py": ["torch.distributed.launcher.api.launch_agent"],
     "fx/graph/codegen.py": ["torch.fx.graph._format_target"],
-    "fx/passes/shape_prop.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
-    "fx/graph/storage_table.py": ["torch.UntypedStorage._cdata"],
-    "fx/graph/version_alias.py": ["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"],
+    "fx/passes/dead_code.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
+    "fx/graph/offload.py": [
+        *["torch.UntypedStorage._cdata"],
+        *["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"]],
     "record/process_group.py": [
         "torch._C._distributed_c10d._resolve_process_group", "torch.distributed.ProcessGroup.unbox",
         "torch.distributed.distributed_c10d._world.pg_names",
         "torch.distributed.distributed_c10d._world.pg_group_ranks",
         "torch.distributed.device_mesh.DeviceMesh._get_root_mesh"
     ],
-    "distributed/mesh.py": ["torch.distributed.device_mesh.DeviceMesh._init_one_process_group",
-                            "torch.distributed.device_mesh.DeviceMesh._concatenate"],
-    "distributed/parameter_group.py": [
-        *(f"torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.{name}"
-          for name in ("unshard", "wait_for_unshard", "post_backward")),
-        "torch.distributed.fsdp._runtime_utils._unshard", "torch.distributed.fsdp._runtime_utils._post_backward_hook"
-    ],
-    "distributed/shard_chunk.py": ["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
     "replay/lap/chain.py": ["torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"],
-    "profilers/kernel_time/precision.py": ["torch._C._get_fp32_precision_getter"],
-    "runtime/storage.py": ["torch.UntypedStorage._cdata"],
+    "profilers/kernel_time/call.py": ["torch._C._get_fp32_precision_getter"],
+    "runtime/clock.py": ["torch.UntypedStorage._cdata"],
     "cuda/kernel_registry.py": ["torch._C._AutoDispatchBelowAutograd"],
     "record/hooks.py": [
         f"torch.distributed.pipelining.stage._PipelineStageBase.{name}"
         for name in ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
-    ],
-    "distributed/sharding_cache.py": [
-        "torch.distributed.tensor._redistribute", "torch.distributed.tensor._random._rng_tracker",
-        "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh",
-        "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear"
     ],
     "dropins/forward.py": [
         "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
@@ -285,7 +293,7 @@ def test_module_calls_go_through_one_method():
 def test_an_alias_made_below_autograd_shares_the_version_only_with_the_guard():
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from analyzer.fx.graph.version_alias import alias_with_version
+    from analyzer.fx.graph.offload import alias_with_version
 
     aliases = []
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from analyzer import Profile, profile
 from analyzer.report.module_comparison import compare_modules
-from analyzer.results.parallel_size import find_parallel_sizes
+from analyzer.results.world import find_parallel_sizes
 
 from .wrapped_model import Net
 

@@ -11,7 +11,7 @@ from analyzer import profile
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.memory_need import hold_blocks
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
 
 MIB = 2**20
 

@@ -19,15 +19,14 @@ from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
-from analyzer.recipe.checkpointing import checkpoint_blocks, list_blocks
+from analyzer.recipe.recipe import checkpoint_blocks, list_blocks
 from analyzer.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
-from analyzer.sweep import job as job_room
-from analyzer.sweep import workers as workers_room
+from analyzer.sweep import run as job_room
+from analyzer.sweep import run as workers_room
 from analyzer.sweep.configuration import AXES, resolve_inputs
 from analyzer.sweep.result import COLUMNS
 from analyzer.sweep.run import list_jobs
-from analyzer.zoo.input_spec import InputSpec
-from analyzer.zoo.model_target import LabelRule, Target
+from analyzer.zoo.input_spec import InputSpec, LabelRule, Target
 
 INPUTS = ["{batch}x16"]
 BUILT: list[int] = []

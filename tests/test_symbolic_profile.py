@@ -10,7 +10,7 @@ from torch import nn
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.fx import ShapeProp
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.address_space import MetaStorage
 from analyzer.profilers.annotation import Annotation
 from analyzer.results.node_info import NodeInfo
 from analyzer.zoo import MODELS

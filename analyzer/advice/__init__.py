@@ -1,5 +1,5 @@
 """What to change so that a step fits on a device, or takes less: each change is profiled."""
-from analyzer.results.advice import Advice, Option
+from analyzer.results.verdict import Advice, Option
 
 from .search import advise
 

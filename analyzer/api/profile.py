@@ -13,27 +13,25 @@ from analyzer.distributed.world import World, current_entered
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.surroundings import leaves_no_tensor
-from analyzer.fx.trace.leaf_module import is_leaf
+from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.intercept.interrupt import InterruptsDeferred
-from analyzer.meta.restart import Restart
+from analyzer.meta.intercept.replacement import InterruptsDeferred
+from analyzer.meta.state import Restart
 from analyzer.meta.structure import tensors_of
-from analyzer.record.collector import rare_collections
+from analyzer.record.collector import noting_failures, rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
-from analyzer.record.model_failure import noting_failures
-from analyzer.record.module_walk import walk_modules
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
+from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.block_replay import BlockReplay
 from analyzer.replay.eager_step import ReplayedStep
-from analyzer.replay.support import why_unsupported
+from analyzer.replay.match import why_unsupported
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
-from analyzer.results.wrapper import list_wrappers
+from analyzer.results.tree import list_wrappers
 
-from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags, without_data
-from .expected_value import expect_values
+from .argument import argument_names, as_arguments, as_keywords, build_model, expect_values, keep_flags, without_data
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]

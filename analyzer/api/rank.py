@@ -1,4 +1,4 @@
-"""A step of one rank of a world: the model is built and run under one mode, so wrappers hold the tensors that run."""
+"""A step of one rank of a world."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -6,40 +6,117 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from analyzer.distributed import process_group
 from analyzer.distributed.collective import current_collectives
-from analyzer.distributed.flat_parameter import list_flat_parameters
-from analyzer.distributed.live_storage import LiveStorages
-from analyzer.distributed.whole_parameter import count_whole
+from analyzer.distributed.dtensor import count_whole
+from analyzer.distributed.fsdp import list_flat_parameters
 from analyzer.distributed.world import World
+from analyzer.distributed.world_state import LiveStorages
 from analyzer.errors import InputError
-from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.intercept.interrupt import InterruptsDeferred
+from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
-from analyzer.profilers.communication_buffer import BUILT, name_buffers
+from analyzer.profilers.communication import BUILT, name_buffers
+from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.collector import rare_collections
-from analyzer.record.eager import RUNS_MODEL
-from analyzer.record.module_walk import walk_modules
+from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer
 from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.record.tensor_walk import local_part
+from analyzer.record.tensor_walk import local_part, walk_modules
 from analyzer.replay.lap.chain import Chain, find_chain
-from analyzer.replay.lap.run import WholeRun, run_some
+from analyzer.replay.lap.extension import WholeRun, run_some
 from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
 from analyzer.results.info import ReplayInfo, ReplayReport
-from analyzer.results.module_shape import ModuleShape
 from analyzer.results.profile import Profile
+from analyzer.results.tree import ModuleShape
 
-from .argument import argument_names, call_factory, keep_flags
-from .expected_value import expect_values
-from .parameter_group import keep_layouts_apart
-from .rank_step import RankStep
+from .argument import argument_names, call_factory, expect_values, keep_flags
 from .session import Run, Session, mark_inputs
+
+# Parameters in groups that a foreach or fused optimizer takes: torch mixes tensors that are sharded with others, or
+# over other ranks, in no list.
+
+def keep_layouts_apart(name: str | None, factory: StepOptimizer | None) -> StepOptimizer | None:
+    """``factory``, called with a group for each mesh where ``name`` is one of PyTorch's optimizers."""
+    if factory is None or name not in TORCHS_OWN:
+        return factory
+
+    def make(parameters: list[torch.nn.Parameter], model: torch.nn.Module) -> torch.optim.Optimizer:
+        groups: dict[Any, list[torch.nn.Parameter]] = {}
+        for parameter in parameters:
+            groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+        if len(groups) < 2:
+            return factory(parameters, model)
+        active_state().assume(f"the optimizer has {len(groups)} groups of parameters, one for each way of sharding: "
+                              "torch mixes them in no list")
+        made: list[Any] = [{"params": group} for group in groups.values()]
+        return factory(made, model)
+
+    return make
+
+
+# The steps of a rank of a world, until they are alike: what wrappers keep changes in the first ones.
+
+REPLACED = "replaced parameter"  #: category of what a parameter was in, before a wrapper put it elsewhere
+
+
+class RankStep(EagerStep):
+    """A training or inference step of a rank, repeated until nothing of it changes."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._follow_parameters()
+
+    def is_last(self, index: int) -> bool:
+        """As many steps as asked for; where that is more than one, as many as wrappers take to be what they stay."""
+        asked = self.options.steps
+        return index + 1 >= (asked if asked == 1 else max(asked, self._steps_to_settle()))
+
+    def _steps_to_settle(self) -> int:
+        """Of DDP the second forward pass makes the buckets anew, or the third where the graph is static, since the
+        first backward pass only counts; where unused parameters are looked for, none does (``should_rebuild_buckets``
+        and ``autograd_hook`` in torch/csrc/distributed/c10d/reducer.cpp). ZeRO that overlaps with DDP makes its states
+        in the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py).
+        """
+        steps = 1
+        for wrapper in current_collectives().list_reducers():
+            if wrapper.static_graph:
+                steps = max(steps, 4)
+            elif not wrapper.find_unused_parameters:
+                steps = max(steps, 3)
+        optimizer = self.optimizer
+        overlaps = isinstance(optimizer, ZeroRedundancyOptimizer) and optimizer._overlap_with_ddp
+        return steps + 1 if overlaps else steps
+
+    def update(self) -> None:
+        """The optimizer's part."""
+        super().update()
+        self._follow_parameters()
+
+    def _custom(self) -> None:
+        super()._custom()
+        self._follow_parameters()
+
+    def _follow_parameters(self) -> None:
+        """Parameters may be put into other tensors: `ZeroRedundancyOptimizer` puts those of a rank into one."""
+        if self.mode != "train":
+            return
+        recorder, table = self.recorder, self.recorder.log.storage_table
+        with torch._C.DisableTorchFunction():
+            recorder.mark(self.parameters, "parameter")
+        for lifetime in recorder.log.lifetimes_in("parameter"):
+            if lifetime.died is not None and lifetime.number in table:
+                lifetime.category = REPLACED
+
+
+# A step of one rank of a world: the model is built and run under one mode, so wrappers hold the tensors that run.
 
 NOT_REPLAYED = "a model that was built before, or reuse=False, is run"
 STEPS_RUN = "each step of a rank is run"

@@ -12,14 +12,19 @@ from torch.utils import _pytree as pytree
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
-from analyzer.fx.graph.interpreter import RecordingInterpreter
-from analyzer.fx.graph.region import GradRegion
-from analyzer.fx.graph.run_record import RunRecord, Unknown, Value, fingerprint_nodes, held_tensors
-from analyzer.fx.graph.statement import statements_of
+from analyzer.fx.graph.interpreter import (
+    RecordingInterpreter,
+    RunRecord,
+    Unknown,
+    Value,
+    fingerprint_nodes,
+    held_tensors,
+)
+from analyzer.fx.graph.statement import GradRegion, statements_of
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import new_storage, tensor_on
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder

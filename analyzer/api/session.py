@@ -13,11 +13,10 @@ import torch
 
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
-from analyzer.fx.borrowed import Borrowed
-from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.fx.surroundings import Surroundings, keep_surroundings
-from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.cpu_measurement import describe_measurement, measured_cpu
 from analyzer.hardware.current_spec import simulated_spec, simulating
@@ -26,8 +25,8 @@ from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.argument import fake_arguments
-from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.structure import tensor_paths
 from analyzer.profilers.annotation import Annotation, Profiler
@@ -42,15 +41,12 @@ from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
-from analyzer.results.module_shape import ModuleShape
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.parallel_size import find_parallel_sizes
 from analyzer.results.profile import Profile
-from analyzer.results.world import describe_world
-from analyzer.results.wrapper import ModulePaths
+from analyzer.results.tree import ModulePaths, ModuleShape
+from analyzer.results.world import describe_world, find_parallel_sizes
 
-from .argument import check_arguments
-from .training_flag import describe_training
+from .argument import check_arguments, describe_training
 
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 

@@ -10,8 +10,7 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.fx.graph.graph_step import GraphStep
-from analyzer.fx.graph.run_record import RunRecord, fingerprint_nodes
+from analyzer.fx.graph.interpreter import GraphStep, RunRecord, fingerprint_nodes
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.structure import tensors_of
@@ -20,8 +19,7 @@ from analyzer.record.options import ProfileOptions
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
-from .argument import as_keywords
-from .expected_value import expect_values
+from .argument import as_keywords, expect_values
 from .session import Profilers, Session
 
 

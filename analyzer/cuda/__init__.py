@@ -3,12 +3,13 @@ casts, and `torch.cuda`.
 """
 from collections.abc import Iterator
 
-from analyzer.fork import hold_over_forks
 from analyzer.meta.intercept.patch import mode_replacements
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.simulated_device import SimulatedDevice, register_simulated_device
+from analyzer.output import hold_over_forks
 
-from . import autocast, facade, graph, kernel_registry
+from . import autocast, facade, kernel_registry
+from . import stream as graph
 from .workspaces.library import library_needs, take_library_workspaces
 
 

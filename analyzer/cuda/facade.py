@@ -18,7 +18,7 @@ import torch.nn.parallel.comm
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta import collective
+from analyzer.meta import argument as collective
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current
 

@@ -14,7 +14,7 @@ import torch
 
 from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, is_simulating
 from analyzer.meta.intercept.replacement import Undo
-from analyzer.meta.shape_registry import device_shapes, host_shapes
+from analyzer.meta.operator_info import device_shapes, host_shapes
 from analyzer.meta.simulated_device import closed
 from analyzer.meta.state import CPU, active, active_state
 from analyzer.meta.tensor import META, device_of, is_around_tensors

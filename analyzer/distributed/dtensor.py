@@ -1,24 +1,167 @@
-"""`DTensor` without data: shapes of whole tensors are asked of plain ones on meta; each is where its part is."""
+"""Private torch API: `DTensor` and its meshes without data."""
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+import torch.distributed.tensor._random as dtensor_random
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, _redistribute
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_map_only
 
-from analyzer.meta import collective as collective_hook
+from analyzer.meta import argument as collective_hook
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.state import current
 from analyzer.meta.tensor import device_of
 
-from .placement import note_layouts
-from .world_state import current_world
+from .fsdp import list_flat_parameters, shapes_in, views_of
+from .world_state import active_world_state, current_world
+
+# Private torch API: what `DTensor` remembers of shardings. Meshes of two worlds are equal where their ranks are laid
+# out alike, but have process groups of their own and may be of another rank, so nothing is kept from world to world.
+
+def forget_shardings() -> None:
+    """Let `DTensor` forget what follows from which layouts."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    caches: tuple[Any, ...] = (
+        propagator.propagate_op_sharding, getattr(propagator, "_propagate_tensor_meta_cached", None),
+        getattr(_redistribute, "_gen_transform_infos", None), MeshTopoInfo.build_from_mesh)
+    for cached in caches:
+        if not hasattr(cached, "cache_clear"):
+            cached = getattr(cached, "cache", None)  # of this thread, in torch 2.9
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+    for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"),
+                        (_redistribute, "clear_redistribute_planner_cache")):
+        if hasattr(owner, name):  # since torch 2.10
+            getattr(owner, name)()
+
+
+def sharding_cache_replacements() -> Iterator[Undo]:
+    """Begin and end with nothing remembered, and keep the tracker of random numbers that there was."""
+    tracker = dtensor_random._rng_tracker
+    def restore() -> None:
+        dtensor_random._rng_tracker = tracker
+        forget_shardings()
+    dtensor_random._rng_tracker = None
+    forget_shardings()
+    yield restore
+
+
+# Random numbers of sharded tensors: torch keeps the device's generators in step, which draw nothing here.
+
+def _init(original: Any, tracker: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+    """Without comparing the generators' states, which no rank has."""
+    original(tracker, device_mesh, False)
+
+
+def random_number_replacements() -> Iterator[Undo]:
+    """What DTensor's random operators do around themselves; each result undoes one replacement."""
+    tracker = dtensor_random.OffsetBasedRNGTracker
+    yield answer(tracker, "_distribute_region", lambda *args, **kwargs: nullcontext(), where=current_world)
+    yield answer(tracker, "__init__", _init, passes_original=True, where=current_world)
+
+
+# How a sharded tensor lies over its mesh, as plain text: what solvers and saved profiles hold.
+
+def describe_placements(tensor: Any) -> tuple[str, ...]:
+    """A placement for each dimension of a DTensor's mesh: ``"Shard(0)"``, ``"Replicate()"``, ``"Partial()"``."""
+    return tuple([f"Shard({p.dim})" if hasattr(p, "dim") else "Replicate()" if p.is_replicate() else "Partial()"
+                  for p in tensor.placements])
+
+
+def note_layouts(args: tuple[Any, ...]) -> None:
+    """Tell who records how the parts of the DTensors among ``args`` (lists included) lie over their meshes."""
+    state = current()
+    if state is None or state.recorder is None:
+        return
+    for a in args:
+        if type(a) is DTensor:
+            part: torch.Tensor = a._local_tensor
+            storage = part.untyped_storage()
+            if isinstance(storage, MetaStorage):
+                state.recorder.lies_over(storage.number, part.shape, a, describe_placements)
+        elif isinstance(a, (list, tuple)):
+            note_layouts(tuple(a))
+
+
+# How many elements parameters have whole, of which a rank holds a part.
+
+def count_whole(root: torch.nn.Module) -> int:
+    """Elements of the whole parameters that ``root`` has a part of, each once: a DTensor tells its whole shape, a flat
+    parameter those of the parameters in it.
+    """
+    flat = {id(parameter): parameter for parameter, _ in list_flat_parameters(root.modules())}
+    views = {id(view) for parameter in flat.values() for view in views_of(parameter)}
+    whole = sum(shape.numel() for parameter in flat.values() for shape in shapes_in(parameter))
+    return whole + sum(p.numel() for p in root.parameters() if id(p) not in flat and id(p) not in views)
+
+
+# Private torch API: meshes of thousands of ranks, each made once and read without a tensor's way through the mode.
+
+_MADE = "_concatenated_meshes"  # in a root mesh: what was made of its parts
+
+
+def _init_one_process_group(original: Any, sub_layout: Any, rank_map: torch.Tensor, dim_name: str, *args: Any,
+                            **kwargs: Any) -> Any:
+    """Of the groups along a dimension, each a row of a tensor, the lists are asked for one by one; which group a
+    dimension has that was given a name is noted.
+    """
+    ranks = _with_data(rank_map.tolist())
+    with without_modes():
+        name = original(sub_layout, ranks, dim_name, *args, **kwargs)
+    if name is not None and not dim_name.startswith("dim_"):  # and its number, where it has no name
+        active_world_state().dimensions.setdefault(str(name), dim_name)
+    return name
+
+
+def _concatenate(original: Any, meshes: list[DeviceMesh]) -> DeviceMesh:
+    """FSDP joins its mesh and that of tensor parallelism for each parameter, with a list of all ranks in each."""
+    made = vars(meshes[0]._get_root_mesh()).setdefault(_MADE, {})
+    key = tuple([(id(mesh._get_root_mesh()), mesh._device_type, mesh._layout, mesh._mesh_dim_names,
+                  tuple(mesh._dim_group_names)) for mesh in meshes])
+    if key not in made:
+        made[key] = original(meshes)
+    found: DeviceMesh = made[key]
+    return found
+
+
+def _init_process_groups(original: Any, mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+    """All groups of a mesh at once, as torch 2.9 makes them: from the mesh's tensor, which may be simulated."""
+    held = vars(mesh)  # where newer versions have a property
+    simulated, held["mesh"] = mesh.mesh, _with_data(mesh.mesh.tolist())
+    try:
+        with without_modes():
+            original(mesh, *args, **kwargs)
+    finally:
+        held["mesh"] = simulated
+    for group, name in zip(mesh._dim_group_names, mesh.mesh_dim_names or ()):
+        active_world_state().dimensions.setdefault(str(group), name)
+
+
+def _with_data(ranks: Any) -> torch.Tensor:
+    with without_modes():
+        return torch.tensor(ranks, dtype=torch.int)
+
+
+def mesh_replacements() -> Iterator[Undo]:
+    """How meshes are made; each result undoes one replacement."""
+    has_one = hasattr(DeviceMesh, "_init_one_process_group")
+    for simulated in (_init_one_process_group if has_one else _init_process_groups, _concatenate):
+        if hasattr(DeviceMesh, simulated.__name__):
+            yield answer(DeviceMesh, simulated.__name__, simulated, passes_original=True, where=current_world)
+
+
+# `DTensor` without data: shapes of whole tensors are asked of plain ones on meta; each is where its part is.
 
 _META = torch.device("meta")
 

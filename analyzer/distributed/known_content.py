@@ -9,15 +9,14 @@ import torch
 import torch.distributed as dist
 
 from analyzer.errors import InputError
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value.contents import covers_storage, read_known, worth_following
 from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
 
-from .call_group import find_process_group
-from .reduction import reduction_name
+from .reduction import find_process_group, reduction_name
 
 Tensor = torch.Tensor
 Held = list[Tensor]  # what each rank of a group holds

@@ -1,20 +1,189 @@
-"""Process groups of any backend: each is made by the one that moves no data, and says that it is what was asked for."""
+"""Private torch API: process groups that move no data, the stores behind them, and what torch knows process-wide."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 import torch.cuda.nccl
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+import torch.distributed.rendezvous as rendezvous
 from torch.distributed import device_mesh
 
+from analyzer.cuda.stream import simulated_class
 from analyzer.errors import InputError
-from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.operator_info import device_shapes, host_shapes
 
-from .c10d_state import count_group, make_default_group
 from .world_state import active_world_state, current_world
+
+# Private torch API: what `torch.distributed` knows process-wide, kept aside for the length of a block.
+
+_TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
+
+_stores: list[Any] = []  # of default groups: C++ keeps its half of the object alone
+
+
+@contextmanager
+def process_groups_kept_aside() -> Iterator[None]:
+    """A block in which no process group is there yet; afterwards those from before are, and what the block made is
+    forgotten: groups and their names, the hook that prints exceptions.
+    """
+    module: Any = c10d
+    tables: dict[str, dict[Any, Any]] = {name: dict(getattr(module, name)) for name in _TABLES}
+    default, count, backend, method = (c10d._world.default_pg, module._group_count, module._backend,
+                                       module._default_pg_init_method)
+    hook = sys.excepthook
+    names: dict[Any, Any] = dict(module._pg_names)
+    try:
+        _forget(module)
+        yield
+    finally:
+        _forget(module)
+        for name, table in tables.items():
+            getattr(module, name).update(table)
+        c10d._world.default_pg = default
+        module._group_count, module._backend, module._default_pg_init_method = count, backend, method
+        for group, name in names.items():
+            torch._C._distributed_c10d._register_process_group(name, group)
+        sys.excepthook = hook
+
+
+def _forget(module: Any) -> None:
+    _stores.clear()
+    torch._C._distributed_c10d._unregister_all_process_groups()
+    for name in _TABLES:
+        getattr(module, name).clear()
+    c10d._world.default_pg = None
+    c10d._world.pg_coalesce_state.clear()
+    module._group_count, module._backend, module._default_pg_init_method = 0, None, None
+
+
+def make_default_group(size: int, rank: int) -> None:
+    """Make the group of all ranks, which moves no data."""
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers the backend
+
+
+    _stores.append(SimulatedStore())
+    dist.init_process_group(dist.Backend.FAKE, store=_stores[-1], world_size=size, rank=rank)
+
+
+def count_group(ranks: list[int]) -> None:
+    """Use up the name of a group that this rank is no member of, as torch does in every rank."""
+    c10d._process_group_name(ranks, use_hashed_name=False)
+
+
+# Operators of c10d on tensors without data, in process groups of no simulated world: torch has kernels for them since
+# 2.11, and older versions get what they return in a world.
+
+def _answer(op: Any, *args: Any, **kwargs: Any) -> Any:
+    from .collective import returned_by  # slow to import
+    run: Callable[..., Any] | None = returned_by(op)
+    if run is None:
+        raise NotImplementedError(f"{op} returns what is not known")
+    return run(*args, **kwargs)
+
+
+def supply_kernels() -> None:
+    """Register what each operator of c10d returns that torch cannot run without data."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in (schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")):
+        if not has_kernel(name, "Meta") and not has_kernel(name, "CompositeImplicitAutograd"):
+            op = getattr(torch.ops.c10d, name.partition("::")[2]).default
+            for table in (device_shapes, host_shapes):
+                table(op, partial(_answer, op))
+
+
+if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
+    supply_kernels()
+
+
+# A store of a world of which one rank runs: what other ranks would write is taken to be what this one does.
+
+_KINDS = ("TCPStore", "FileStore", "HashStore")
+
+
+class SimulatedStore(torch._C._distributed_c10d.Store):
+    """Answers as a store that all ranks write to. Nothing is waited for: every rank is taken to have added what this
+    one adds, and to have set the keys that this one sets; a key that this rank never set raises InputError.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self._values: dict[str, bytes] = {}
+        spec = current_world()
+        self._ranks = 1 if spec is None else spec.size
+        self.host, self.port = "localhost", 29500
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a value."""
+        self._values[key] = _encode(value)
+
+    def get(self, key: str) -> bytes:
+        """Read a value."""
+        if key not in self._values:
+            spec = current_world()
+            raise InputError(f"rank {0 if spec is None else spec.rank} waits for {key!r} in a store, which another "
+                             f"rank sets: no other rank runs; broadcast the value, or set it in every rank")
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add what every rank adds."""
+        total = int(self._values.get(key, b"0")) + amount * self._ranks
+        self._values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write a value in place of another."""
+        found = self._values.get(key)
+        if found is None and not expected or found == _encode(expected):
+            self._values[key] = _encode(desired)
+        return self._values.get(key, _encode(expected))
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        """Other ranks are taken to be there."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are set: what other ranks set is."""
+        return True
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many values there are."""
+        return len(self._values)
+
+    def set_timeout(self, timeout: Any) -> None:
+        """Nothing is waited for."""
+
+
+def _encode(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _is_simulated(*args: Any, **kwargs: Any) -> bool:
+    return current_world() is not None
+
+
+def _simulated(original: Any) -> Any:
+    return simulated_class(original, SimulatedStore, _is_simulated)
+
+
+def store_replacements() -> Iterator[Undo]:
+    """Replace the stores that wait for other processes; each result undoes one."""
+    for owner in (dist, c10d, rendezvous):
+        for name in _KINDS:
+            if hasattr(owner, name):
+                yield replace(owner, name, _simulated)
+
+
+# Process groups of any backend: each is made by the one that moves no data, and says that it is what was asked for.
 
 #: of the library that PyTorch is built with: .ci/docker/ci_commit_pins/nccl.txt (commit 0baa077)
 NCCL_VERSION = (2, 29, 3)

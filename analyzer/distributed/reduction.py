@@ -1,6 +1,4 @@
-"""Which reduction a call of torch.distributed does. Since torch 2.10 the script object that an operator is given tells;
-before, it is noted by the methods of process groups that make one.
-"""
+"""The process group and the reduction of a call of torch.distributed."""
 from __future__ import annotations
 
 import threading
@@ -13,6 +11,27 @@ import torch.distributed as dist
 from analyzer.meta.intercept.replacement import Undo, answer
 
 from .world_state import current_world
+
+# The process group of a call of torch.distributed.
+
+def find_process_group(given: dict[str, Any]) -> Any:
+    """The group among the arguments of an operator, which come by their names: itself, or what its name stands for;
+    None where there is none. Raises RuntimeError, as torch does, where no group has the name.
+    """
+    name = given.get("group_name")
+    if isinstance(name, str):
+        resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
+        return resolve(name)
+    for value in given.values():
+        if isinstance(value, dist.ProcessGroup):  # `Any group_name` of the functional collectives takes both
+            return value
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value)
+    return None
+
+
+# Which reduction a call of torch.distributed does. Since torch 2.10 the script object that an operator is given tells;
+# before, it is noted by the methods of process groups that make one.
 
 _METHODS = ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base",
             "reduce_scatter_tensor_coalesced")

@@ -7,14 +7,12 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.meta.address_space import AddressSpace
-from analyzer.meta.intercept.interrupt import InterruptsDeferred
+from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import CPU
 
-from . import meta_kernel  # noqa: F401  # which registers shapes
-from .live_storage import LiveStorages
-from .world_spec import WorldSpec
-from .world_state import current_world, entered, launched
+from . import process_group as meta_kernel  # noqa: F401  # which registers shapes
+from .world_state import LiveStorages, WorldSpec, current_world, entered, launched
 
 _entered: list[World] = []
 

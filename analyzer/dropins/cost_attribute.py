@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from analyzer.profilers.flop_convention import find_convention
 from analyzer.profilers.flop_formula.registration import FlopCount
+from analyzer.profilers.flops import find_convention
 from analyzer.profilers.latency import call_seconds
-from analyzer.report.compat.functional import name_function
+from analyzer.report.compat.torchinfo import name_function
 from analyzer.results.info import ModuleInfo
 from analyzer.runtime.recorder import RuntimeRecorder
 from analyzer.units import add_quantities

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError, is_count
-from analyzer.json_text import load_json
 from analyzer.output import drawing_plainly
-from analyzer.report.compat.exact_text import DEEPSPEED, aggregate, deepspeed_text
-from analyzer.report.compat.number import (
+from analyzer.report.compat.deepspeed import (
     bytes_to_string,
     duration_to_string,
     flops_to_string,
@@ -22,8 +20,10 @@ from analyzer.report.compat.number import (
     number_to_string,
     params_to_string,
 )
+from analyzer.report.compat.exact_text import DEEPSPEED, aggregate, deepspeed_text
 from analyzer.results.profile import Profile
 from analyzer.runtime import flops_profiler
+from analyzer.saved_format import load_json
 
 from .cost_attribute import CostAttributes
 

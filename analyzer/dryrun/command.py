@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from analyzer.api.world_option import add_world_options, check_world_options, read_world
+from analyzer.api.prediction import add_world_options, check_world_options, read_world
 from analyzer.output import check_output
 from analyzer.report.choice import (
     add_file_options,
@@ -19,7 +19,7 @@ from analyzer.report.choice import (
     save_profile,
 )
 from analyzer.report.page.document import check_page
-from analyzer.report.short_text import describe_for_verdict
+from analyzer.report.summary import describe_for_verdict
 from analyzer.results.profile import Profile
 
 _HELP = """\

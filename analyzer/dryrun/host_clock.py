@@ -1,12 +1,31 @@
-"""Clocks of the host that scripts read: in a run without data they tell what Python takes, which is no measurement."""
+"""Clocks, libraries and operators that scripts ask for and that a machine without a device lacks."""
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import torch
 import torch.profiler
 import torch.utils.benchmark
+
+from analyzer.cuda.sdp_choice import simulated_capability
+from analyzer.hardware import DeviceSpec
+from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.tensor import device_of
+from analyzer.profilers.latency import call_seconds
+from analyzer.record.call_table import OpCall
+from analyzer.record.log import Log
+from analyzer.units import add_quantities
+
+# Clocks of the host that scripts read: in a run without data they tell what Python takes, which is no measurement.
 
 #: What a script's own clocks are, for the assumptions.
 HOST_CLOCK = ("the script reads Python's clock: times that it prints are those of a run without data, not of the "
@@ -20,3 +39,212 @@ _CLOCKS = re.compile(r"\bperf_counter(_ns)?\b|\btime\.(time|monotonic|process_ti
 def reads_clock(script: Path) -> bool:
     """Whether the text of a script names a clock of Python's."""
     return _CLOCKS.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+
+
+# The time that a simulated device takes between two points of a dry run, for the events of the script.
+
+class PredictedTimer:
+    """Sums the predicted kernels of the operators that ran on the device; a mark is how many had run."""
+
+    def __init__(self, log: Log, spec: DeviceSpec) -> None:
+        self.log, self.spec = log, spec
+
+    def mark(self) -> int:
+        """Now."""
+        return len(self.log.call_slots)
+
+    def seconds(self, start: int, end: int) -> float | None:
+        """From one mark to another, 0 where that is earlier; None where the time of an operator is not known."""
+        return add_quantities([call_seconds(call, self.spec) for call in self.log.calls[start:end]
+                               if self._is_on_device(call)])
+
+    def _is_on_device(self, call: OpCall) -> bool:
+        kind = self.spec.kind
+        return any(spec.device.startswith(kind) for spec in (*call.signature.outputs, *call.signature.inputs))
+
+    def describe(self) -> str:
+        """What the seconds are."""
+        return f"times predicted for {self.spec.name}, of the kernels between the two events"
+
+
+# torchao asks which GPU there is, and whether torch was built with CUDA: the simulated one is enough for both.
+
+_LEAST = {"is_sm_at_least_89": (8, 9), "is_sm_at_least_90": (9, 0), "is_sm_at_least_100": (10, 0)}
+
+
+def answer_for_capability() -> Iterator[Undo]:
+    """Replace the questions in ``torchao.utils``, which must be imported; each result undoes one replacement."""
+    utils = sys.modules["torchao.utils"]
+    for name, least in _LEAST.items():
+        if hasattr(utils, name):  # versions differ
+            yield answer(utils, name, _is_at_least(least))
+    if hasattr(utils, "is_sm_version"):
+        yield answer(utils, "is_sm_version", lambda major, minor: simulated_capability() == (major, minor))
+
+
+def _is_at_least(least: tuple[int, int]) -> Callable[[], bool]:
+    return lambda: simulated_capability() >= least
+
+
+# What to install where a script failed for want of a package.
+
+_OF_EXTRA = ("accelerate", "bitsandbytes", "datasets", "lightning", "peft", "torchao", "trl")  # `scripts` of pyproject
+
+
+def advise_install(error: BaseException) -> str | None:
+    """A sentence where ``error``, or what led to it, says that a package of the extra ``scripts`` is missing."""
+    for one in _chain(error):
+        if isinstance(one, ImportError):
+            for name in _OF_EXTRA:
+                if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
+                    return (f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]' has what scripts "
+                            f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__context__, one.__cause__]
+
+
+# Replacements in modules that are not imported yet: made as soon as a script imports them.
+
+Make = Callable[[], Iterable[Undo]]
+
+
+class _Finder:
+    """Finds the modules asked for as others do, and lets their loaders make the replacements at the end."""
+
+    def __init__(self, makers: Mapping[str, Make], undo: ExitStack) -> None:
+        self._makers, self._undo = makers, undo
+        self._searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """As `importlib.abc.MetaPathFinder.find_spec`."""
+        if name not in self._makers or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, lambda: self._make(name))  # type: ignore[assignment]
+        return spec
+
+    def _make(self, name: str) -> None:
+        for undo in self._makers[name]():
+            self._undo.callback(undo)
+
+
+class _Loader:
+    """A module's own loader, and what is done when it is through."""
+
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader."""
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the module's own loader, then the replacements."""
+        self._loader.exec_module(module)
+        self._then()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+@contextmanager
+def replaced_once_imported(makers: Mapping[str, Make]) -> Iterator[None]:
+    """For the length of a block, make the replacements of each module in ``makers``: now, or when it is imported."""
+    with ExitStack() as undo:
+        later = {name: make for name, make in makers.items() if name not in sys.modules}
+        for name in makers.keys() - later.keys():
+            for one in makers[name]():
+                undo.callback(one)
+        finder = _Finder(later, undo)
+        sys.meta_path.insert(0, finder)
+        undo.callback(sys.meta_path.remove, finder)
+        yield
+
+
+# Operators that detection models of torchvision need, where its C++ library does not load beside this torch.
+
+Tensor = torch.Tensor
+_definitions: list[torch.library.Library] = []  # a Library that dies takes its operators along
+# The names of torchvision.extension that its files import, and what they given then.
+_ANSWERS: dict[str, Any] = {"_has_ops": lambda: True, "_assert_has_ops": lambda: None}
+
+
+def simulate_detection_ops() -> Mapping[str, Make]:
+    """What to replace in which module of torchvision; nothing where its library loads."""
+    if not hasattr(torch.ops.torchvision, "nms") or hasattr(torch.ops.torchvision, "ps_roi_align"):
+        return {}
+    if not _definitions:
+        _define()
+    modules = ("torchvision.ops.boxes", "torchvision.ops.roi_align")
+    return {name: partial(_allow, name) for name in modules}
+
+
+def _allow(name: str) -> Iterable[Undo]:
+    module = sys.modules[name]
+    for question, given in _ANSWERS.items():
+        if hasattr(module, question):
+            yield replace(module, question, _put(given))
+
+
+def _put(given: Any) -> Any:
+    return lambda original: given
+
+
+def _define() -> None:
+    """Signatures: torchvision/csrc/ops/roi_align.cpp; casts: csrc/ops/autocast/roi_align_kernel.cpp."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    where, how = "float spatial_scale, int pooled_height, int pooled_width", "int sampling_ratio, bool aligned"
+    library.define(f"roi_align(Tensor input, Tensor rois, {where}, {how}) -> Tensor")
+    library.define(f"_roi_align_forward(Tensor input, Tensor rois, {where}, {how}) -> Tensor")
+    library.define(f"_roi_align_backward(Tensor grad, Tensor rois, {where}, int batch_size, int channels, int height, "
+                   f"int width, {how}) -> Tensor")
+    library.impl("roi_align", _align, "CompositeImplicitAutograd")
+    library.impl("_roi_align_forward", _shape_forward, "Meta")
+    library.impl("_roi_align_backward", _shape_backward, "Meta")
+    torch.library.register_autograd("torchvision::_roi_align_forward", _backward, setup_context=_save, lib=library)
+    _definitions.append(library)
+
+
+def _align(input: Tensor, rois: Tensor, *settings: Any) -> Tensor:
+    dtype = input.dtype
+    if torch.is_autocast_enabled(device_of(input).type):
+        input, rois = input.float(), rois.float()
+    return torch.ops.torchvision._roi_align_forward(input, rois, *settings).to(dtype)  # type: ignore[no-any-return]
+
+
+def _shape_forward(input: Tensor, rois: Tensor, scale: float, height: int, width: int, *_: Any) -> Tensor:
+    return input.new_empty((rois.shape[0], input.shape[1], height, width))
+
+
+def _shape_backward(grad: Tensor, rois: Tensor, scale: float, pooled_height: int, pooled_width: int, batch: int,
+                    channels: int, height: int, width: int, *_: Any) -> Tensor:
+    return grad.new_empty((batch, channels, height, width))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, rois, *ctx.settings = inputs
+    ctx.shape = tuple(input.shape)
+    ctx.save_for_backward(rois)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    rois, = ctx.saved_tensors
+    scale, height, width, sampling_ratio, aligned = ctx.settings
+    of_input = torch.ops.torchvision._roi_align_backward(grad, rois, scale, height, width, *ctx.shape, sampling_ratio,
+                                                         aligned)
+    return of_input, None, None, None, None, None, None

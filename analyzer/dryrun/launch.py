@@ -1,4 +1,4 @@
-"""Launchers inside a script: of the processes that they would start, the rank of the world runs, in this one."""
+"""Launchers inside a script, and what libraries do so that ranks agree."""
 from __future__ import annotations
 
 import os
@@ -12,13 +12,44 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.multiprocessing
 
-from analyzer.distributed.world_spec import WorldSpec
-from analyzer.distributed.world_state import current_world
+from analyzer.distributed.world_state import WorldSpec, current_world
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 
-from .late_import import Make
+from .host_clock import Make
+
+# What libraries do so that all ranks agree, or to see that they do: they are taken to, as no other rank runs.
+
+_RANDOM, _ZERO = "accelerate.utils.random", "deepspeed.runtime.zero.utils"
+
+
+def replace_agreements() -> Mapping[str, Make]:
+    """What to replace in which module."""
+    return {_RANDOM: _keep_states, _ZERO: _trust_lists}
+
+
+def _keep_states() -> Iterator[Undo]:
+    """Accelerate broadcasts the states of random generators, which have no data."""
+    yield answer(sys.modules[_RANDOM], "synchronize_rng_state",
+                 lambda *args, **kwargs: _assume("Accelerate's broadcasts of random generators' states were left out"))
+
+
+def _trust_lists() -> Iterator[Undo]:
+    """ZeRO-3 compares lists of numbers with those that rank 0 broadcasts, in the first passes."""
+    for name in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
+        if hasattr(sys.modules[_ZERO], name):  # versions differ
+            yield answer(sys.modules[_ZERO], name,
+                         lambda *args, **kwargs: _assume("DeepSpeed's comparisons with rank 0 were left out"))
+
+
+def _assume(text: str) -> Any:
+    state = current()
+    if state is not None:
+        state.assume(text)
+
+
+# Launchers inside a script: of the processes that they would start, the rank of the world runs, in this one.
 
 _LAUNCHER = "torch.distributed.launcher.api"
 

@@ -1,10 +1,11 @@
-"""What a dry run replaces besides the mode: what would need data or other processes, or leave a trace."""
+"""What a dry run replaces besides the mode: threads, and what would need data."""
 from __future__ import annotations
 
 import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -14,24 +15,82 @@ import torch
 import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
-from analyzer.cuda.kernels.bitsandbytes import answer_for_managed_memory
+from analyzer.cuda.kernels.product import answer_for_managed_memory
+from analyzer.distributed.world_state import current_world, joined
+from analyzer.hardware.current_spec import simulated_spec, simulating
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
-from analyzer.meta.state import current
-from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 
-from .checkpoint import read_headers_alone
-from .detection_ops import simulate_detection_ops
-from .distributed_checkpoint import replace_checkpoints
-from .host_clock import TIMERS
-from .late_import import replaced_once_imported
-from .launch import replace_launchers, run_one_process
-from .rank_agreement import replace_agreements
-from .thread import follow_into_threads
-from .torchao_checks import answer_for_capability
+from .checkpoint import read_headers_alone, replace_checkpoints
+from .host_clock import TIMERS, answer_for_capability, replaced_once_imported, simulate_detection_ops
+from .launch import replace_agreements, replace_launchers, run_one_process
+
+# Threads that a script starts run under the mode too: weights are loaded, and texts generated, in threads. What the
+# books of the simulated memory are told comes from one thread at a time.
+
+TURN_SECONDS = 1.0
+"""How long who hands a task to a pool waits for it: tasks run in turn, so that each run of a program makes its tensors
+in the same order. A task that takes longer, since it waits for another, is left to itself.
+"""
+
+
+class _Pool(threading.local):
+    starts_worker = False  #: its tasks enter the mode, each for itself: a worker can outlive the mode
+
+
+_pool = _Pool()
+
+
+def follow_into_threads() -> Iterator[Undo]:
+    """Replace what starts threads; each result undoes one replacement."""
+    yield replace(threading.Thread, "start", _starting)
+    yield replace(ThreadPoolExecutor, "submit", _submitting)
+
+
+def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` under the mode of this thread, for another one."""
+    spec, world = simulated_spec(), current_world()
+    state.space.share()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with state.join(), simulating(spec), joined(world):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _starting(original: Any) -> Any:
+    def start(thread: threading.Thread) -> None:
+        state = current()
+        if state is not None and not _pool.starts_worker:
+            thread.run = _joining(state, thread.run)  # type: ignore[method-assign]
+        original(thread)
+
+    return start
+
+
+def _submitting(original: Any) -> Any:
+    def submit(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        state = current()
+        if state is None:
+            return original(pool, function, *args, **kwargs)  # type: ignore[no-any-return]
+        before, _pool.starts_worker = _pool.starts_worker, True
+        try:
+            future: Future[Any] = original(pool, _joining(state, function), *args, **kwargs)
+        finally:
+            _pool.starts_worker = before
+        wait([future], TURN_SECONDS)
+        return future
+
+    return submit
+
+
+# What a dry run replaces besides the mode: what would need data or other processes, or leave a trace.
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
 _NOT_FINITE = ("isnan", "isinf", "isposinf", "isneginf")

@@ -18,18 +18,16 @@ from analyzer.api.session import Run, Session
 from analyzer.distributed.world import World
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
-from analyzer.fx.trace.leaf_module import find_leaf_impl, is_leaf
+from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.profilers.communication_buffer import name_buffers
+from analyzer.profilers.communication import name_buffers
 from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
-from .event_time import PredictedTimer
-from .host_clock import HOST_CLOCK, reads_clock
-from .missing_package import advise_install
+from .host_clock import HOST_CLOCK, PredictedTimer, advise_install, reads_clock
 from .patch import scripted
 
 
@@ -119,7 +117,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
         whole: dict[str, Any] = {}
         if current_world() is not None:  # torch's wrappers are slow to import
             from analyzer.distributed.collective import current_collectives
-            from analyzer.distributed.whole_parameter import count_whole
+            from analyzer.distributed.dtensor import count_whole
 
             name_buffers(recorder.log, current_collectives().made_to_communicate)
             with torch._C.DisableTorchFunction():

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.record.module_walk import walk_modules
+from analyzer.record.tensor_walk import walk_modules
 
 
 def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:

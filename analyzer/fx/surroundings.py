@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.fork import hold_over_forks
-from analyzer.meta.intercept.interrupt import InterruptsHeld
+from analyzer.meta.address_space import MetaStorage, find_storage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import current
-from analyzer.meta.storage import MetaStorage, find_storage, next_number
 from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
+from analyzer.output import hold_over_forks
 from analyzer.record.collector import rare_collections
-from analyzer.record.module_walk import walk_modules
+from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.state_fingerprint import CodeRecord
 from analyzer.replay.state_record import StateRecord
 from analyzer.replay.state_value import MOST_OBJECTS, PLAIN, look_up

@@ -1,30 +1,103 @@
-"""A model that serves several sequences at once: what it keeps, what a prefill and a decode pass cost, what fits."""
+"""A model that serves several sequences at once, and what each of its passes costs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
-from analyzer.api.session import Session
+from analyzer.api.session import Run, Session
 from analyzer.errors import InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
+from analyzer.record.recorder import Recorder
 from analyzer.results.info import OutOfMemoryInfo
-from analyzer.results.out_of_memory import describe_shortage
 from analyzer.results.profile import Profile
+from analyzer.results.timeline import describe_shortage
+from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
-from analyzer.results.wrapper import ModulePaths
 
-from .decoder import check_positions, is_of_transformers, tensors_kept
-from .serving_pass import PassCost, PassRecorder
+from .decoder import StoredDecoder, check_positions, is_of_transformers, tensors_kept
 from .stored_cache import BLOCK_SIZE, CacheForm
-from .stored_decoder import StoredDecoder
+
+# What each pass of a recorded run cost.
+
+Pass = TypeVar("Pass")
+
+
+def fill_costs(run: Run, passes: Sequence[Pass], names: Sequence[str]) -> list[Pass]:
+    """``passes``, records of which each is a step of the log, with their fields ``names``, which are those of a phase,
+    as in the forward phase of that step; None is unknown.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for annotation in run.annotate():
+        for (step, phase), row in annotation.phases.items():
+            if phase == "forward":
+                rows.setdefault(step, {}).update(row)
+    filled: list[Any] = list(passes)
+    return [replace(record, **{name: rows.get(i, {}).get(name) for name in names}) for i, record in enumerate(filled)]
+
+
+# Passes of models over their caches under one recorder, and what each of them cost.
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """One pass: the FLOPs, the bytes that all operators read and write, seconds by the roofline, peaks."""
+
+    sequences: int
+    tokens: int                              #: of each sequence that it reads
+    context_tokens: int                      #: of each sequence after it
+    flops: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    seconds: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs for each byte moved."""
+        if self.flops is None or self.read_bytes is None or self.written_bytes is None:
+            return None
+        moved = self.read_bytes + self.written_bytes
+        return self.flops / moved if moved else None
+
+
+_AMOUNTS = ("flops", "read_bytes", "written_bytes", "seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+
+
+class PassRecorder:
+    """Runs passes one after the other, each a step of the recorder's log."""
+
+    def __init__(self, session: Session, recorder: Recorder) -> None:
+        self.session, self.recorder = session, recorder
+        self.passes: list[PassCost] = []
+
+    def read(self, decoder: StoredDecoder, tokens: Tensor, keep: int = 1) -> None:
+        """One pass over ``tokens``, and the choice of the next ones: the largest of the last ``keep`` logits."""
+        recorder, step = self.recorder, len(self.passes)
+        recorder.start_step(step, placeholders=step == 0)
+        recorder.describe_step(step)
+        recorder.begin("forward")
+        with torch.no_grad(), self.session.casting():
+            logits = decoder.read(tokens, keep)
+            chosen = logits[:, -keep:, :].to(torch.float32, copy=True).argmax(dim=-1)
+        del logits, chosen
+        recorder.end()
+        recorder.mark(tensors_kept(decoder.cache), "cache")
+        self.passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
+
+    def list_costs(self, run: Run) -> list[PassCost]:
+        """The passes with what they cost."""
+        return fill_costs(run, self.passes, _AMOUNTS)
+
+
+# A model that serves several sequences at once: what it keeps, what a prefill and a decode pass cost, what fits.
 
 PREFILL_CHUNK = 2048  # tokens of prompts that a pass reads at most (vLLM's config, DEFAULT_MAX_NUM_BATCHED_TOKENS)
 ServedCache = Literal["paged", "static"]

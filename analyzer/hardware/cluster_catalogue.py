@@ -6,13 +6,12 @@ import json
 from importlib import resources
 
 from analyzer.errors import InputError, UnknownDeviceError
-from analyzer.json_text import load_json
+from analyzer.saved_format import load_json
 
 from .catalogue import find_device
-from .cluster_spec import ClusterSpec
+from .cluster_spec import ClusterSpec, LinkSpec
 from .device_file import is_device_file, list_shipped
 from .device_spec import DeviceSpec
-from .link_spec import LinkSpec
 from .spec_catalogue import SpecCatalogue, fold_name
 
 _PER_HOST = 8

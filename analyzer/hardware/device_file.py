@@ -14,8 +14,7 @@ from importlib import resources
 from typing import Any
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.json_text import load_json
-from analyzer.saved_format import SavedFormat
+from analyzer.saved_format import SavedFormat, load_json
 
 from .device_spec import DeviceSpec
 

@@ -1,13 +1,106 @@
-"""The catalogue and its devices as text."""
+"""Devices as a table, the one at hand, and the roofline of each."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from analyzer.errors import InputError
 from analyzer.units import format_bytes, format_count, format_rate, format_seconds
 
 from .catalogue import find_device, register_device
 from .device_spec import DeviceSpec, Figure
+
+# The least time that work takes by the figures of a data sheet. Uncalibrated: real kernels are slower.
+
+# torch dtype to the format whose peak applies; complex numbers are computed in their real parts.
+_FORMATS = {
+    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
+    "int8": "int8", "uint8": "int8", "complex128": "fp64", "complex64": "fp32", "complex32": "fp16"}
+_FORMATS |= {name: name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")}
+
+# First compute capability whose tensor cores take the format: CUDA C++ Programming Guide, Compute Capabilities,
+# table "Feature Support per Compute Capability" and section on 7.x and 8.x tensor cores.
+_FIRST_CAPABILITY = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0)}
+
+def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
+    """Dense peak in FLOP/s that bounds an operation on ``dtype`` (a torch.dtype or its name), or None if unknown.
+
+    ``uses_tensor_cores``: whether the operation is one of matrix products (linear, matmul, convolution, attention).
+    ``allow_tf32``: whether float32 products may use TF32. In PyTorch matrix products may not by default
+    (``torch.backends.cuda.matmul.allow_tf32`` is False) and convolutions may (``torch.backends.cudnn.allow_tf32`` is
+    True). Other operations on 16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's
+    ``OpMathType.h``), and so do products in a format that the device's tensor cores lack.
+
+    >>> from analyzer.hardware import find_device
+    >>> a100 = find_device("a100")
+    >>> [find_peak("float32", a100, True, allow_tf32=tf32) / 1e12 for tf32 in (False, True)]
+    [19.5, 156.0]
+    >>> [find_peak("bfloat16", a100, uses_tensor_cores) / 1e12 for uses_tensor_cores in (False, True)]
+    [19.5, 312.0]
+    """
+    name = str(dtype).removeprefix("torch.")
+    kind = _FORMATS.get(name)
+    if kind is None:
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise InputError(f"find_peak({dtype!r}): not a dtype; those with a peak are {', '.join(_FORMATS)}")
+        return None  # data sheets give no peak for it
+    rates = device.flops_per_second
+    if kind == "fp64":
+        return rates.fp64_tensor if uses_tensor_cores and rates.fp64_tensor is not None else rates.fp64
+    if kind == "fp32" and allow_tf32:
+        kind = "tf32"
+    if kind in _FIRST_CAPABILITY and not (uses_tensor_cores and _has_tensor_cores(device, kind)):
+        return rates.fp32
+    if kind == "fp8" and not uses_tensor_cores:
+        return rates.fp32
+    if kind == "int8" and not uses_tensor_cores:
+        return None
+    peak: float | None = getattr(rates, kind)
+    return peak
+
+
+def _has_tensor_cores(device: DeviceSpec, kind: str) -> bool:
+    if device.kind == "cpu":  # matrix units (AMX) are there only if the spec says so
+        return getattr(device.flops_per_second, kind) is not None
+    return device.compute_capability is None or device.compute_capability >= _FIRST_CAPABILITY[kind]
+
+
+def roofline_seconds(flops: int | None, bytes_moved: int | None, dtype: object, device: DeviceSpec,
+                     uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
+    """Seconds that the slower of arithmetic and memory needs at its peak, or None if a figure that it takes is unknown.
+
+    max(``flops`` / peak, ``bytes_moved`` / memory bandwidth): the roofline of Williams, Waterman and Patterson
+    (CACM 52:4, 2009), nothing else. Uncalibrated: no efficiency, no launch, no cache. For ``dtype``,
+    ``uses_tensor_cores`` and ``allow_tf32`` see ``find_peak``. Work of no FLOPs takes no peak, and work of no bytes no
+    bandwidth. Raises InputError for a negative count.
+
+    A float32 product of two 4096x4096 matrices on an H100, without and with TF32:
+
+    >>> from analyzer.hardware import find_device
+    >>> work = dict(flops=2 * 4096**3, bytes_moved=3 * 4096**2 * 4, dtype="float32", device=find_device("h100"))
+    >>> [f"{roofline_seconds(**work, uses_tensor_cores=True, allow_tf32=tf32) * 1e3:.3f} ms" for tf32 in (False, True)]
+    ['2.054 ms', '0.278 ms']
+    """
+    if flops is None or bytes_moved is None:
+        return None
+    if flops < 0 or bytes_moved < 0:
+        raise InputError(
+            f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for "
+            "unknown")
+    seconds = 0.0
+    for amount, rate in ((flops, find_peak(dtype, device, uses_tensor_cores, allow_tf32) if flops else None),
+                         (bytes_moved, device.memory_bandwidth)):
+        if amount:
+            if rate is None:
+                return None
+            seconds = max(seconds, amount / rate)
+    return seconds
+
+
+# The catalogue and its devices as text.
 
 _RATES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 

@@ -19,10 +19,17 @@ import torch
 from analyzer.errors import AnalyzerError, InputError
 
 from .allocator_options import MIN_BLOCK_BYTES, AllocatorOptions
-from .allocator_replay import Elsewhere, Instruction, Placements, replay_best_fit, replay_one_by_one
-from .allocator_segment import Pool, Segment, Span
-from .allocator_snapshot import SegmentSnapshot, mapped_ranges, snapshot_segments
-from .journal import Journal
+from .allocator_segment import (
+    Elsewhere,
+    Instruction,
+    Placements,
+    Pool,
+    Segment,
+    Span,
+    replay_best_fit,
+    replay_one_by_one,
+)
+from .journal import Journal, SegmentSnapshot, mapped_ranges, snapshot_segments
 from .segment_memory import SegmentMemory
 
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]

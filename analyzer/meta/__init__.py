@@ -1,9 +1,9 @@
 """Tensors without data, and the mode under which any torch code makes them. docs/solvers.md lists what is here."""
 from .memory_need import MemoryNeed, Stage, register_memory_impl
 from .mode import MetaTensorMode
-from .options import MetaOptions
-from .shape_registry import register_shape_impl
+from .operator_info import register_shape_impl
 from .spec import TensorSpec, spec_of
+from .state import MetaOptions
 from .tensor import MetaTensor, device_of
 
 __all__ = ["MemoryNeed", "MetaOptions", "MetaTensor", "MetaTensorMode", "Stage", "TensorSpec", "device_of",

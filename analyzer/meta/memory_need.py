@@ -10,9 +10,8 @@ from analyzer.errors import InputError, is_count
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.registry import Call, Registry
 
-from .operator_info import OperatorInfo
-from .shape_registry import check_loaded_operator
-from .signature import Signature
+from .operator_info import OperatorInfo, check_loaded_operator
+from .spec import Signature
 from .state import MetaState
 
 _AT_LEAST_0 = "a whole number of bytes, at least 0"

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from .address_space import AddressSpace
-from .dispatch.accumulation import counts_are_known, learn_counts
+from .dispatch.account import counts_are_known, learn_counts
 from .dispatch.mode import MetaDispatchMode
 from .function.mode import MetaFunctionMode
-from .intercept.interrupt import InterruptsDeferred
 from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
 from .intercept.patch import mode_replacements
-from .options import MetaOptions
+from .intercept.replacement import InterruptsDeferred
 from .simulated_device import devices
-from .state import CPU, MetaState, active, set_state
+from .state import CPU, MetaOptions, MetaState, active, set_state
 from .tensor import kernel
 
 

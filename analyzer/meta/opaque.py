@@ -5,14 +5,13 @@ from typing import Any
 
 import torch
 
+from .address_space import MetaStorage
 from .dispatch.account import hold_before
 from .intercept.mode_stack import without_modes
 from .memory_need import hold_blocks, kernel_memory, registered_need
-from .shape_registry import register_shape_impl
-from .signature import Signature
-from .spec import TensorSpec, spec_of, to_specs
+from .operator_info import register_shape_impl
+from .spec import Signature, TensorSpec, spec_of, to_specs
 from .state import active_state
-from .storage import MetaStorage
 from .tensor import MetaTensor, attach, kernel
 
 Tensor = torch.Tensor

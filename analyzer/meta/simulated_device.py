@@ -8,7 +8,7 @@ import torch
 
 from .intercept.gated_kernel import GatedKernels
 from .intercept.replacement import Undo
-from .signature import Signature
+from .spec import Signature
 from .state import MetaState
 
 

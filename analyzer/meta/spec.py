@@ -1,15 +1,47 @@
-"""What is known of a tensor without its data."""
+"""What calls of operators are told apart by: specs of tensors, signatures and keys of operators."""
 from __future__ import annotations
 
 import functools
 import math
+import re
+from collections.abc import Callable, Container
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch.library import CustomOpDef  # type: ignore[attr-defined]  # public, and not in its __all__
 
+from analyzer.errors import InputError
+from analyzer.registry import Registry
+
+from .address_space import MetaStorage, find_storage
 from .intercept.mode_stack import without_modes
-from .storage import MetaStorage, find_storage
 
+# Types of values that hold no tensor and cannot change, in sets for the questions that are asked of them.
+
+NUMBERS = (bool, int, float, complex)
+"""What an element of a tensor can be made of."""
+
+LITERALS = (type(None), bool, int, float, str)
+"""What settings are made of: values that read the same in any file."""
+
+CODE_CONSTANTS = (*LITERALS, complex, bytes)
+"""What the compiled code of a function can hold, besides tuples of it."""
+
+ARGUMENTS = (*LITERALS, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""What operators and forward functions take besides tensors, and cannot change."""
+
+VALUES = (*ARGUMENTS, bytes, torch.Size)
+"""What can take the place of an equal one wherever it is found."""
+
+LEAVES = frozenset({
+    str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device,
+    torch.Size,
+})
+"""Exact types of what is never looked into for tensors."""
+
+
+# What is known of a tensor without its data.
 
 class TensorSpec(tuple[int, ...]):
     """The shape of a tensor, as a tuple, which also knows stride, dtype and simulated device.
@@ -91,3 +123,106 @@ def to_specs(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {k: to_specs(v) for k, v in tree.items()}
     return tree
+
+
+# What one kind of operator call is: the operator, and the specs of what goes in and out.
+
+@functools.cache
+def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def name_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call was given, by the names of the operator's schema; defaults are left out."""
+    return {**dict(zip(_argument_names(op), args)), **kwargs}
+
+
+class Signature:
+    """Shared by all calls of one operator with the same specs, scalars and outputs.
+
+    ``args`` and ``kwargs`` are those of the call with every tensor replaced by its `TensorSpec`
+    (lists stay lists). ``inputs`` are the tensors among them, flattened in order; ``outputs`` those of the result.
+    ``memo`` is where a profiler keeps what it derived, under a key of its own.
+    """
+
+    __slots__ = ("op", "args", "kwargs", "inputs", "outputs", "memo")
+
+    def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
+                 inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        self.op, self.args, self.kwargs = op, args, kwargs
+        self.inputs, self.outputs = inputs, outputs
+        self.memo: dict[Any, Any] = {}
+
+    def named_arguments(self) -> dict[str, Any]:
+        """See `name_arguments`."""
+        return name_arguments(self.op, self.args, self.kwargs)
+
+    def __repr__(self) -> str:
+        return f"{self.op}({', '.join(map(repr, self.args))}) -> {self.outputs}"
+
+
+# What names an operator where something is registered for it.
+
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type)
+_NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
+_ALWAYS_LOADED = ("aten", "prims")  # `import torch` defines all of theirs
+
+
+def as_operator(key: Any) -> Any:
+    """The operator of what ``@torch.library.custom_op`` made, anything else as it is."""
+    return find_operator(key._qualname) if isinstance(key, CustomOpDef) else key
+
+
+def find_operator(name: str) -> Any:
+    """The operator of a name, None where no library that is loaded defines it.
+
+    >>> find_operator("aten::mm"), find_operator("aten::mm.out"), find_operator("aten::nn")
+    (<OpOverloadPacket(op='aten.mm')>, <OpOverload(op='aten.mm', overload='out')>, None)
+    """
+    match = _NAME.fullmatch(name)
+    found = None
+    if match is not None:
+        found = getattr(getattr(torch.ops, match[1]), match[2], None)
+        found = found if found is None or match[3] is None else getattr(found, match[3], None)
+    return found if isinstance(found, OPERATORS) else None
+
+
+def check_operator(key: Any, caller: str, functions: Container[Any] | None) -> Any:
+    """The operator that ``key`` stands for: that of ``torch.ops`` for what ``@torch.library.custom_op`` made and for a
+    name. A name that a library may define later stays as it is, as does a Triton kernel.
+
+    Raises InputError, which begins with ``caller``, for what is no operator: a Python function is one if it is among
+    ``functions``, or wherever these are None.
+
+    >>> check_operator("aten::mm", "register_flop_impl('aten::mm')", ())
+    <OpOverloadPacket(op='aten.mm')>
+    """
+    key = as_operator(key)
+    if isinstance(key, OPERATORS):
+        return key
+    if isinstance(key, str):
+        return _check_name(key, caller)
+    if not callable(key) or functions is not None and isinstance(key, _FUNCTIONS) and key not in functions:
+        what = "a Python function becomes one by register_shape_impl" if callable(key) else "as torch.ops.aten.mm"
+        raise InputError(f"{caller}: must be an operator ({what}); write @{caller.partition('(')[0]}(operator)")
+    return key
+
+
+def _check_name(name: str, caller: str) -> Any:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        dotted = re.fullmatch(r"(?:torch\.ops\.)?(\w+)\.(\w+)(\.\w+)?", name)
+        meant = f"{dotted[1]}::{dotted[2]}{dotted[3] or ''}" if dotted else "namespace::name"
+        raise InputError(f"{caller}: is no name of an operator; write {meant!r}, or pass the torch.ops operator")
+    found = find_operator(name)
+    if found is None and match[1] in _ALWAYS_LOADED:
+        raise InputError(f"{caller}: torch {torch.__version__} has no operator of that name")
+    return found or name
+
+
+# Operators of other libraries that a device runs as several.
+
+compositions: Registry[str, Callable[..., Any]] = Registry("compositions")
+"""What an operator is made of, by its name with the namespace: a function of its arguments, in terms of others. It may
+return NotImplemented to leave the call as it is, one kernel."""

@@ -1,25 +1,100 @@
-"""What one activation of the mode knows; the active one is per thread."""
+"""What a mode knows while it is active: its options, the device that it simulates, its state."""
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.memory.allocator import AllocatorOptions, DeviceOutOfMemoryError
 
-from .address_space import AddressSpace, Region
+from .address_space import AddressSpace, MetaStorage, Region
 from .dispatch.list_memo import ListMemo
-from .options import MetaOptions
-from .signature import Signature
 from .source_line import user_line
-from .storage import MetaStorage
-from .stream_mark import StreamAction
+from .spec import Signature
 from .value.known_value import Known
+
+# What a user may choose about the simulated run.
+
+@dataclass(frozen=True)
+class MetaOptions:
+    """Settings of `MetaTensorMode`.
+
+    ``unknown_size`` decides how many rows a data-dependent operator gives (``nonzero``, ``masked_select``, routing):
+    ``"balanced"`` expects every element to be as likely as its neighbours (experts get equal shares),
+    ``"worst"`` takes the most there can be, an integer is the user's own bound, ``"error"`` refuses.
+    Numbers that a model computes from data and uses as lengths, such as the sum of predicted durations, follow it too:
+    ``"balanced"`` counts 1 per element, an integer is their value, ``"worst"`` refuses, for nothing bounds them.
+    ``unknown_condition`` decides ``if`` and ``while`` on unknown data: ``"false"`` or ``"true"``, where a condition
+    that only ends a loop is never met (the loop runs to its own bound); ``"error"`` refuses.
+    ``unknown_value`` is ``"error"``, or ``"placeholder"`` to answer ``.item()`` of unknown data with a finite number,
+    or ``"expected"`` to answer it where it follows from what is known (anchors, positions) once the unknown that is
+    added to it is taken as zero. All are listed in the profile's assumptions when used.
+    """
+
+    unknown_size: Literal["balanced", "worst", "error"] | int = "balanced"
+    unknown_value: Literal["error", "expected", "placeholder"] = "error"
+    unknown_condition: Literal["false", "true", "error"] = "error"
+    allocator: AllocatorOptions = field(default_factory=AllocatorOptions)
+    capacity_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        size = self.unknown_size
+        if not (size in ("balanced", "worst", "error") or (type(size) is int and size >= 0)):
+            raise InputError(f"unknown_size={size!r}: must be 'balanced', 'worst', 'error' or a number of rows")
+        if self.unknown_value not in ("error", "expected", "placeholder"):
+            raise InputError(f"unknown_value={self.unknown_value!r}: must be 'error', 'expected' or 'placeholder'")
+        if self.unknown_condition not in ("false", "true", "error"):
+            raise InputError(f"unknown_condition={self.unknown_condition!r}: must be 'false', 'true' or 'error'")
+
+
+# What ends a run in which something was replayed that should not have been.
+
+class Restart(BaseException):
+    """The run has to begin again with less replayed: no module of the class of ``module``, or nothing at all (None).
+
+    No Exception, so that no handler in the model's code takes it.
+    """
+
+    def __init__(self, reason: str, module: nn.Module | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.module = reason, module
+
+
+# What a program asks of streams: which one is current, and what waits for what.
+
+NO_EVENT = 0
+EVERY_STREAM = -1
+
+
+class StreamAction(IntEnum):
+    """One request. The default stream has the number 0."""
+
+    SWITCH = 0       #: what is launched from now on is on ``stream``
+    RECORD = 1       #: ``event`` happens when ``stream`` has done what it was given until now
+    WAIT = 2         #: what ``stream`` is given from now on waits for ``event``
+    SYNCHRONIZE = 3  #: the host waits for ``event``, or for all that ``stream`` (`EVERY_STREAM`: each) was given
+    USE = 4          #: ``record_stream``: memory of another stream is used on ``stream``
+
+
+class StreamMark(NamedTuple):
+    """A request that was made before the call number ``call`` of the log. An event that was not recorded in the log has
+    happened before it begins.
+    """
+
+    call: int
+    action: StreamAction
+    stream: int
+    event: int = NO_EVENT
+
+
+# What one activation of the mode knows; the active one is per thread.
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from analyzer.meta.plain_type import VALUES
+from .spec import VALUES
 
 Tensor = torch.Tensor
 

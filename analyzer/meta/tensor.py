@@ -11,9 +11,8 @@ import torch
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
-from .address_space import AddressSpace, Region
+from .address_space import AddressSpace, MetaStorage, Region, find_storage, next_number
 from .state import current
-from .storage import MetaStorage, find_storage, next_number
 
 
 class _Kernel(threading.local):

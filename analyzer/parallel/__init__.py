@@ -2,14 +2,11 @@
 from analyzer.distributed.world import world
 
 from .mesh_spec import MeshSpec
-from .pipeline_action import PipelineAction
-from .pipeline_schedule import list_actions, read_schedule
+from .pipeline_schedule import PipelineAction, RankTime, StageAction, list_actions, read_schedule
 from .pipeline_timeline import PipelineTimeline, join_timeline
 from .profile_ranks import profile_ranks
-from .rank_row import RankRow
+from .rank_row import RankRow, StageCost
 from .rank_table import RankTable
-from .stage_action import RankTime, StageAction
-from .stage_cost import StageCost
 
 __all__ = ["MeshSpec", "PipelineAction", "PipelineTimeline", "RankRow", "RankTable", "RankTime", "StageAction",
            "StageCost", "join_timeline", "list_actions", "profile_ranks", "read_schedule", "world"]

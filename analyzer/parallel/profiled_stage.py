@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from analyzer.profilers.collective.rule import POINT_TO_POINT
-from analyzer.results.communication import CommInfo
 from analyzer.results.profile import Profile
+from analyzer.results.run_cost import CommInfo
 from analyzer.units import add_quantities
 
-from .pipeline_action import ActionLists, place_stages
+from .pipeline_schedule import ActionLists, place_stages
 from .pipeline_timeline import PipelineTimeline, join_timeline
-from .stage_cost import StageCost
+from .rank_row import StageCost
 
 _SUMS = ("all_reduce", "reduce_scatter")
 _EVEN = "stages of one rank are taken to compute for equally long"

@@ -1,15 +1,94 @@
-"""What a kind of rank costs, by the profile of one of them."""
+"""What a rank takes, as a row, and what a stage of a pipeline costs."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analyzer.errors import InputError
 from analyzer.record.process_group import list_runs
 from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
 from analyzer.units import add_quantities
 
+# What one micro-batch takes on a stage of a pipeline.
+
+_PARTS = ("backward_input", "backward_weight")
+#: What errors go together: seconds of one family are predicted by one model. Of each, the fields of a `StageCost`.
+FAMILIES = {"compute": ("forward", "backward", *_PARTS, "optimizer"), "transfer": ("send_forward", "send_backward"),
+            "group": ("reduce_grad", "unshard")}
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one stage: of a micro-batch, except for the last three, which are of a step.
+
+    - ``forward``, ``backward``: of a micro-batch. ``backward_input``, ``backward_weight``: the two parts of a backward
+      pass that zero-bubble schedules run apart; None where not known.
+    - ``send_forward``, ``send_backward``: from this stage to the next one, and to the one before.
+    - ``reduce_grad``: what of the exchange of gradients is left when the last backward pass ends. ``unshard``:
+      gathering the stage's parameters. ``optimizer``: the update.
+    - ``compute_spread``, ``transfer_spread``, ``group_spread``: nine in ten measured seconds of computations, transfers
+      and collectives are at most that part above the predicted ones, or below by the same factor; None where not
+      known. ``compute_spread_below``: the factor less one by which computations are below, where it is another.
+
+    Raises InputError for seconds that are negative or not finite.
+
+    >>> StageCost(1.0, 2.0).seconds_of("backward")
+    2.0
+    """
+
+    forward: float
+    backward: float
+    backward_input: float | None = None
+    backward_weight: float | None = None
+    send_forward: float = 0.0
+    send_backward: float = 0.0
+    reduce_grad: float = 0.0
+    unshard: float = 0.0
+    optimizer: float = 0.0
+    compute_spread: float | None = None
+    transfer_spread: float | None = None
+    group_spread: float | None = None
+    compute_spread_below: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if seconds is None and (name in _PARTS or "_spread" in name):
+                continue
+            if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0):
+                raise InputError(f"StageCost({name}={seconds!r}): must be seconds, 0 or more")
+
+    def seconds_of(self, kind: str) -> float:
+        """Seconds of an action of that kind; half of the backward pass for a part of it that is not known."""
+        seconds = getattr(self, kind)
+        return self.backward / 2 if seconds is None else float(seconds)
+
+    def spread_of(self, family: str, way: int = 1) -> float | None:
+        """The spread of one of `FAMILIES`, above (``way`` 1) or below (-1); 0.0 where its seconds are none.
+
+        >>> StageCost(1.0, 2.0).spread_of("compute"), StageCost(1.0, 2.0).spread_of("transfer")
+        (None, 0.0)
+        """
+        spread: float | None = getattr(self, f"{family}_spread")
+        if (family, way) == ("compute", -1) and spread is not None and self.compute_spread_below is not None:
+            spread = self.compute_spread_below
+        return spread if any(getattr(self, name) for name in FAMILIES[family]) else 0.0
+
+    def stretch(self, family: str, way: int = 1) -> StageCost:
+        """The cost with the seconds of a family at the upper end of their spread (``way`` 1), or at the lower (-1)."""
+        factor = (1 + (self.spread_of(family, way) or 0.0))**way
+        known = {name: getattr(self, name) for name in FAMILIES[family] if getattr(self, name) is not None}
+        return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the two parts of the backward pass are known."""
+        return self.backward_input is not None and self.backward_weight is not None
+
+
+# What a kind of rank costs, by the profile of one of them.
 
 @dataclass(frozen=True)
 class RankRow:

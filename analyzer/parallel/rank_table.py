@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import ProfileFormatError
-from analyzer.json_text import decode_json
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
 from analyzer.report.export.json_format import damage_in, load_text, read_data, read_plain
 from analyzer.report.page.answer import Headline
 from analyzer.report.page.document import Part, summary_part, write_page
-from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
+from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
-from analyzer.saved_format import SavedFormat
+from analyzer.saved_format import SavedFormat, decode_json
 from analyzer.units import format_bytes, format_count, format_seconds
 
-from .pipeline_page import pipeline_part
+from .pipeline_page import describe_rank_memory, describe_ranks, list_rank_parts, pipeline_part, rank_headline
 from .pipeline_timeline import PipelineTimeline
-from .rank_page import describe_rank_memory, describe_ranks, list_rank_parts, rank_headline
 from .rank_row import RankRow
 
 FORMAT = SavedFormat(  #: version 1 did not say its number

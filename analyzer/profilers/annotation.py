@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 
-from .inferred_workspace import InferredPeaks
-from .lane import Lanes
+from .deferred_free import InferredPeaks
+from .schedule import Lanes
 
 
 def _rows() -> defaultdict[Any, dict[str, Any]]:

@@ -1,21 +1,158 @@
-"""What collectives and messages between ranks move, per call, node, module and phase."""
+"""What ranks communicate: messages, their buffers and their totals."""
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates, takes_group
+from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation
-from .collective.omission import NOT_UNDERSTOOD
-from .collective.rule import Message, message_of
-from .message_flow import find_purposes
+from .collective.rule import NOT_UNDERSTOOD, POINT_TO_POINT, Message, kind_of, message_of
+from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends, outlives_forward
 
+# Which part of a step a message between two ranks is for: that which made what is sent, or reads what is received.
+#
+# Pipeline schedules send and receive outside of modules and of the backward pass, whichever of them the message is
+# for.
+
+class Purpose(NamedTuple):
+    """The phase, module and node that a message is for."""
+
+    phase: str
+    module: int
+    node: int
+
+
+def find_purposes(log: Log) -> dict[int, Purpose]:
+    """By index in ``log.calls``: what each send and receive outside of nodes is for, where that is not where it ran. A
+    send is for the last call before it that made its tensor, a receive for the first after it that reads its own, views
+    aside. Replays are written out where there are messages, and not else.
+    """
+    if not any(kind_of(signature) in POINT_TO_POINT for signature in log.signatures()):
+        return {}
+    made: dict[int, Purpose] = {}                    # by number of the storage
+    awaited: dict[int, tuple[int, Purpose]] = {}     # receives of which nothing was read yet
+    found: dict[int, Purpose] = {}
+    step = -1
+    for index, call in enumerate(log.calls):
+        if call.step != step:
+            step = call.step
+            made.clear()
+            awaited.clear()
+        own = Purpose(call.phase, call.module, call.node)
+        kind = kind_of(call.signature)
+        if kind in POINT_TO_POINT:
+            if call.node < 0 and call.inputs:
+                number = call.inputs[0]
+                if kind == "recv":
+                    awaited[number] = index, own
+                elif made.get(number, own) != own:
+                    found[index] = made[number]
+        elif not _is_view(call):
+            for number in call.inputs:
+                if number in awaited:
+                    receive, before = awaited.pop(number)
+                    if own != before:
+                        found[receive] = own
+            made.update(dict.fromkeys(call.outputs, own))
+    return found
+
+
+def _is_view(call: OpCall) -> bool:
+    """Whether a call makes nothing and reads nothing; what it gives is in storages that it was given."""
+    return bool(call.outputs) and set(call.outputs) <= set(call.inputs) and not any(
+        a.alias_info is not None and a.alias_info.is_write
+        for a in getattr(getattr(call.signature.op, "_schema", None), "arguments", ()))
+
+
+# What data-parallel wrappers hold beside parameters, gradients and states: told by the collectives that use it.
+
+BUILT = "held by the model"  #: what a wrapper made that is neither parameter nor buffer
+CAST = "cast copy"  #: of a parameter
+_GATHERS = {"_allgather_base_", "allgather_into_tensor_coalesced_"}
+_SENDS = {"send"}  # what is sent is what a stage computed
+_COPIES = {"aten::copy_", "aten::_to_copy"}  # of FSDP1: a shard in the dtype of computation, or from the host
+
+
+def name_buffers(log: Log, made_to_communicate: Callable[[int], bool] = lambda number: False) -> None:
+    """Give storages of a log that wrappers keep a category. What parameters, or copies of them, are gathered into is an
+    *unsharded parameter*, what FSDP keeps of it for the backward pass (on a smaller mesh) a *resharded parameter*. A
+    *communication buffer* is what ``made_to_communicate`` says of its number; what FSDP packs
+    parameters and gradients into (``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``); and what else a
+    collective of c10d reads or writes in place, but for activations: what outlives the forward pass that made it.
+    """
+    namer = _Namer(log)
+    for number in log.storages:
+        if made_to_communicate(number):
+            namer.name(number, BUFFER)
+    for call in log.calls:
+        namer.hear(call)
+
+
+class _Namer:
+    def __init__(self, log: Log) -> None:
+        self.log, self.storages, self.ends = log, log.storages, forward_ends(log)
+        self.copies: set[int] = set()  #: storages of copies of parameters
+
+    def name(self, number: int, category: str) -> None:
+        lifetime = self.storages.get(number)
+        if lifetime is not None and lifetime.category in ("", BUILT):
+            lifetime.category = category
+
+    def hear(self, call: OpCall) -> None:
+        """Name what a call uses."""
+        op = call.signature.op
+        namespace = getattr(op, "namespace", "")
+        if namespace == "fsdp":
+            self._hear_fsdp(op._schema.name, call)
+        elif namespace == "c10d":
+            self._hear_c10d(op._schema.name.rpartition("::")[2], call)
+        elif namespace == "aten" and op._schema.name in _COPIES and self._category(call.inputs[-1]) == "parameter":
+            self.copies.add(call.inputs[0] if len(call.inputs) == 2 else call.outputs[0])
+
+    def _hear_fsdp(self, name: str, call: OpCall) -> None:
+        if name == "fsdp::split_with_sizes_copy":
+            self.name(call.inputs[0], BUFFER)
+            for number in call.inputs[1:]:
+                self.name(number, UNSHARDED)
+        elif name == "fsdp::all_gather_copy_in":
+            for number in call.outputs:
+                self.name(number, BUFFER)
+            for number in call.inputs:  # a smaller mesh's shards, which forward left behind, or casts of shards
+                lifetime = self.storages.get(number)
+                if lifetime is not None:
+                    self.name(number, RESHARDED if self._is_activation(lifetime) else CAST)
+        elif name == "fsdp::chunk_cat":
+            self.name(call.inputs[-1], BUFFER)  # out=
+
+    def _hear_c10d(self, name: str, call: OpCall) -> None:
+        if name in _SENDS:
+            return
+        if name in _GATHERS and (call.inputs[-1] in self.copies or self._category(call.inputs[-1]) == "parameter"):
+            for number in call.inputs[:-1]:
+                self.name(number, UNSHARDED)
+        for number in call.inputs:
+            lifetime = self.storages.get(number)
+            if lifetime is not None and not self._is_activation(lifetime):
+                self.name(number, BUFFER)
+
+    def _category(self, number: int) -> str:
+        lifetime = self.storages.get(number)
+        return "unknown" if lifetime is None else lifetime.category
+
+    def _is_activation(self, lifetime: StorageLifetime) -> bool:
+        return not lifetime.category and lifetime.phase == "forward" and outlives_forward(
+            lifetime, self.ends.get(lifetime.step, ()), self.log)
+
+
+# What collectives and messages between ranks move, per call, node, module and phase.
 
 def is_message(signature: Signature) -> bool:
     """Whether calls of a signature communicate."""

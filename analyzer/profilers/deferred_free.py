@@ -1,22 +1,171 @@
-"""Memory that ``record_stream`` holds back: blocks which return to their pool when other streams have caught up.
-
-Source: ``free``, ``insert_events`` and ``process_events`` in c10/cuda/CUDACachingAllocator.cpp. A block that is freed
-while other streams may use it gets an event on each of these, which the allocator polls before it allocates. How far
-the device is then depends on its speed. Two bounds hold on any device: each block is free at once, or not before the
-host knows that it is, since it waited for something that comes after.
-"""
+"""Memory that no storage holds: blocks whose free waits for a stream, workspaces inferred of a measured step."""
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.current_spec import simulating
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.journal import JournalAction
-from analyzer.meta.stream_mark import EVERY_STREAM, StreamAction, StreamMark
+from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
 from analyzer.record.log import Log
+from analyzer.record.storage_lifetime import AllocatorEvent
 
 from .host_time import waits_for_device
 
+# What rests on workspaces that are in no source: the peaks of memory without those of cuDNN's convolutions, and with
+# the most that they could be.
+#
+# What the allocator did is asked of another one again, with other workspaces; where blocks lie follows from that.
+# Reserved bytes need not grow with the workspaces: a large one that is free again holds what would else take a segment
+# of
+# its own.
+
+_ROUNDED_BYTES = 2**20  # a block is at most so much larger than what it was asked for
+_Choose = Callable[[Inferred], int]
+
+
+class Peaks(NamedTuple):
+    """Peaks of memory; ``reserved_bytes`` is None where the run's own placement could not be repeated."""
+
+    allocated_bytes: int
+    reserved_bytes: int | None
+
+
+class InferredPeaks(NamedTuple):
+    """Peaks of a run, without the inferred workspaces, and with the most that they could be."""
+
+    predicted: Peaks
+    least: Peaks
+    most: Peaks
+
+    def range_of(self, name: str) -> tuple[int, int] | None:
+        """Low and high of one of the fields of `Peaks`; None where that is not known.
+
+        >>> peaks = InferredPeaks(Peaks(8, 10), Peaks(5, 12), Peaks(9, 11))
+        >>> peaks.range_of("allocated_bytes"), peaks.range_of("reserved_bytes")
+        ((5, 9), (10, 12))
+        """
+        ends = [getattr(peaks, name) for peaks in self]
+        return None if None in ends else (min(ends), max(ends))
+
+    def describe(self) -> str | None:
+        """How many bytes rest on them, as an assumption; None where none do.
+
+        >>> print(InferredPeaks(Peaks(8000, 10000), Peaks(5000, 12000), Peaks(9000, 12000)).describe())
+        cuDNN: workspaces of convolutions are in no source and inferred from measured steps. 3,000 bytes of \
+peak_allocated_bytes rest on them, 0 of peak_reserved_bytes (without them 2,000 more would be reserved)
+        """
+        if self.least == self.predicted:
+            return None
+        text = ("cuDNN: workspaces of convolutions are in no source and inferred from measured steps. "
+                f"{self.predicted.allocated_bytes - self.least.allocated_bytes:,} bytes of peak_allocated_bytes rest "
+                "on them, ")
+        if self.least.reserved_bytes is None or self.predicted.reserved_bytes is None:
+            return f"{text}of peak_reserved_bytes an unknown part"
+        rest = self.predicted.reserved_bytes - self.least.reserved_bytes
+        more = f" (without them {-rest:,} more would be reserved)" if rest < 0 else ""
+        return f"{text}{max(0, rest):,} of peak_reserved_bytes{more}"
+
+
+def has_inferred(log: Log, spec: DeviceSpec) -> bool:
+    """Whether a call of the log has a workspace that is inferred."""
+    if log.memory_at_start is None or log.shortage is not None or spec.kind != "cuda":
+        return False
+    with simulating(spec):
+        return any(any(workspace) for signature in log.signatures() for workspace in list_inferred(signature))
+
+
+def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> InferredPeaks:
+    """What becomes of the peaks of a log that `has_inferred`."""
+    assert log.memory_at_start is not None
+    events = log.allocator_events[log.events_at_start:log.phases[-1].end_allocator_event]
+    calls: dict[int, list[Inferred]] = {}
+    with simulating(spec):
+        for i, signature in enumerate(log.call_slots.signatures):
+            if signature is not None and (known := [w for w in list_inferred(signature) if any(w)]):
+                calls[i] = known
+    freed_at = dict(_find_frees(events))
+    again, least, most = (_Repeat(log.memory_at_start, calls, choose).run(events, freed_at) for choose in (
+        lambda known: known.nbytes, lambda known: 0, lambda known: known.most_bytes))
+    if again.reserved_bytes != predicted.reserved_bytes:  # memory was given back, or taken on several streams
+        least, most = (peaks._replace(reserved_bytes=None) for peaks in (least, most))
+    return InferredPeaks(predicted, least, most)
+
+
+class _Repeat:
+    """A run's allocations once more, with the workspaces of ``calls`` as chosen: each in place of that of the run, or
+    when its call ends. Allocated bytes are those of the run but for these, as placement would add up to 1 MiB a block.
+    """
+
+    def __init__(self, start: CachingAllocator, calls: dict[int, list[Inferred]], choose: _Choose) -> None:
+        self.memory, self.live = start.copy()
+        self.choose = choose
+        self.missing = {i: list(known) for i, known in calls.items()}
+        self.allocated_bytes = self.peak_bytes = self.memory.allocated_bytes
+        self.sizes = {address: block.bytes for address, block in self.live.items()}
+
+    def run(self, events: Sequence[AllocatorEvent], freed_at: Mapping[int, int]) -> Peaks:
+        """The peaks over all events, of which each allocation is given back in the call ``freed_at`` says."""
+        waiting = deque(sorted(self.missing))
+        for number, (action, address, nbytes, call) in enumerate(events):
+            while waiting and waiting[0] < call:
+                self._hold_missing(waiting.popleft())
+            if action == "alloc":
+                found = self._find(call, nbytes) if freed_at.get(number) == call else None
+                self._take(address, nbytes if found is None else self.choose(found), nbytes if found is None else None)
+            elif action == "free" and address in self.sizes:
+                self._give_back(address)
+        for call in waiting:
+            self._hold_missing(call)
+        return Peaks(self.peak_bytes, self.memory.peak_reserved_bytes)
+
+    def _find(self, call: int, nbytes: int) -> Inferred | None:
+        """The workspace of a call that a block given back within it is, no longer missing then."""
+        missing = self.missing.get(call, [])
+        found = next((w for w in missing if 0 < w.nbytes <= nbytes < w.nbytes + _ROUNDED_BYTES), None)
+        if found is not None:
+            missing.remove(found)
+        return found
+
+    def _hold_missing(self, call: int) -> None:
+        for workspace in self.missing.pop(call):
+            if size := self.choose(workspace):
+                self._take(-1, size, None)
+                self._give_back(-1)
+
+    def _take(self, address: int, size: int, block_bytes: int | None) -> None:
+        if size:
+            self.live[address] = self.memory.allocate(size)
+            self.sizes[address] = self.memory.rounded_bytes(size) if block_bytes is None else block_bytes
+            self.allocated_bytes += self.sizes[address]
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def _give_back(self, address: int) -> None:
+        self.memory.free(self.live.pop(address))
+        self.allocated_bytes -= self.sizes.pop(address)
+
+
+def _find_frees(events: Sequence[AllocatorEvent]) -> Iterator[tuple[int, int]]:
+    """For each allocation, by its number, the call in which it is given back."""
+    made: dict[int, int] = {}
+    for number, (action, address, _, call) in enumerate(events):
+        if action == "alloc":
+            made[address] = number
+        elif action == "free" and address in made:
+            yield made.pop(address), call
+
+
+# Memory that ``record_stream`` holds back: blocks which return to their pool when other streams have caught up.
+#
+# Source: ``free``, ``insert_events`` and ``process_events`` in c10/cuda/CUDACachingAllocator.cpp. A block that is
+# freed
+# while other streams may use it gets an event on each of these, which the allocator polls before it allocates. How far
+# the device is then depends on its speed. Two bounds hold on any device: each block is free at once, or not before the
+# host knows that it is, since it waited for something that comes after.
 
 class HeldBack(NamedTuple):
     """What holding blocks back to the last would do: their number, the most bytes that they are together, and the most

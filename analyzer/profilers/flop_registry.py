@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError, is_count
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
-from analyzer.profilers.flop_formula.registration import FlopCount, Formula, register_flop_impl
-from analyzer.profilers.flop_formula.size import is_inexact, tensors
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 from analyzer.profilers.operator_registry import name_key
+
+from .flop_formula.registration import FlopCount, Formula, is_inexact, register_flop_impl, tensors
 
 __all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
 

@@ -1,18 +1,235 @@
-"""FLOPs and MACs per node, module, operator and phase."""
+"""FLOPs of the calls of a log, and what other tools count of them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-from analyzer.meta.signature import Signature
-from analyzer.profilers.flop_formula.registration import FlopCount
+from analyzer.errors import InputError
+from analyzer.meta.spec import Signature
+from analyzer.meta.spec import TensorSpec as Spec
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log, Tally
-from analyzer.record.op_call import OpCall
 
 from .annotation import WAYS, Annotation, operator_key
-from .flop_convention import Convention, find_convention
+from .flop_formula.registration import GATES, FlopCount, Formula, per_input, per_output
+from .flop_registry import apply_formula, count_call, family
 from .traffic import traffic_bytes
+
+# Ways of counting FLOPs: the project's own, and those of two profilers whose figures are often quoted.
+#
+# ``own`` is the convention that stands at the head of each file of `flop_formula`: every operator, forward, backward
+# and
+# optimizer.
+# ``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what fvcore's
+# ``FlopCountAnalysis`` gives. Both count the forward pass alone, so under them all else is unknown (None), and both
+# know
+# few operators: those with arithmetic that they do not see are listed in `Profile.uncounted`, and count nothing in the
+# totals.
+#
+# Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common
+# reading is taken: sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike
+# ``torch.add``), softmax comes from ``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is
+# not
+# seen), ReLU6 from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from
+# ``torch.baddbmm`` rather than the method.
+
+NO_FLOPS = FlopCount(0)
+Rule = Callable[[Signature], FlopCount | None]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One way of counting.
+
+    ``rule`` gives the FLOPs and MACs of a call, None where the convention has none for arithmetic that is done.
+    ``hidden`` names, by class of the module that calls them, operators that it does not see there.
+    """
+
+    name: str
+    rule: Rule
+    forward_only: bool = False
+    hidden: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def count(self, call: OpCall, log: Log) -> FlopCount | None:
+        """FLOPs and MACs of one call of a log; None where they are unknown or not seen."""
+        if self.hidden and str(family(call.signature.op)[-1]) in self.hidden.get(log.modules[call.module].type, ()):
+            return None
+        return self.rule(call.signature)
+
+
+def find_convention(name: str) -> Convention:
+    """The convention of that name. Raises InputError for an unknown one."""
+    if name not in CONVENTIONS:
+        raise InputError(f"convention={name!r}: must be one of {', '.join(map(repr, CONVENTIONS))}")
+    return CONVENTIONS[name]
+
+
+def count_under(log: Log, convention: str = "own") -> FlopCount:
+    """FLOPs and MACs of the forward pass of the log's last step, loss included, under a named convention.
+
+    Operators without a rule count nothing here; the profiler lists them. Raises InputError for an unknown convention.
+    """
+    chosen = find_convention(convention)
+    total = NO_FLOPS
+    for call in log.calls:
+        if call.step == log.steps - 1 and call.phase == "forward":
+            total += chosen.count(call, log) or NO_FLOPS
+    return total
+
+
+def from_table(name: str, table: dict[str, Formula], products: Callable[[Signature, FlopCount],
+                                                                        FlopCount | None]) -> Rule:
+    """Count by the table's formula, else by ``products`` where the operator multiplies and accumulates; else unseen."""
+    memo_key = f"flops of {name}"
+
+    def count(signature: Signature) -> FlopCount | None:
+        if memo_key in signature.memo:
+            return signature.memo[memo_key]  # type: ignore[no-any-return]
+        own = count_call(signature)
+        formula = next((table[key] for key in map(str, family(signature.op)) if key in table), None)
+        result = None if formula is None else apply_formula(formula, signature)
+        if result is None and own is not None:
+            result = products(signature, own) if own.macs else NO_FLOPS if not own.flops else None
+        signature.memo[memo_key] = result
+        return result
+
+    return count
+
+
+def aten(names: str, formula: Formula) -> dict[str, Formula]:
+    """One formula for the operators ``names`` of aten."""
+    return {f"aten::{name}": formula for name in names.split()}
+
+
+# ---- what both share: normalizations and pooling
+
+
+def pooled_mean(*pooled: list[int]) -> Formula:
+    """A mean over such dimensions is a global average pooling and counts 1 an element; any other mean is not seen.
+
+    ATen's AdaptiveAveragePooling.cpp and AdaptiveAveragePooling3d.cpp write the dimensions so, and user code does not.
+    """
+    return lambda x, dim=None, keepdim=False, *_, **__: (
+        x.numel if keepdim and dim is not None and list(dim) in pooled else None)
+
+
+# 5 an element in training, 2 in evaluation, 1 less without a weight; of `no_stats`, as with the statistics given.
+NORMS: dict[str, Formula] = {
+    **aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
+           lambda x, weight, bias, mean, var, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
+    **aten("_native_batch_norm_legit.no_stats",
+           lambda x, weight, bias, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
+    **aten("_native_batch_norm_legit_no_training _batch_norm_no_update",
+           lambda x, weight=None, *_, **__: x.numel * (2 - (weight is None))),
+    **aten("_batch_norm_with_update native_group_norm",
+           lambda x, weight=None, *_, **__: x.numel * (5 - (weight is None))),
+    **aten("native_layer_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (5 - (weight is None)))}
+
+
+# ---- DeepSpeed: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8
+
+
+def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padding: Any, dilation: Any,
+                             transposed: bool = False, output_padding: Any = None, groups: int = 1, *_: Any, out: Spec,
+                             **__: Any) -> FlopCount:
+    """2 a multiply-add and 1 an output element for the bias. A transposed one is divided by its groups once more than
+    is right, and its bias counts the outputs that the same convolution would have were it not transposed.
+    """
+    if not transposed:
+        macs = out.numel * prod(weight[1:])
+        return FlopCount(2 * macs + (out.numel if bias is not None else 0), macs)
+    macs = prod(weight[2:]) * x[1] * (weight[1] // groups) * x[0] * prod(x[2:])
+    outputs = prod((size + 2 * p - (d * (k - 1) + 1)) // s + 1
+                   for size, p, d, k, s in zip(x[2:], padding, dilation, weight[2:], stride))
+    return FlopCount(2 * macs + (weight[1] * x[0] * outputs if bias is not None else 0), macs)
+
+
+def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf: Any, hx: Spec, cx: Any, mode: int,
+                    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
+                    bidirectional: bool, *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """Each row and layer: 2 a weight less gates, biases, and a few sums and products a hidden element. No MACs."""
+    if proj_size:
+        return NO_FLOPS
+    per_layer = weight_stride0 * (2 if bidirectional else 1)
+    # of the forward direction, doubled below
+    layers = [weight[layer * per_layer:layer * per_layer + weight_stride0] for layer in range(num_layers)]
+    flops = sum(one_layer_flops(own, mode, hidden_size) for own in layers)
+    return FlopCount(flops * prod(x[:-1]) * (2 if bidirectional else 1))
+
+
+def one_layer_flops(weight: list[Spec], mode: int, hidden_size: int) -> int:
+    """Of one row of the sequence, in one direction."""
+    elementwise = {0: 1, 1: 1, 2: 10, 3: 7}[mode]  # RNN: one sum; LSTM: 4 + 3 + 3; GRU: 1 + 3 + 3
+    products = sum(2 * w.numel - GATES[mode] * hidden_size for w in weight if len(w) == 2)
+    return products + sum(w.numel for w in weight if len(w) == 1) + elementwise * hidden_size
+
+
+DEEPSPEED: dict[str, Formula] = {
+    **NORMS,
+    **aten("mean.dim", pooled_mean([-1, -2], [-1, -2, -3])),
+    **aten("convolution _convolution cudnn_convolution convolution_overrideable", biased_convolution_flops),
+    **aten("baddbmm", lambda x, a, b, *_, **__: FlopCount(2 * a.numel * b[-1] + x.numel, a.numel * b[-1])),
+    **aten(
+        "relu _prelu_kernel elu leaky_relu silu gelu _softmax avg_pool1d avg_pool2d avg_pool3d max_pool1d_with_indices "
+        "max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d mkldnn_max_pool3d adaptive_avg_pool1d "
+        "_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d",
+        per_input(1)),
+    # 1 an output element given a scale; given a size, its product alone, whatever the batch and the channels
+    **aten(
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
+        lambda x, size, *rest, out, **_: out.numel if any(isinstance(r, float) for r in rest) else prod(size)),
+    **aten("_cudnn_rnn", recurrent_flops),
+    # which an LSTM runs on a CPU for each layer and direction
+    **aten("mkldnn_rnn_layer",
+           lambda x, w_ih, w_hh, b_ih, b_hh, hx, cx, reverse, lengths, mode, size, layers, has_biases, *_, **__: (
+               prod(x[:-1]) * one_layer_flops([w_ih, w_hh, *((b_ih, b_hh) if has_biases else ())], mode, size)))}
+
+
+# fast paths: no function of theirs is replaced
+DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"}
+# Took torch.nn.functional.gelu when they were built, before the profiler replaced it (transformers/activations.py).
+DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
+
+
+def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
+    """Products of any operator, attention kernels too; what else they do, and layers in one call, is not seen."""
+    return None if DEEPSPEED_UNSEEN.intersection(map(str, family(signature.op))) else FlopCount(2 * own.macs, own.macs)
+
+
+# ---- fvcore: fvcore/nn/flop_count.py and jit_handles.py, version 0.1.5
+
+
+FVCORE: dict[str, Formula] = {
+    **NORMS,
+    **aten("mean.dim", pooled_mean([-1, -2])),
+    **aten("_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d", per_input(1)),
+    **aten("upsample_nearest2d", per_output(1)),
+    **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4))}
+# The kernels behind the functions that it knows: linear, matmul, einsum and convolution.
+FVCORE_PRODUCTS = {f"aten::{name}" for name in (
+    "mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear", "convolution",
+    "_convolution", "cudnn_convolution", "convolution_overrideable")}
+
+
+def one_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
+    """A multiply-add counts as one FLOP; attention kernels and recurrent layers are not seen."""
+    return FlopCount(own.macs, own.macs) if FVCORE_PRODUCTS.intersection(map(str, family(signature.op))) else None
+
+
+CONVENTIONS = {
+    c.name: c for c in (
+        Convention("own", count_call),
+        Convention("deepspeed", from_table("deepspeed", DEEPSPEED, two_to_a_product), forward_only=True,
+                   hidden=DEEPSPEED_HIDDEN),
+        Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True))}
+
+
+# FLOPs and MACs per node, module, operator and phase.
 
 _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from analyzer.meta.spec import TensorSpec
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 
 from .fused_lowering import Reduction, lower
 from .host_time import waits_for_device

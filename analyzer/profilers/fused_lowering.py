@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 
 from .traffic import bind
 

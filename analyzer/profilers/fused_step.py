@@ -8,24 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.host_spec import host_of
-from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.error import ErrorSum
-from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.hardware.kernel_time.memory_bound import FAMILY, missed_fraction, read_machine, stream_time
+from analyzer.hardware.cluster_spec import host_of
+from analyzer.hardware.kernel_time.estimate import ErrorSum, KernelTime, find_constants
+from analyzer.hardware.kernel_time.pointwise import FAMILY, missed_fraction, read_machine, stream_time
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 
 from .annotation import Annotation, sum_seconds
-from .call_timer import Pace
+from .call_sequence import Pace
 from .fused_graph import COMPILED, Loop, build_graph
 from .fused_lowering import operator_name
 from .fusion import Kernel, fuse
 from .host_time import HostTime, waits_for_device
 from .kernel_time.call import kernel_time
 from .kernel_time.pointwise import COSTLY
+from .latency import range_at_paces
 from .schedule import PICOSECONDS, Clock, Work
-from .step_range import range_at_paces
 from .traffic import traffic_bytes
 
 #: Rows of at most so many elements are kept in registers (``should_use_persistent_reduction`` of

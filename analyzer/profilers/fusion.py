@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from analyzer.record.op_call import OpCall
+from analyzer.record.call_table import OpCall
 
 from .fused_graph import Buffer, FusedGraph, Loop
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analyzer.hardware.host_spec import HostSpec
-from analyzer.meta.signature import Signature
+from analyzer.hardware.cluster_spec import HostSpec
+from analyzer.meta.spec import Signature
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 
 from .schedule import PICOSECONDS
 

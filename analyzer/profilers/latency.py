@@ -1,25 +1,57 @@
-"""Seconds of a step on a device: kernels by their models, launched by a host at its own pace."""
+"""Seconds of a step, with their range."""
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import BOUNDS
+from analyzer.hardware.kernel_time.estimate import BOUNDS, ErrorSum, find_range
+from analyzer.meta.spec import Signature
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log, Tally
-from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
-from .call_sequence import CallSequence
-from .call_timer import CallTimer, Pace, TimedCall, UnknownTimeError
-from .kernel_time.call import kernel_time
-from .lane_schedule import find_lanes
+from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
+from .kernel_time.call import COMMUNICATION, kernel_time
 from .schedule import PICOSECONDS, Clock, PhaseTime
-from .step_range import find_step_range
-from .stream_schedule import KernelRun, find_end, runs_in_turn, schedule_steps
-from .turn_schedule import time_phases
+from .stream_schedule import KernelRun, find_end, find_lanes, runs_in_turn, schedule_steps, time_phases
+
+# Low and high seconds of a step: what becomes of it if what it waits for is slower or faster than predicted.
+
+def find_step_range(tallies: Iterable[tuple[TimedCall, int]], host_spread: float, seconds: float,
+                    run: Callable[[Pace], float]) -> tuple[float, float]:
+    """Low and high of a step that takes ``seconds``: nine in ten measured steps lie between. ``tallies``: what its
+    calls take, and how many of each there are; ``run`` gives the seconds of the step at a pace.
+
+    Three things are off each on its own: the pace of the host, the kernels that compute, and those that communicate.
+    The step is run again with each at both ends of its range, so what hides behind something else does no harm, and
+    what comes to the fore does.
+    """
+    compute, communication = ErrorSum(), ErrorSum()
+    for timed, number in tallies:
+        if timed.kernel.kernels:
+            errors = communication if timed.kind == COMMUNICATION else compute
+            errors.add(_kernel_of(timed.signature), number, timed.kernel.seconds, timed.kernel.spread)
+    return range_at_paces(seconds, host_spread, compute, communication, run)
+
+
+def _kernel_of(signature: Signature) -> Hashable:
+    """The same for one operator on the same specs: calls in other process groups have signatures of their own."""
+    return signature.op, tuple(map(id, signature.inputs)), tuple(map(id, signature.outputs))
+
+
+def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
+                   run: Callable[[Pace], float]) -> tuple[float, float]:
+    """The range of ``seconds`` that ``run`` gives at the pace that was predicted, by what it gives at others."""
+    spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
+    ends = [(run(Pace(**{name: 1 + spread})), run(Pace(**{name: 1 / (1 + spread)})))
+            for name, spread in spreads.items() if spread]
+    return find_range(seconds, [slower for slower, _ in ends], [faster for _, faster in ends])
+
+
+# Seconds of a step on a device: kernels by their models, launched by a host at its own pace.
 
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from analyzer.meta.operator_key import as_operator, check_operator
-from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.operator_info import register_shape_impl
+from analyzer.meta.spec import as_operator, check_operator
 from analyzer.registry import Call, Registry
 
 V = TypeVar("V", bound=Callable[..., Any])

@@ -1,24 +1,87 @@
-"""The steps of a log on the streams that the program uses."""
+"""A step on streams: what runs on each, and what overlaps."""
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from analyzer.meta.stream_mark import StreamAction, StreamMark
+from analyzer.meta.state import StreamAction, StreamMark
+from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import NO_STEP
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 from analyzer.record.process_group import communicates
 
-from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, is_functional
-from .call_timer import TimedCall
-from .kernel_time.turn import COMMUNICATION, COMPUTE
-from .overlap import Cover, find_exposed
-from .schedule import PICOSECONDS, PhaseTime
-from .stream_clock import Moment, StreamClock
+from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional
+from .kernel_time.call import COMMUNICATION, COMPUTE
+from .schedule import (
+    HOST,
+    LAUNCH,
+    PICOSECONDS,
+    SYNCHRONIZE,
+    WAIT,
+    Clock,
+    Lanes,
+    LaneSpan,
+    Moment,
+    PhaseTime,
+    StreamClock,
+    Stretch,
+)
 
+# What of one set of intervals lies beside another: communication that is exposed, time in which nothing runs.
+
+Interval = tuple[int, int]  # start, end
+
+
+class Cover:
+    """How much of the time is covered by intervals, which may overlap each other.
+
+    >>> cover = Cover([(0, 10), (5, 20), (30, 40)])
+    >>> cover.before(35), cover.within(15, 32), cover.within(20, 30)
+    (25, 7, 0)
+    """
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        merged: list[list[int]] = []
+        for start, end in sorted(intervals):
+            if merged and start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([start, end])
+        self._starts = [start for start, _ in merged]
+        self._lengths = [end - start for start, end in merged]
+        self._sums = [0, *accumulate(self._lengths)]
+
+    def before(self, time: int) -> int:
+        """How much is covered before a time."""
+        count = bisect_right(self._starts, time)
+        if not count:
+            return 0
+        return self._sums[count - 1] + min(self._lengths[count - 1], time - self._starts[count - 1])
+
+    def within(self, start: int, end: int) -> int:
+        """How much is covered from ``start`` to ``end``."""
+        return self.before(end) - self.before(start)
+
+
+def find_exposed(intervals: Sequence[Interval], cover: Cover) -> list[int]:
+    """Of each interval the time that is not covered; where several are at once, it is of the one that began first.
+
+    >>> find_exposed([(10, 30), (0, 15), (28, 45)], Cover([(5, 12), (40, 50)]))
+    [15, 8, 10]
+    """
+    exposed, reached = [0] * len(intervals), 0
+    for place in sorted(range(len(intervals)), key=intervals.__getitem__):
+        start, end = intervals[place]
+        start = max(start, reached)
+        if end > start:
+            exposed[place], reached = end - start - cover.within(start, end), end
+    return exposed
+
+
+# The steps of a log on the streams that the program uses.
 
 class KernelRun(NamedTuple):
     """The kernels of one call; picoseconds from the beginning of the step."""
@@ -210,3 +273,77 @@ class _StepSchedule:
             begin, first = end, last
         return phases
 
+
+# When the host makes each call of the last step, and when the kernels of each stream run.
+
+def find_lanes(log: Log, timer: CallTimer) -> Lanes:
+    """The lanes of a log on the timer's device. Raises UnknownTimeError where the time of a call is not known."""
+    steps = [step for step in schedule_steps(CallSequence(log, timer), notes_host=True) if step.step != NO_STEP]
+    starts: dict[int, int] = {}
+    begin = 0
+    for step in reversed(steps):  # each begins when the one before it is done
+        begin -= sum(time.total for time in step.phases.values()) if step is not steps[-1] else 0
+        starts.update((run.call, begin + run.start) for run in step.hosts if not run.is_asked)
+    if steps and steps[-1].hosts:
+        starts[len(log.call_slots)] = steps[-1].hosts[-1].end
+    return Lanes(_order(list(_list_spans(steps[-1], timer))) if steps else [], starts)
+
+
+def _list_spans(step: ScheduledStep, timer: CallTimer) -> Iterator[LaneSpan]:
+    """The spans of a step, those of each call's kernels behind its launch."""
+    runs = {run.call: run for run in step.runs}
+    place = 0
+    for host in step.hosts:
+        run = None if host.is_asked else _find_inline(host, timer) if timer.is_host else runs.get(host.call)
+        launched = run.start if run is not None and timer.is_host else host.launched
+        waiting = SYNCHRONIZE if host.is_asked else WAIT
+        launch = None
+        for kind, start, end in ((LAUNCH, host.start, launched), (waiting, host.launched, host.end)):
+            if end > start:
+                launch = place if kind == LAUNCH else launch
+                place += 1
+                yield LaneSpan(host.call, HOST, kind, start, end)
+        if run is not None and run.end > run.start:
+            place += 1
+            yield LaneSpan(run.call, run.stream, run.kind, run.start, run.end, launch)
+
+
+def _find_inline(host: HostRun, timer: CallTimer) -> KernelRun | None:
+    """The kernels of a call that the host runs itself, at the end of its time."""
+    length = round(timer.time(timer.log.calls[host.call]).kernel.seconds * PICOSECONDS)
+    return KernelRun(host.call, 0, host.end - length, host.end, COMPUTE) if length else None
+
+
+def _order(spans: list[LaneSpan]) -> list[LaneSpan]:
+    """By their beginnings, with ``launch`` in that order."""
+    order = sorted(range(len(spans)), key=lambda i: spans[i].start)
+    place_of = {place: new for new, place in enumerate(order)}
+    return [span if (span := spans[i]).launch is None else span._replace(launch=place_of[span.launch]) for i in order]
+
+
+# The steps of a log whose kernels run one after the other.
+
+def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
+                first: int = NO_STEP) -> dict[tuple[int, str], PhaseTime]:
+    """The time of each phase of each step from the ``first`` on, of calls that take what ``timed`` says. A step begins
+    on an idle device; a phase ends when the device has done what came before its end.
+    """
+    works = [call.work for call in timed]
+    times: defaultdict[tuple[int, str], PhaseTime] = defaultdict(PhaseTime)
+    stretches: dict[int, Stretch] = {}
+    clock, step = Clock(), NO_STEP
+    for record, runs, _ in sequence.phases:
+        if record.step < first:
+            continue
+        if record.step != step:
+            clock, step = Clock(), record.step
+        start = max(clock)
+        for run in runs:
+            if not run.replayed:
+                clock = clock.after_all([works[number] for number in run.calls])
+                continue
+            if (stretch := stretches.get(id(run.calls))) is None:
+                stretch = stretches[id(run.calls)] = Stretch().then_all([works[number] for number in run.calls])
+            clock = stretch.end(clock)
+        times[step, record.phase] += PhaseTime(max(clock) - start)
+    return times

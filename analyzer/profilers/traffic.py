@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
-from analyzer.profilers.flop_formula.size import indexed_elements, tensors
+from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.op_call import OpCall
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation, operator_key
+from .flop_formula.registration import indexed_elements, tensors
 
 MEMO_KEY = "traffic"
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from analyzer.errors import InputError, is_count
 
-from .dtype import DTYPES
 from .layer import find_linear, replace_layers
-from .quantized_linear import QuantizedLinear
+from .quantize import DTYPES, QuantizedLinear
 
 _HALF = (torch.bfloat16, torch.float16)
 

@@ -10,12 +10,122 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
+from analyzer.profilers.flop_registry import register_flop_impl
 from analyzer.record.eager import OptimizerFactory
 
-from .optimizer_8bit import AdamW8bit
+# AdamW with states of 8 bits, with the memory of bitsandbytes' `AdamW8bit`.
 
 Tensor = torch.Tensor
 
+_library = torch.library.Library("analyzer", "FRAGMENT")
+_library.define("adamw_8bit(Tensor(a!) parameter, Tensor gradient, Tensor(b!) state1, Tensor(c!) state2, Tensor(d!) "
+                "absmax1, Tensor(e!) absmax2, Tensor signed, Tensor unsigned, int step, float lr, float beta1, "
+                "float beta2, float eps, float weight_decay) -> ()")
+_library.define("adamw_32bit(Tensor(a!) parameter, Tensor gradient, Tensor(b!) state1, Tensor(c!) state2, int step, "
+                "float lr, float beta1, float beta2, float eps, float weight_decay) -> ()")
+ops: Any = torch.ops.analyzer
+
+BLOCK = 256          # bitsandbytes/optim/optimizer.py, Optimizer2State.init_state
+SMALLEST = 4096      # elements from which states have 8 bits: its min_8bit_size
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW whose two states are codes of a byte an element with a float32 scale for each 256; parameters below 4,096
+    elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`).
+
+    A kernel updates one parameter, reads both states and writes them, and takes no memory besides.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.values: dict[torch.device, tuple[Tensor, Tensor]] = {}  #: of the codes, signed and not, for each device
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update each parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            self._begin(parameter, state)
+        state["step"] += 1
+        assert parameter.grad is not None
+        rates = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        both = parameter, parameter.grad.contiguous(), state["state1"], state["state2"]
+        if "absmax1" in state:
+            ops.adamw_8bit(*both, state["absmax1"], state["absmax2"], *self.values[parameter.device], *rates)
+        else:
+            ops.adamw_32bit(*both, *rates)
+
+    def _begin(self, parameter: Tensor, state: dict[str, Any]) -> None:
+        state["step"] = 0
+        is_small = parameter.numel() < SMALLEST
+        for name in ("state1", "state2"):
+            state[name] = torch.zeros_like(parameter, dtype=torch.float32 if is_small else torch.uint8)
+        if is_small:
+            return
+        device = parameter.device
+        if device not in self.values:
+            self.values[device] = (torch.linspace(-1.0, 1.0, 256, device=device),
+                                   torch.linspace(0.0, 1.0, 256, device=device))
+        state["qmap1"], state["qmap2"] = self.values[device]
+        blocks = -(-parameter.numel() // BLOCK)
+        for name in ("absmax1", "absmax2"):
+            state[name] = torch.zeros(blocks, dtype=torch.float32, device=device)
+
+
+def _update(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float, beta1: float,
+            beta2: float, eps: float, weight_decay: float) -> None:
+    """AdamW on states in float32, in place."""
+    first.lerp_(gradient.float(), 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient.float(), gradient.float(), value=1 - beta2)
+    root = (second / (1 - beta2**step)).sqrt_().add_(eps)
+    parameter.mul_(1 - lr * weight_decay).sub_((first / root * (lr / (1 - beta1**step))).to(parameter.dtype))
+
+
+def _update_8bit(parameter: Tensor, gradient: Tensor, state1: Tensor, state2: Tensor, absmax1: Tensor, absmax2: Tensor,
+                 signed: Tensor, unsigned: Tensor, *rates: Any) -> None:
+    first, second = _decode(state1, absmax1, signed), _decode(state2, absmax2, unsigned)
+    _update(parameter, gradient, first, second, *rates)
+    _encode(first, state1, absmax1, signed)
+    _encode(second, state2, absmax2, unsigned)
+
+
+def _decode(codes: Tensor, absmax: Tensor, values: Tensor) -> Tensor:
+    return values[codes.long()] * absmax.repeat_interleave(BLOCK)[:codes.numel()].reshape(codes.shape)
+
+
+def _encode(state: Tensor, codes: Tensor, absmax: Tensor, values: Tensor) -> None:
+    blocks = torch.nn.functional.pad(state.reshape(-1), (0, -state.numel() % BLOCK)).reshape(-1, BLOCK)
+    absmax.copy_(blocks.abs().amax(dim=1))
+    scaled = blocks / absmax.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
+    found = torch.bucketize(scaled, (values[1:] + values[:-1]) / 2)
+    codes.copy_(found.reshape(-1)[:state.numel()].reshape(state.shape))
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("adamw_8bit", _update_8bit, _key)
+    _library.impl("adamw_32bit", _update, _key)
+for _name in ("adamw_8bit", "adamw_32bit"):
+    _library.impl(_name, lambda *_: None, "Meta")
+
+
+# AdamW's 14 an element (profilers/flop_formula/pointwise.py); each state is dequantized and quantized again, 1 each.
+register_flop_impl(ops.adamw_8bit, lambda parameter, *_, **__: 18 * parameter.numel)
+register_flop_impl(ops.adamw_32bit, lambda parameter, *_, **__: 14 * parameter.numel)
+
+
+# Optimizers by name: those of PyTorch, and others that people train with.
 
 class Lion(torch.optim.Optimizer):
     """Lion (Chen et al. 2023, algorithm 2): one state, and an update by its sign; parameter after parameter."""

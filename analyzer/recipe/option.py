@@ -8,10 +8,9 @@ import torch
 
 from analyzer.errors import InputError
 
-from .dtype import DTYPES
 from .lora import LoraSpec
 from .optimizer import FORM, OPTIMIZERS
-from .quantize import LAYERS
+from .quantize import DTYPES, LAYERS
 from .recipe import Recipe
 
 MODEL_OPTIONS = ("dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing", "compile")

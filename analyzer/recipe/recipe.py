@@ -1,24 +1,127 @@
-"""`Recipe`: what is done to a model before it is profiled, and what its step consists of."""
+"""What is done to a model before a step: dtype, checkpoints, a loss in chunks, adapters, in their order."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError, is_count
 from analyzer.record.eager import check_loss, default_loss
 from analyzer.record.optimizer_step import takes_closure
 
-from .checkpointing import checkpoint_blocks
-from .chunked_loss import chunk_loss
 from .lora import LoraSpec, add_lora
 from .optimizer import find_optimizer, fold_optimizer
 from .quantize import Quantization, find_layer, quantize
 
+# Switches activation checkpointing on, block by block, in any model.
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Let ``model`` recompute its blocks in backward: by its own switch (transformers, timm), else its repeated ones.
+
+    Raises InputError where there is neither.
+    """
+    name = type(model).__name__
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    switch = getattr(model, "set_grad_checkpointing", None)
+    try:
+        if callable(enable):
+            config: Any = getattr(model, "config", None)
+            if getattr(config, "use_cache", False):
+                config.use_cache = False  # transformers does so too, with a warning, in each forward pass
+            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return
+        if callable(switch):
+            switch(True)
+            return
+    except (ValueError, AssertionError, NotImplementedError) as error:  # how these libraries say that a model cannot
+        raise InputError(f"checkpointing: {name} does not support it: {error}") from error
+    blocks = list(list_blocks(model))
+    if not blocks:
+        raise InputError(
+            f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or "
+            f"Sequential, with modules of their own)")
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class.
+
+    >>> block = lambda: nn.TransformerEncoderLayer(8, 2)
+    >>> blocks = nn.Sequential(block(), block(), block())
+    >>> len(list(list_blocks(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), blocks))))
+    3
+    """
+    children = [child for child in model.children()]
+    kinds = [type(child) for child in children]
+    for child, kind in zip(children, kinds):
+        in_list = isinstance(model, (nn.ModuleList, nn.Sequential))
+        is_container = issubclass(kind, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
+        if in_list and not is_container and kinds.count(kind) > 1 and next(child.children(), None) is not None:
+            yield child
+        else:
+            yield from list_blocks(child)
+
+
+# The loss of a language model in chunks of its tokens, so that the logits of all are never there at once.
+
+Tensor = torch.Tensor
+IGNORED = -100  # of `torch.nn.functional.cross_entropy`
+
+
+class HeadInLoss(nn.Module):
+    """In the place of the output head, which the loss calls: what goes into the head is what comes out."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``hidden`` as it is."""
+        return hidden
+
+
+def chunk_loss(model: nn.Module, chunks: int) -> None:
+    """Compute the next-token loss of a causal language model of transformers in ``chunks``, each run again in the
+    backward pass; its output's ``logits`` are then the hidden states. Raises InputError for other models.
+    """
+    if not is_count(chunks, 1):
+        raise InputError(f"loss_chunks={chunks!r}: must be a whole number of at least 1")
+    name = type(model).__name__
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) and name.endswith(("ForCausalLM", "LMHeadModel")) else None
+    place = next((path for path, module in model.named_modules() if module is head), None)
+    softcap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
+    if head is None or place is None or softcap is not None:
+        raise InputError(f"loss_chunks={chunks}: {name} is no causal language model of transformers whose logits are "
+                         "its head's")
+    model.set_submodule(place, HeadInLoss(head))
+
+    def chunk(hidden: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(head(hidden).float(), labels, ignore_index=IGNORED, reduction="sum")
+
+    def compute_loss(logits: Tensor, labels: Tensor, vocab_size: int, *_: Any, **__: Any) -> Tensor:
+        """As transformers/loss/loss_utils.py, `ForCausalLMLoss`: the labels of the tokens that follow."""
+        shifted = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous().reshape(-1)
+        parts = zip(logits.reshape(-1, logits.shape[-1]).chunk(chunks), shifted.chunk(chunks))
+        total: Tensor | None = None
+        for part, labels_of_part in parts:
+            loss: Tensor = checkpoint(chunk, part, labels_of_part, use_reentrant=False)
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total / (shifted != IGNORED).sum()
+
+    setattr(model, "loss_function", compute_loss)  # noqa: B010  # a property of transformers' models
+
+
+# `Recipe`: what is done to a model before it is profiled, and what its step consists of.
 
 @dataclass(frozen=True)
 class Recipe:
@@ -118,5 +221,3 @@ def _set_attention(model: nn.Module, name: str) -> None:
         choose(name)
     except (ValueError, ImportError) as error:  # how transformers says that a model has none of that name
         raise InputError(f"attention={name!r}: {type(model).__name__} cannot take it: {error}") from error
-
-

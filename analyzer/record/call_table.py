@@ -1,15 +1,77 @@
-"""Operator calls kept in columns: some sixty bytes each, a third of what objects and their tuples would take."""
+"""Operator calls, kept in columns."""
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import overload
 
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
 
-from .numbering import Numbering
-from .op_call import OpCall
+from .storage_lifetime import Numbering
+
+# One call of an operator, as the log keeps it.
+
+@dataclass(slots=True, eq=False, repr=False)
+class OpCall:
+    """One operator call: what, on which storages (by their ids in `Log.storages`), when and for whom."""
+
+    signature: Signature
+    inputs: tuple[int, ...]   #: storage id of each tensor in signature.inputs
+    outputs: tuple[int, ...]  #: storage id of each tensor in signature.outputs
+    step: int                 #: training step, 0 is the first
+    phase: str                #: "forward", "backward", "optimizer" or "zero_grad"
+    module: int               #: index in Log.modules
+    node: int                 #: index in Log.nodes (an fx node, or in eager runs a unit of the module's own)
+    #: index in Log.calls of the forward call whose gradient this one computes; None where autograd does not tell
+    forward: int | None
+    recomputed: bool          #: a forward operator run again in backward (activation checkpointing)
+
+    def __repr__(self) -> str:
+        return f"<{self.phase} {self.signature!r}>"
+
+
+# Which call made the autograd node of a number: numbers follow one another, so an array does.
+
+class SequenceIndex:
+    """A mapping from sequence numbers of autograd nodes to indices of calls."""
+
+    __slots__ = ("_first", "_calls")
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._calls = array("i")  # -1: no call
+
+    def get(self, sequence: int) -> int | None:
+        """The call of a number, or None."""
+        place = sequence - self._first
+        found = self._calls[place] if 0 <= place < len(self._calls) else -1
+        return None if found < 0 else found
+
+    def __setitem__(self, sequence: int, call: int) -> None:
+        if not self._calls:
+            self._first = sequence
+        place = sequence - self._first
+        if place < 0:  # older than all others: a call beside nodes that were made before the recording
+            self._calls[:0] = array("i", [-1]) * -place
+            self._first, place = sequence, 0
+        elif place >= len(self._calls):
+            self._calls.extend([-1] * (place + 1 - len(self._calls)))
+        self._calls[place] = call
+
+    def add(self, first: int, last: int, call: int) -> None:
+        """Give ``call`` the node ``last``, and those from ``first`` on to it that have none."""
+        if first == last and last - self._first == len(self._calls) > 0:  # most calls make one node
+            self._calls.append(call)
+            return
+        for sequence in range(first, last):
+            if self.get(sequence) is None:
+                self[sequence] = call
+        self[last] = call
+
+
+# Operator calls kept in columns: some sixty bytes each, a third of what objects and their tuples would take.
 
 CallKind = tuple[Signature | None, tuple[int, str, bool], bool]
 """What decides the time of a call: its signature; step, phase and whether it is a recomputation; whether all that it

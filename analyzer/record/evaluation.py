@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from .call_table import OpCall
 from .log import Log, PhaseRecord
-from .op_call import OpCall
 
 EVALUATION = "evaluation"  #: the phase of calls that lead to no update
 NO_STEP = -1               #: the step of what is in no step

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from analyzer.fork import hold_over_forks
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
+from analyzer.output import hold_over_forks
 
 from .optimizer_step import describe_history, observed_steps
 

@@ -12,15 +12,12 @@ from typing import Any, NamedTuple
 
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.journal import Journal
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
 
-from .allocator_event_table import AllocatorEvent, AllocatorEventTable
-from .call_table import CallTable
+from .call_table import CallTable, OpCall
 from .collector import rare_collections
-from .op_call import OpCall
 from .process_group import ProcessGroupSpec, WorldFacts, find_group
-from .storage_lifetime import LifetimeTable, StorageLifetime
-from .stream_order import StreamOrder
+from .storage_lifetime import AllocatorEvent, AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
 
 
 @dataclass(slots=True)
@@ -48,7 +45,7 @@ class LogModuleCall:
 class OuterCall(NamedTuple):
     """A forward run of a module with parameters that no other module called: the step, how many operator calls came
     before it, the module's index, how many samples it was given (the first size of its first tensor), and how many
-    tokens (see `analyzer.record.token_count`).
+    tokens (see `analyzer.record.options`).
     """
 
     step: int

@@ -9,15 +9,13 @@ import torch
 
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.journal import Journal
-from analyzer.meta.address_space import Region
+from analyzer.meta.address_space import MetaStorage, Region, find_storage
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.stream_mark import NO_EVENT, StreamAction
+from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
-from .event import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event
 from .log import Log, PhaseRecord
-from .storage_lifetime import StorageLifetime
+from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, StorageLifetime
 from .tensor_walk import describe, tensors_in
 
 ROOT = 0  #: the root's index in `Log.modules`

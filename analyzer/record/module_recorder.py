@@ -13,14 +13,19 @@ from analyzer.meta.source_line import user_line
 from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import MetaTensor
 
-from .event import OUTSIDE
 from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
-from .module_walk import walk_modules
-from .progress import report_progress
-from .quantized_parameter import partition_of, parts_of_parameter
-from .tensor_walk import describe, describe_tensors, local_part, tensors_in
-from .token_count import count_tokens, name_tensors
+from .options import count_tokens, name_tensors, report_progress
+from .storage_lifetime import OUTSIDE
+from .tensor_walk import (
+    describe,
+    describe_tensors,
+    local_part,
+    partition_of,
+    parts_of_parameter,
+    tensors_in,
+    walk_modules,
+)
 
 _PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that are nothing but themselves
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as _module
 
-from analyzer.fork import hold_over_forks
-from analyzer.meta.plain_type import LITERALS
+from analyzer.meta.spec import LITERALS
+from analyzer.output import hold_over_forks
 
 # Optimizers whose code is known: what they do to a parameter depends on its specs and its group's settings, never on
 # its size or on other parameters, and within a step no tensor changes its shape or gets another storage.

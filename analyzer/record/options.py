@@ -1,11 +1,19 @@
-"""What a user may choose about a profiled step."""
+"""Options of a run, how far it is, and how many tokens its batches have."""
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import torch
 
 from analyzer.errors import InputError, is_count
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
+from analyzer.meta.structure import tensor_paths
+
+# What a user may choose about a profiled step.
 
 #: How `ProfileOptions.fused` says that a step is compiled.
 FUSED_MODES = ("default", "reduce-overhead", "cudagraphs")
@@ -49,3 +57,112 @@ class ProfileOptions(MetaOptions):
                              "the eager step alone")
         if self.limit_to_device and self.capacity_bytes is not None:
             raise InputError(f"limit_to_device=True and capacity_bytes={self.capacity_bytes!r}: give one of them")
+
+
+# Tells a watcher how far a run has come.
+
+Watcher = Callable[[float, str], None]
+"""Called with the share that is done, from 0 to 1, and what is being done."""
+
+class _Watched(threading.local):
+    watcher: Watcher | None = None
+
+
+_watched = _Watched()
+
+
+def report_progress(share: float, what: str) -> None:
+    """Tell this thread's watcher, if there is one."""
+    if _watched.watcher is not None:
+        _watched.watcher(min(1.0, share), what)
+
+
+@contextmanager
+def watch_progress(watcher: Watcher) -> Iterator[None]:
+    """Let ``watcher`` know what runs in this thread for the length of a block."""
+    before, _watched.watcher = _watched.watcher, watcher
+    try:
+        yield
+    finally:
+        _watched.watcher = before
+
+
+@contextmanager
+def progress_part(start: float, stop: float, what: str) -> Iterator[None]:
+    """What runs in the block is the part from ``start`` to ``stop`` of the work around it.
+
+    >>> with watch_progress(lambda share, what: print(f"{share:.0%} {what}")):
+    ...     with progress_part(0.5, 1.0, "l4"):
+    ...         report_progress(0.5, "layer1")
+    50% l4
+    75% l4: layer1
+    """
+    outer = _watched.watcher
+    if outer is None:
+        yield
+        return
+
+    def watch(share: float, inner: str) -> None:
+        outer(start + (stop - start) * share, f"{what}: {inner}" if inner else what)
+
+    report_progress(start, what)
+    with watch_progress(watch):
+        yield
+
+
+def progress_of(index: int, count: int, what: str) -> AbstractContextManager[None]:
+    """What runs in the block is one of ``count`` equal parts of the work around it.
+
+    >>> with watch_progress(lambda share, what: print(f"{share:.0%} {what}")):
+    ...     for i, device in enumerate(["t4", "l4"]):
+    ...         with progress_of(i, 2, device):
+    ...             report_progress(0.5, "layer1")
+    0% t4
+    25% t4: layer1
+    50% l4
+    75% l4: layer1
+    """
+    return progress_part(index / count, (index + 1) / count, what)
+
+
+# How many tokens a model is given: positions of sequences, of all samples.
+
+_NOT_TOKENS = ("mask", "label", "target", "position", "segment", "type")  # in names of other inputs of that shape
+_EMBEDDED = "inputs_embeds"  # as transformers calls tokens that are embedded already
+
+
+class Shaped(Protocol):
+    """A tensor, or what is known of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+
+    @property
+    def dtype(self) -> object:
+        """Of its elements, or its name."""
+
+
+def count_tokens(inputs: Iterable[tuple[str, Shaped]]) -> int | None:
+    """Batch times sequence length of the first input that holds indices of tokens: 32- or 64-bit integers in two
+    dimensions, whose name says nothing else (a mask, labels, positions); else of embedded tokens, which transformers
+    calls ``inputs_embeds``. None where there is neither, as of images and of classes.
+
+    >>> ids, image, classes = torch.empty(8, 512, dtype=torch.int64), torch.empty(8, 3, 224, 224), torch.arange(8)
+    >>> count_tokens([("attention_mask", ids), ("input_ids", ids)]), count_tokens([("x", image), ("y", classes)])
+    (4096, None)
+    """
+    embedded = None
+    for name, tensor in inputs:
+        is_index = str(tensor.dtype).endswith(("int64", "int32")) and not any(word in name for word in _NOT_TOKENS)
+        if len(tensor.shape) == 2 and is_index:
+            return int(tensor.shape[0] * tensor.shape[1])
+        if name == _EMBEDDED and len(tensor.shape) == 3:
+            embedded = int(tensor.shape[0] * tensor.shape[1])
+    return embedded
+
+
+def name_tensors(arguments: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among the arguments of a call with the innermost names that lead to them, "" of positional ones."""
+    for path, tensor in tensor_paths(arguments):
+        yield next((access.key for access in reversed(path) if isinstance(access.key, str)), ""), tensor

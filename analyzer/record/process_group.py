@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from analyzer.distributed.call_group import find_process_group
+from analyzer.distributed.reduction import find_process_group
 from analyzer.distributed.world_state import current_world_state, is_world_elsewhere
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
 
 #: what torch/distributed/device_mesh.py, `_init_one_process_group`, begins the description of a dimension's group with
 _MESH_PREFIX = "mesh_"

@@ -11,21 +11,20 @@ import torch
 from analyzer.distributed.world_state import module_worked_for
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.signature import Signature
-from analyzer.meta.state import current
-from analyzer.meta.storage import MetaStorage, find_storage
-from analyzer.meta.stream_mark import NO_EVENT, StreamAction
+from analyzer.meta.spec import Signature
+from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
-from .autograd_node import current_backward_node, next_sequence_number
-from .event import CALLED, OUTSIDE
+from .call_table import SequenceIndex
 from .hooks import listen
 from .log import Shortage
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
-from .sequence_index import SequenceIndex
+from .reference_count import current_backward_node, next_sequence_number
+from .storage_lifetime import CALLED, OUTSIDE
 from .tensor_walk import local_part
 
 _DETACH = torch.ops.aten.detach.default

@@ -11,18 +11,17 @@ from typing import Any
 import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.signature import Signature
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.spec import Signature
 
 from .evaluation import EVALUATION, OuterRun, describe_batches, leave_out_evaluation
-from .event import OUTSIDE
 from .hooks import FAILED
 from .memory_recorder import ROOT
-from .module_walk import walk_modules
 from .optimizer_step import observed_steps
 from .recorder import Recorder
-from .tensor_walk import tensors_in
+from .storage_lifetime import OUTSIDE
+from .tensor_walk import tensors_in, walk_modules
 
 SETUP = "setup"  #: the phase before the first model is called
 HELD = "held by the script"

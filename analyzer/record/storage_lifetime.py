@@ -1,11 +1,181 @@
-"""Lives of storages, their numbers kept in columns: a log has about one for every two calls."""
+"""The lives of storages, the allocator's events and the order of streams, kept in columns."""
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from typing import Any, TypeVar, overload
 
-from .numbering import Numbering
+from analyzer.meta.state import StreamAction, StreamMark
 
+# What a recorder notes of a run that is to be captured and replayed.
+
+BORN, DIED, CALLED, HELD, BEGAN, ENDED, TAKEN = range(7)
+Event = tuple[int, Any]
+"""BORN or DIED with the storage's number, CALLED with the call's index, HELD with (simulated device, block sizes),
+BEGAN with the phase, ENDED, or TAKEN with the part of a captured trace that was replayed.
+"""
+OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
+
+
+# Small integers that stand for keys, so that a column can hold them.
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Numbering(dict[K, int]):
+    """The number of each key, in the order in which they were first asked for; ``keys_at`` has the key of each number.
+
+    >>> numbers = Numbering(["free"])
+    >>> numbers["alloc"], numbers["free"], numbers["alloc"], numbers.keys_at
+    (1, 0, 1, ['free', 'alloc'])
+    """
+
+    def __init__(self, keys: Iterable[K] = ()) -> None:
+        self.keys_at = list(keys)
+        super().__init__(zip(self.keys_at, range(len(self.keys_at))))
+
+    def __missing__(self, key: K) -> int:
+        number = self[key] = len(self.keys_at)
+        self.keys_at.append(key)
+        return number
+
+
+# Acts of the allocator kept in columns: some twenty bytes each.
+
+AllocatorEvent = tuple[str, int, int, int]
+"""One allocator event: action, address, bytes, and the operator call in or before which it happened."""
+
+
+class AllocatorEventTable(Sequence[AllocatorEvent]):
+    """A list of `AllocatorEvent`, each of which is made when it is read. `leave` keeps places for events that are
+    written later.
+    """
+
+    def __init__(self) -> None:
+        # places beyond the columns are made when one of them, or one behind them, is written
+        self._length = 0
+        self._actions = array("B")  # their numbers
+        self._addresses = array("q")  # below 0 in a step beyond all addresses, which is refused after that
+        self._sizes = array("Q")
+        self._calls = array("I")
+        self._numbering: Numbering[str] = Numbering()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _make_places(self) -> None:
+        count = self._length - len(self._actions)
+        for column in (self._actions, self._addresses, self._sizes, self._calls):
+            column.frombytes(bytes(count * column.itemsize))
+
+    def append(self, action: str, address: int, nbytes: int, call: int) -> None:
+        """Write an act behind the others."""
+        if self._length > len(self._actions):
+            self._make_places()
+        self._length += 1
+        self._actions.append(self._numbering[action])
+        self._addresses.append(address)
+        self._sizes.append(nbytes)
+        self._calls.append(call)
+
+    def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
+        """Write events of one kind behind the others."""
+        count = len(addresses)
+        if self._length > len(self._actions):
+            self._make_places()
+        self._length += count
+        self._actions.extend([self._numbering[action]] * count)
+        self._addresses.extend(addresses)
+        self._sizes.extend(sizes)
+        self._calls.extend([call] * count)
+
+    def leave(self, count: int) -> None:
+        """Keep places for events to be written later."""
+        self._length += count
+
+    def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
+        """Write an act into a place that was left for it."""
+        if index >= len(self._actions):
+            self._make_places()
+        self._actions[index] = self._numbering[action]
+        self._addresses[index], self._sizes[index], self._calls[index] = address, nbytes, call
+
+    @overload
+    def __getitem__(self, index: int) -> AllocatorEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AllocatorEvent]: ...
+    def __getitem__(self, index: int | slice) -> AllocatorEvent | list[AllocatorEvent]:
+        if isinstance(index, slice):
+            return list(
+                zip(map(self._numbering.keys_at.__getitem__, self._actions[index]), self._addresses[index],
+                    self._sizes[index], self._calls[index]))
+        return self._numbering.keys_at[
+            self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
+
+    def __iter__(self) -> Iterator[AllocatorEvent]:
+        return zip(map(self._numbering.keys_at.__getitem__, self._actions), self._addresses, self._sizes, self._calls)
+
+
+# The stream of each operator call, and the waits that the program makes; nothing where it uses the default stream.
+
+class StreamOrder:
+    """The program's requests of streams, each at its place among the calls of a log.
+
+    >>> order = StreamOrder()
+    >>> order.write(2, StreamAction.SWITCH, 7)
+    >>> order.write(4, StreamAction.SWITCH, 0)
+    >>> [order.stream_at(call) for call in range(5)]
+    [0, 0, 7, 7, 0]
+    """
+
+    def __init__(self) -> None:
+        self.marks: list[StreamMark] = []
+        self._switches: list[tuple[int, int]] = []  # the call before which the current stream changes, and to which
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    def write(self, call: int, action: StreamAction, stream: int, event: int = 0) -> None:
+        """Write a request that is made before ``call``, behind the others."""
+        if action is StreamAction.SWITCH:
+            self._switches.append((call, stream))
+        self.marks.append(StreamMark(call, action, stream, event))
+
+    def stream_at(self, call: int) -> int:
+        """The stream that the call of this index is on."""
+        place = bisect_right(self._switches, call, key=_first)
+        return self._switches[place - 1][1] if place else 0
+
+    def marks_in(self, begin: int, end: int) -> list[StreamMark]:
+        """The requests before the calls from ``begin`` to ``end``."""
+        return self.marks[bisect_left(self.marks, begin, key=_first):bisect_left(self.marks, end, key=_first)]
+
+    def repeat(self, begin: int, end: int, at: int) -> None:
+        """Make the requests before the calls from ``begin`` to ``end`` again, before those from ``at`` on. What was on
+        the stream of the first call is on the current one now.
+        """
+        names = {self.stream_at(begin): (here := self.stream_at(at))}
+        for call, action, stream, event in self.marks_in(begin, end):
+            self.write(call - begin + at, action, names.get(stream, stream), event)
+        if self.stream_at(end - begin + at) != here:
+            self.write(end - begin + at, StreamAction.SWITCH, here)
+
+    def list_streams(self) -> list[int]:
+        """The numbers of all streams, in the order in which they were used first."""
+        return list(dict.fromkeys((0, *_named(self.marks))))
+
+
+def _first(row: tuple[int, ...]) -> int:
+    return row[0]
+
+
+def _named(marks: Iterable[StreamMark]) -> Iterable[int]:
+    return (mark.stream for mark in marks if mark.stream >= 0)
+
+
+# Lives of storages, their numbers kept in columns: a log has about one for every two calls.
 
 class LifetimeTable:
     """The columns behind the storage lifetimes of one log, in an array for each width: each is written at once."""

@@ -1,14 +1,49 @@
-"""The tensors that a value holds, and their specs."""
+"""Tensors, modules and parameters found in what a user gives."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 
-from analyzer.meta.plain_type import LEAVES
-from analyzer.meta.spec import TensorSpec, spec_of
-from analyzer.meta.tensor import PLAIN_TENSORS
+from analyzer.meta.spec import LEAVES, TensorSpec, spec_of
+from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, names_of_parts
 
+# The modules of a model and their paths, as ``named_modules()`` gives them but without a generator for each level.
+
+REGISTRIES = ("_parameters", "_buffers", "_modules")  #: attributes of a module that hold what it registers
+
+
+def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+    """(path, module) of ``root`` and of all below it, each once, under its first path, a module before those that it
+    holds.
+
+    >>> walk_modules(nn.Sequential(nn.ReLU()))
+    [('', Sequential(
+      (0): ReLU()
+    )), ('0', ReLU())]
+    """
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    waiting: list[tuple[str, nn.Module]] = [(prefix, root)]
+    while waiting:
+        pair = waiting.pop()
+        path, module = pair
+        key = id(module)
+        if key in seen:
+            continue
+        seen.add(key)
+        found.append(pair)
+        children = module._modules
+        if children:
+            above = path + "." if path else ""
+            waiting += [(above + name, child) for name, child in reversed(list(children.items())) if child is not None]
+    return found
+
+
+# The tensors that a value holds, and their specs.
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples, dicts and dataclasses."""
@@ -50,3 +85,50 @@ def describe_tensors(tree: Any) -> tuple[TensorSpec, ...]:
     """The specs of all tensors in a nested structure."""
     with torch._C.DisableTorchFunction():
         return tuple([spec_of(local_part(t)) for t in tensors_in(tree)])
+
+
+# What quantized parameters are made of: those of bitsandbytes keep scales beside their elements, and several elements
+# in a byte; those of torchao are tensors around tensors.
+
+PARAMETER, BUFFER = "parameter", "buffer"
+
+
+def parts_of_parameter(parameter: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """(suffix of its name, category, tensor) of each tensor that a parameter is or keeps."""
+    if is_around_tensors(parameter):
+        for name in names_of_parts(parameter):
+            for suffix, category, part in parts_of_parameter(getattr(parameter, name)):
+                yield f".{name}{suffix}", category, part
+        return
+    yield "", PARAMETER, parameter
+    attributes = parameter.__dict__
+    if (partition := partition_of(parameter)) is not None:
+        yield ".ds_tensor", PARAMETER, partition
+    scales = attributes.get("SCB")  # bitsandbytes.nn.Int8Params
+    if isinstance(scales, torch.Tensor):
+        yield ".SCB", BUFFER, scales
+    state = attributes.get("quant_state")  # bitsandbytes.nn.Params4bit
+    for prefix, held in (("", state), (".state2", getattr(state, "state2", None))):
+        for name in ("absmax", "code", "offset"):
+            value = getattr(held, name, None)
+            if isinstance(value, torch.Tensor):
+                yield f"{prefix}.{name}", BUFFER, value
+
+
+def partition_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The rank's own part of a parameter under ZeRO-3, which is itself empty but where it is gathered; None of others.
+    Source: deepspeed/runtime/zero/partition_parameters.py, ``_partition_param``.
+    """
+    found = parameter.__dict__.get("ds_tensor")
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def count_elements(parameter: torch.Tensor) -> int:
+    """The elements of a parameter, of which several may be packed in one of a tensor; of a sharded one the part's."""
+    if (part := getattr(parameter, "_local_tensor", None)) is not None:
+        return count_elements(part)
+    if (partition := partition_of(parameter)) is not None:
+        return partition.numel()
+    state: Any = parameter.__dict__.get("quant_state")
+    shape = getattr(state, "shape", None)
+    return parameter.numel() if shape is None else prod(shape)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from analyzer.fork import hold_over_forks
+from analyzer.output import hold_over_forks
 
 _MODULE_FILE = sys.modules[nn.Module.__module__].__file__
 _Watch = tuple[dict[int, str], set[tuple[str, str]]]  # paths by id of the module, and what was read

@@ -8,22 +8,21 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.plain_type import LITERALS
+from analyzer.meta.spec import LITERALS
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import template
 from analyzer.meta.value.known_value import Watched
-from analyzer.record.event import BORN, CALLED, DIED, HELD, Event
 from analyzer.record.log import Log, LogModule, LogNode
-from analyzer.record.module_walk import walk_modules
 from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import ALONE
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, Event
+from analyzer.record.tensor_walk import walk_modules
 
 from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, CaptureCache, Index, Slot, indexed
-from .capture_edge import Sink, Source
 from .captured_block import (
     BLOCK,
     Arguments,
@@ -33,6 +32,8 @@ from .captured_block import (
     GradSpec,
     InputLike,
     PassedOn,
+    Sink,
+    Source,
     number_of,
     writes_in_place,
 )

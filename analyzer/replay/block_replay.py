@@ -9,18 +9,35 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.restart import Restart
-from analyzer.meta.storage import MetaStorage
-from analyzer.record.autograd_node import describe_context
-from analyzer.record.module_walk import walk_modules
+from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.state import Restart
 from analyzer.record.recorder import Recorder
+from analyzer.record.reference_count import describe_context
+from analyzer.record.tensor_walk import walk_modules
 
 from .block_capture import BlockCapture
-from .block_content import LEAF_TYPES, Contents, are_identical, flatten_arguments, input_key, survey
-from .block_key import ReadValues, structure_key
-from .block_site import BlockSite
+from .block_key import (
+    LEAF_TYPES,
+    Contents,
+    ReadValues,
+    are_identical,
+    flatten_arguments,
+    input_key,
+    structure_key,
+    survey,
+)
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
-from .captured_block import BLOCK, Arguments, Borrow, CapturedBlock, GradSpec, PassedOn, number_of, writes_in_place
+from .captured_block import (
+    BLOCK,
+    Arguments,
+    BlockSite,
+    Borrow,
+    CapturedBlock,
+    GradSpec,
+    PassedOn,
+    number_of,
+    writes_in_place,
+)
 from .match import Match, Mismatch
 from .replayed_block import BlockFunction, ReplayedBlock, gradient_token
 from .state_fingerprint import StateFingerprint

@@ -1,8 +1,8 @@
-"""What a block does, as plain data: its arguments, its forward pass, and its backward passes by the gradients given."""
+"""What a captured block is, the ends of its capture, and its place in the log."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +11,17 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import new_storage, tensor_on
-from analyzer.record.log import Log
+from analyzer.record.log import CALLER, Log, LogModuleCall, LogNode, identifier
 from analyzer.record.reference_count import ALONE, ALONE_VIEW, Holding
 
 from .cache_slot import Slot
 from .match import Mismatch
-from .segment import Segment
+from .segment import Segment, Site
+
+# What a block does, as plain data: its arguments, its forward pass, and its backward passes by the gradients given.
 
 BLOCK = "<block>"  #: stands for the path of a block, and of the model around it, in what a capture says
 Borrow = Callable[[nn.Module, torch.device], AbstractContextManager[Any]]
@@ -156,3 +158,127 @@ def writes_in_place(op: Any) -> bool:
     """Whether an operator writes to one of its arguments, as its schema says, which never changes."""
     schema = getattr(op, "_schema", None)
     return schema is not None and any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
+
+
+# The ends of a block that is tried alone: autograd nodes that make its inputs and give its outputs gradients.
+
+class Source(torch.autograd.Function):
+    """Makes the inputs, which autograd then owns as it owns an earlier block's outputs; collects their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, capture: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
+        """Give what ``make`` makes."""
+        ctx.capture = capture
+        tensors = make()
+        ctx.mark_non_differentiable(*[t for t, needs in zip(tensors, capture.needs_grad) if not needs])
+        ctx.set_materialize_grads(False)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """Keep the gradients of the inputs."""
+        ctx.capture.returned = list(grads)
+        return None, None, None
+
+
+class Sink(torch.autograd.Function):
+    """Takes the outputs; its backward gives each a fresh gradient that autograd alone owns."""
+
+    @staticmethod
+    def forward(ctx: Any, capture: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        """Give a tensor whose backward pass starts the block's; it is where a loss would be, for autograd's nodes make
+        tensors there.
+        """
+        ctx.capture = capture
+        return active_state().call_on(capture.claim, torch.empty, 0)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Make the gradients of the outputs."""
+        made = [None if s is None else _make_gradient(s, ctx.capture.claim) for s in ctx.capture.grad_specs]
+        ctx.capture.kept = [g for g, s in zip(made, ctx.capture.grad_specs)
+                          if s is not None and s[3] not in (ALONE, ALONE_VIEW)]
+        ctx.capture.incoming = [None if g is None else number_of(g) for g in made]
+        ctx.capture.start_backward()
+        return (None, *made)
+
+
+def _make_gradient(spec: Any, claim: torch.device) -> torch.Tensor:
+    shape, stride, dtype, holding = spec
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=claim)
+    return made.as_strided(shape, stride) if holding is ALONE_VIEW else made
+
+
+# A replayed block in the log: where it stands, its rows and modules.
+
+class BlockSite(Site):
+    """The place of a block of the model's, at the module ``path``; ``numbers`` of what the block holds are labels until
+    they are looked up.
+
+    ``producers`` tell for each row that stands for an input which node of the model made that, ``running_call`` which
+    call of a module it is, ``called_from`` which line of code calls it.
+    """
+
+    def __init__(self, captured: CapturedBlock, path: str, numbers: Iterable[Sequence[Any]],
+                 producers: dict[int, int | None], log: Log, step: int, running_call: int | None,
+                 called_from: str | None) -> None:
+        base = len(log.node_slots)
+        super().__init__(numbers, captured.rows, range(base, base + len(captured.rows)))
+        self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
+        self.called_from = called_from
+        self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
+        self.source, self.held = captured.log, range(captured.inputs, captured.inputs + len(captured.held))
+        self.index_of_path = log.index_of_path
+        self.first_module_call = len(log.module_call_slots)
+        self.slot_of = captured.segment.slot_of
+        self.call_offset = len(log.call_slots) - captured.first_call
+
+    def module_of(self, module: int) -> int:
+        """The index in the log of one of the record's modules."""
+        below = self.source.modules[module].path
+        if below == BLOCK:  # the model around it
+            return 0
+        return self.index_of_path[f"{self.path}.{below}" if below else self.path]
+
+    def reserve(self, log: Log) -> None:
+        """Leave places in the log for what is written out later."""
+        log.node_slots.extend([None] * len(self.own_rows))
+        log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
+
+    def count_module_calls(self) -> int:
+        """As `Pending`."""
+        return sum(m.calls if m.path else max(0, m.calls - 1) for m in self.source.modules)
+
+    def expand(self, log: Log) -> None:
+        """Write the rows of the block into the log, and what its modules were given."""
+        numbers, source = self.numbers, self.source
+        for slot in self.held:
+            numbers[slot] = log.number_of_label[f"{self.path}.{numbers[slot]}"]
+        self.modules = [self.module_of(i) for i in range(len(source.modules))]
+        for i, theirs in zip(self.modules, source.modules):
+            mine = log.modules[i]
+            # the block's own call is counted where it is called
+            mine.calls += theirs.calls if theirs.path else max(0, theirs.calls - 1)
+            mine.inputs, mine.outputs = mine.inputs or theirs.inputs, mine.outputs or theirs.outputs
+        before = self.first_module_call - 1
+        for i, call in enumerate(source.module_calls[1:], before + 1):  # the first is the root's own
+            parent = self.running_call if not call.parent else before + call.parent
+            log.module_call_slots[i] = LogModuleCall(self.modules[call.module], parent, call.inputs, call.outputs)
+        self._write_rows(log)
+
+    def _write_rows(self, log: Log) -> None:
+        slot_of, rows, numbers, source = self.slot_of, self.rows, self.numbers, self.source
+        for row in self.own_rows:
+            node = source.node_slots[row]
+            assert node is not None
+            target = node.target
+            if node.op == "call_module":  # "" is a module made in the forward pass: it runs for the block
+                target = f"{self.path}.{target}" if target else self.path
+            base = identifier(target) if node.op == "call_module" else node.base
+            producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
+            log.node_slots[rows[row]] = LogNode(
+                node.op, "", target, self.modules[node.module], base=base,
+                source=self.called_from if node.source == CALLER else node.source, region=node.region, step=self.step,
+                outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]), inputs=tuple(
+                    dict.fromkeys(p for p in producers if p is not None)), reads=tuple(
+                        dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))

@@ -8,9 +8,9 @@ from torch.utils import _pytree as pytree
 
 from analyzer.meta.structure import tensors_of
 from analyzer.record.eager import EagerStep, default_loss
-from analyzer.record.event import Event
+from analyzer.record.storage_lifetime import Event
 
-from .block_content import LEAF_TYPES
+from .block_key import LEAF_TYPES
 from .match import USES_STREAMS
 from .state_fingerprint import StateFingerprint
 from .step_replay import StepReplay

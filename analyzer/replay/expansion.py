@@ -4,10 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analyzer.memory.allocator_replay import Placements
-from analyzer.record.event import BORN, CALLED, DIED, Event
+from analyzer.memory.allocator_segment import Placements
 from analyzer.record.log import Log
-from analyzer.record.storage_lifetime import StorageLifetime
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, Event, StorageLifetime
 
 
 class EventWriter:

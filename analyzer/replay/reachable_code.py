@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from analyzer.meta.plain_type import CODE_CONSTANTS
+from analyzer.meta.spec import CODE_CONSTANTS
 
 _METHODS = (FunctionType, staticmethod, classmethod, property, functools.partial)
 _ARE_METHODS = frozenset(_METHODS)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.meta.address_space import take_numbers
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.restart import Restart
-from analyzer.meta.storage import take_numbers
+from analyzer.meta.state import Restart
 from analyzer.meta.tensor import alias, revive
 from analyzer.record.reference_count import Holding, find_holdings
 

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
-from analyzer.memory.allocator_replay import Instruction, Opcode, Placements, hold
-from analyzer.record.call_table import CallTable
-from analyzer.record.event import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event
+from analyzer.memory.allocator_segment import Instruction, Opcode, Placements, hold
+from analyzer.record.call_table import CallTable, OpCall
 from analyzer.record.log import Log, Pending, PlacedPart
-from analyzer.record.op_call import OpCall
-from analyzer.record.storage_lifetime import StorageLifetime
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event, StorageLifetime
 
 from .expansion import EventWriter
 

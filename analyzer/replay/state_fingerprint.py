@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.meta.storage import MetaStorage, find_storage
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.value.known_value import Watched
 
 from .reachable_code import CodeSearch

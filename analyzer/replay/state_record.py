@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.record.module_walk import REGISTRIES
+from analyzer.record.tensor_walk import REGISTRIES
 
 from .reachable_code import is_standard, is_stateless
 from .state_value import (

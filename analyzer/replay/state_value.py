@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from analyzer.meta.plain_type import VALUES
+from analyzer.meta.spec import VALUES
 
 from .reachable_code import is_standard, is_stateless
 

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.memory.allocator_replay import Placements
-from analyzer.memory.allocator_segment import Span
+from analyzer.memory.allocator_segment import Placements, Span
+from analyzer.meta.address_space import take_numbers
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.storage import take_numbers
 from analyzer.meta.tensor import revive, template
-from analyzer.record.event import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 from analyzer.record.log import Log, LogNode, Pending, PlacedPart
 from analyzer.record.recorder import Recorder
+from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 
 from .captured_block import number_of
 from .expansion import EventWriter

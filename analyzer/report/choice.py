@@ -9,17 +9,16 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
-from analyzer.report.compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_report
 
-from .column import FORMATS
-from .data_table import is_drawn, list_modules, list_nodes
+from .compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
 from .module_tree import COLUMNS as TREE_COLUMNS
 from .module_tree import SHARE
-from .quantity import find_quantity
-from .screen.terminal import find_width, takes_color
+from .node_table import FORMATS
+from .quantity import find_quantity, is_drawn, list_modules, list_nodes
+from .screen.layout import find_width, takes_color
 
 #: How a command with ``--show`` prints the rest.
 LONG_TABLES = "--show summary,modules,table, --html FILE, --json FILE"

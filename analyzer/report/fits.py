@@ -1,17 +1,83 @@
-"""Whether a step fits in the memory of a device, line by line."""
+"""Whether a step fits in the memory of a device, and on which devices it does."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
-from analyzer.results.fit import FitInfo, FitLine
 from analyzer.results.profile import Profile
+from analyzer.results.verdict import FitInfo, FitLine, FitTable
 from analyzer.results.view import register_view
+from analyzer.units import format_bytes
 
-from .column import format_quantity, print_rows
+from .node_table import check_layout, format_quantity, print_rows
+from .text_width import escape_controls
 
+# Peaks of memory as text, with their ranges where these say something.
+
+_TOLD = 0.01  #: a range is told where it is wider than this share of the peak
+
+
+def format_peak(nbytes: int | None, known: tuple[int, int] | None) -> str:
+    """A peak in bytes with its range.
+
+    >>> format_peak(2900 << 20, (2200 << 20, 2900 << 20)), format_peak(None, None)
+    ('2.83 GiB (2.15 to 2.83)', '-')
+    """
+    between = format_range(nbytes, known)
+    return format_bytes(nbytes) + (f" ({between})" if between else "")
+
+
+def format_range(nbytes: int | None, known: tuple[int, int] | None) -> str:
+    """The range of a peak, its unit only where that is another; nothing where the range says next to nothing.
+
+    >>> format_range(2900 << 20, (900 << 20, 2900 << 20)), format_range(2900 << 20, (2890 << 20, 2900 << 20))
+    ('900.00 MiB to 2.83', '')
+    """
+    if nbytes is None or known is None or known[1] - known[0] <= _TOLD * nbytes:
+        return ""
+    unit = format_bytes(nbytes).partition(" ")[2]
+    return " to ".join([format_bytes(end).removesuffix(f" {unit}") for end in known])
+
+
+def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:
+    """What is allocated and what is reserved at the peak, as far as they are known.
+
+    >>> list(list_peaks(Profile(name="demo", mode="infer", peak_reserved_bytes=3 << 20)))
+    [('reserved', '3.00 MiB')]
+    """
+    p = profile
+    for what, nbytes, known in (("allocated", p.peak_allocated_bytes, p.peak_allocated_bytes_range),
+                                ("reserved", p.peak_reserved_bytes, p.peak_reserved_bytes_range)):
+        if nbytes is not None:
+            yield what, format_peak(nbytes, known)
+
+
+# The table of devices that a step fits on.
+
+_HEADERS = ("Device", "Memory", "Needed", "Free", "Fits", "Peak in")
+_ANSWERS = {True: "yes", False: "no", None: "not known"}
+
+
+@register_view.shipped("fit_rows")
+def print_fits(table: FitTable, fmt: str = "text") -> str:
+    """A row for each device."""
+    check_layout(None, 0, fmt, "FitTable.table()")
+    cells = [(row.device, format_quantity(row.capacity_bytes, "bytes"),
+              (">= " if row.is_out_of_memory else "") + format_quantity(row.needed_bytes, "bytes"),
+              format_quantity(row.free_bytes, "bytes"), _ANSWERS[row.fits], row.phase or "") for row in table]
+    return print_rows(_HEADERS, cells, left=(0, 4, 5), fmt=fmt)
+
+
+@register_view.shipped("fit_table")
+def describe_fits(table: FitTable) -> str:
+    """What was profiled, the table, and the devices that it fits on in a line."""
+    return escape_controls(f"{table.title}\n\n{print_fits(table)}\n\n{table.said}")
+
+
+# Whether a step fits in the memory of a device, line by line.
 
 @register_view.shipped("fit")
 def format_fit(info: FitInfo) -> str:

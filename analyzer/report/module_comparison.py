@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile
 
-from .column import Column, check_layout, find_columns, print_rows
-from .data_table import ROOT, is_drawn, join_path, print_data
-from .module_row import OWN, divide, find_root
-from .module_tree import COLUMNS, indent
+from .module_tree import COLUMNS, OWN, divide, find_root, indent
+from .node_table import Column, check_layout, find_columns, print_rows
+from .quantity import ROOT, is_drawn, join_path, print_data
 from .summary import describe_run
 from .text_width import escape_controls
 

@@ -14,7 +14,7 @@ _REDRAW_SECONDS = 0.1
 
 
 class ProgressBar:
-    """Draws what `analyzer.record.progress` reports; nothing where the stream is no terminal.
+    """Draws what `analyzer.record.options` reports; nothing where the stream is no terminal.
 
     Called, it notes how far the work is. In a ``with`` block it is drawn on while nothing is reported, and makes room
     for what the block prints: it goes away at the first line of it, or with ``among_output``, comes back below.

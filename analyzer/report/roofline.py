@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.roofline import find_peak
+from analyzer.hardware.listing import find_peak
 from analyzer.output import check_output, write_output
-from analyzer.profilers.kernel_time.precision import convolutions_use_tf32, products_use_tf32
+from analyzer.profilers.kernel_time.call import convolutions_use_tf32, products_use_tf32
 from analyzer.results.profile import Profile
-from analyzer.results.roofline import Roofline, RooflinePeak, RooflineRow
+from analyzer.results.run_cost import Roofline, RooflinePeak, RooflineRow
 from analyzer.results.view import register_exporter, register_view
 from analyzer.units import add_quantities, format_seconds
 
-from .column import guard_formula
+from .node_table import guard_formula
+from .speed import find_product_dtype, is_convolution
 from .text_width import escape_controls
-from .utilization import find_product_dtype, is_convolution
 
 DATA, IMAGES = (".json", ".csv"), (".png", ".svg", ".pdf")
 _COLUMNS = ("name", "kind", "part", "type", "flops", "bytes", "intensity", "seconds", "flops_per_second", "ceiling",

@@ -1,26 +1,114 @@
-"""The totals of a profile as text."""
+"""The totals of a profile as text, long, short, or one row of many."""
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from analyzer.results.communication import sum_communication
+from analyzer.errors import InputError
 from analyzer.results.info import BOUNDS, OutOfMemoryInfo
 from analyzer.results.profile import Profile
-from analyzer.results.view import register_report
+from analyzer.results.run_cost import sum_communication
+from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN
 
-from .bound import find_remedy, list_bounds
-from .column import Column, format_quantity, print_rows
-from .communication import describe_world, print_totals
-from .fits import check_fit, find_least_need
-from .fused import list_fused_times, title_fused
-from .holder_group import group_holders, print_groups
-from .notation import list_notations
-from .peak import format_peak
-from .speed import describe_seconds, format_step, list_rates
+from .compat.deepspeed import list_notations
+from .fits import check_fit, find_least_need, format_peak, list_peaks
+from .holder_group import (
+    describe_fused,
+    describe_world,
+    group_holders,
+    list_fused_times,
+    print_groups,
+    print_totals,
+    title_fused,
+)
+from .node_table import Column, check_layout, format_quantity, print_rows
+from .quantity import find_quantity, print_data, read_known
+from .speed import describe_seconds, describe_speed, find_remedy, format_step, list_bounds, list_rates
 from .text_width import escape_controls
+from .verdict import judge
+
+# A profile in a few lines.
+
+def title_run(profile: Profile) -> str:
+    """What was run in a line: the model, its mode and device, optimizer and autocast."""
+    p = profile
+    facts = ", ".join(f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast))
+                      if value)
+    return (f"{p.name}: one {p.mode} step" + (f" on {p.device}" if p.device else "")
+            + (f" ({facts})" if facts else ""))
+
+
+@register_view.shipped("repr")
+def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
+    """What ``repr`` and ``print`` show: name, mode, device, peak, FLOPs and the verdict, as far as they are known.
+
+    >>> print(describe_shortly(Profile(name="demo", mode="train", optimizer="sgd", device="h200", fwd_flops=2000)))
+    Profile of demo: one train step on h200 (optimizer sgd)
+      FLOPs: 2.00 K forward
+      cannot be told whether it fits on h200: what it needs is not known, 139.80 GiB there
+    """
+    p = profile
+    lines = [f"Profile of {title_run(p)}"]
+    figures = (("parameters", "count", ((p.params, ""),)),
+               ("peak memory", "text", tuple((size, what) for what, size in list_peaks(p))),
+               ("FLOPs", "count", ((p.fwd_flops, "forward"), (p.bwd_flops if p.mode == "train" else None, "backward"))))
+    for what, unit, amounts in figures:
+        known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
+        if known:
+            lines.append(f"  {what}: {', '.join(known)}")
+    lines += [f"  {line}" for line in (*describe_speed(p), *describe_fused(p.fused))]
+    verdict = judge(p, is_brief=True) if has_verdict else None
+    return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
+
+
+def describe_for_verdict(profile: Profile) -> str:
+    """What stands before a verdict: the same without it, and what memory is taken by where that is too much."""
+    text = describe_shortly(profile, has_verdict=False)
+    if profile.assumptions:
+        text += f"\n  assumptions: {len(profile.assumptions)}, which --show summary prints"
+    verdict = judge(profile, is_brief=True)
+    if verdict is None or verdict.fits is not False or not profile.holders:
+        return text
+    return f"{text}\n\nheld where the most is needed\n{print_groups(group_holders(profile))}"
+
+
+# Several profiles as one table with a row each: models, or one model under several settings.
+
+#: Of FLOPs those that run, as the first screen has them by phase: with what checkpoints run again.
+DEFAULT_COLUMNS = ("params", "peak_allocated_bytes", "hardware_flops", "step_seconds")
+_FACTS = (Column("mode", "Mode", "text"), Column("device", "Device", "text"))
+
+
+def model_table(profiles: Sequence[tuple[str, Profile]], columns: Sequence[str] = DEFAULT_COLUMNS,
+                fmt: str = "text") -> str:
+    """A row for each name and profile. ``columns`` are quantities of a step, also by path
+    (``phases.forward.peak_allocated_bytes``); ``fmt`` is as of `Profile.module_tree`, and in CSV quantities are
+    unrounded. Of a step that ran out of memory no more is told than what the model itself has. Raises InputError for an
+    unknown column or format.
+
+    >>> small, large = (Profile(name="Net", mode="infer", params=n, peak_allocated_bytes=4 * n) for n in (3, 2048))
+    >>> print(model_table([("small", small), ("large", large)], ["params", "peak_allocated_bytes"], fmt="csv"))
+    model,mode,device,params,peak_allocated_bytes,out_of_memory
+    small,infer,,3,12,False
+    large,infer,,2048,8192,False
+    """
+    check_layout(None, 0, fmt, "model_table()")
+    if isinstance(columns, str):
+        raise InputError(f"model_table(columns={columns!r}): give names of quantities, as in columns=['params']")
+    shown = [find_quantity(name, [profile for _, profile in profiles], "--columns") for name in columns]
+    ended = any(profile.out_of_memory is not None for _, profile in profiles)
+    told = (Column("out_of_memory", "Out of memory", "text"),) if ended or fmt == "csv" else ()
+    rows = [[name, profile.mode, profile.device,
+             *(read_known(profile, column.field) for column in shown),
+             *([profile.out_of_memory is not None] if told else [])] for name, profile in profiles]
+    if fmt != "csv":
+        rows = [[*row[:-1], "yes" if row[-1] else "no"] if told else row for row in rows]
+    return print_data([Column("model", "Model", "text"), *_FACTS, *shown, *told], rows, fmt)
+
+
+# The totals of a profile as text.
 
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
                  Column("peak_allocated_bytes", "Peak allocated", "bytes"),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
 
-from .moment import Moment
+from .lane import Moment
 from .node_info import TensorInfo
 
 BOUNDS = ("launch", *estimate.BOUNDS)  #: what time may be spent on

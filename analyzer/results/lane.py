@@ -1,17 +1,52 @@
-"""The spans of a step, named: which lane, node, operator and module each is of."""
+"""The steady step in time: spans, and the lane, node and module of each."""
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 from analyzer.profilers.communication import find_message
-from analyzer.profilers.kernel_time.turn import COMMUNICATION, COMPUTE, FROM_HOST, TO_HOST
-from analyzer.profilers.lane import HOST, LAUNCH, SYNCHRONIZE, WAIT, LaneSpan
-from analyzer.profilers.schedule import PICOSECONDS
+from analyzer.profilers.kernel_time.call import COMMUNICATION, COMPUTE, FROM_HOST, TO_HOST
+from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNCHRONIZE, WAIT, LaneSpan
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
 
-from .span import SpanInfo
+# A number of seconds that may be negative, unlike the quantities of all other fields.
+
+SIGNED = "may be negative"  #: in a field's annotation; who reads saved records looks for it
+Moment = Annotated[float, SIGNED]
+"""Seconds from the beginning of the step; negative for what an earlier step did."""
+
+
+# The steady step in time: a record for what the host or a stream does for one call.
+
+class SpanInfo(NamedTuple):
+    """What one lane does for one operator call of the steady step, as `Profile.spans` lists them.
+
+    >>> SpanInfo("compute", "kernel", "fc1", "aten.addmm.default", "fc1", "fc1", "forward", 0.5, 0.25).end_seconds
+    0.75
+    """
+
+    #: "host"; "compute", the default stream; of another one what it communicates ("fsdp all_gather") or copies ("copy
+    #: to host"), else its number ("stream 2")
+    lane: str
+    kind: str               #: "launch" or "wait" (for the device) of the host, else "kernel", "collective" or "copy"
+    name: str               #: the node, or the operator of a call outside the nodes, or "synchronize"
+    operator: str | None    #: "aten.addmm.default"; None where the program itself waits
+    node: str | None        #: as in `Profile.nodes`
+    module_path: str
+    phase: str              #: forward, backward, optimizer or zero_grad
+    start_seconds: Moment   #: from the beginning of the step
+    seconds: float          #: of all kernels of the call, the gaps between them left out
+    launch: int | None = None  #: of kernels: which of `Profile.spans` launched them
+
+    @property
+    def end_seconds(self) -> float:
+        """When it ends, in seconds from the beginning of the step."""
+        return self.start_seconds + self.seconds
+
+
+# The spans of a step, named: which lane, node, operator and module each is of.
 
 COMPUTE_LANE = "compute"
 _KINDS = {LAUNCH: "launch", WAIT: "wait", SYNCHRONIZE: "wait", COMPUTE: "kernel", COMMUNICATION: "collective",

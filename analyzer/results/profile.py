@@ -11,12 +11,6 @@ from analyzer.hardware import DeviceSpec
 from analyzer.record.evaluation import EVALUATION
 from analyzer.units import add_quantities
 
-from .advice import Advice
-from .command import CommandInfo
-from .communication import CommInfo
-from .device_record import DeviceRecord
-from .fit import FitInfo
-from .fused import FusedInfo
 from .info import (
     HolderInfo,
     MemoryEvent,
@@ -29,13 +23,12 @@ from .info import (
     TimelinePoint,
     UncountedInfo,
 )
+from .lane import SpanInfo
 from .node_info import NodeInfo, TensorInfo
-from .roofline import Roofline
-from .run_cost import RunCost
-from .span import SpanInfo
-from .verdict import Verdict
+from .run_cost import CommInfo, FusedInfo, Roofline, RunCost
+from .verdict import Advice, FitInfo, Verdict
 from .view import register_exporter, register_report, register_view
-from .world import WorldInfo
+from .world import CommandInfo, DeviceRecord, WorldInfo
 
 if TYPE_CHECKING:
     import networkx
@@ -91,7 +84,7 @@ class Profile(DeviceRecord):
     product_dtype: str | None = None         #: in which most multiply-adds of the step are computed
     executed_flops: int | None = None        #: hardware_flops less what causal and sliding-window masks hide
     optimizer_flops: int | None = None
-    #: whose way of counting these are: see `analyzer.profilers.flop_convention`
+    #: whose way of counting these are: see `analyzer.profilers.flops`
     flop_convention: str = "own"
     uncounted: tuple[UncountedInfo, ...] = ()
     operators: tuple[OperatorInfo, ...] = () #: of the whole step

@@ -1,10 +1,173 @@
-"""What a whole run costs, as plain data."""
+"""What a step costs beyond its nodes: communication, its place under the roofline, a run of many steps."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from analyzer.units import add_quantities
+
+from .lane import Moment
 from .view import register_view
+
+# What ranks communicate in a step: a record for each call, and sums of them.
+
+_Key = tuple[str | None, str | None, int | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CommInfo:
+    """One call that communicates, of the steady step. None is unknown.
+
+    >>> CommInfo("all_gather", "fsdp", 8, 4096, 3584).wire_bytes
+    3584
+    """
+
+    #: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, send_recv (a
+    #: batch of both) or barrier
+    kind: str | None
+    group: str | None                     #: the name of its process group, as in `WorldInfo.groups`
+    ranks: int | None                     #: how many the group has
+    #: whole: the gathered output, the unscattered input, what is reduced, broadcast or sent
+    bytes: int | None
+    wire_bytes: int | None                #: what this rank sends
+    phase: str = "forward"                #: forward, backward, optimizer or zero_grad
+    module_path: str = ""
+    node: str | None = None               #: None outside the nodes, as in the optimizer's step
+    operator: str = ""                    #: "c10d.allreduce_.default"
+    peer: int | None = None               #: the global rank of the other end, or of the root
+    #: from the beginning of the step until it begins, where the program uses several streams
+    start_seconds: Moment | None = None
+    seconds: float | None = None
+    exposed_seconds: float | None = None  #: of these, those in which nothing is computed
+
+
+@dataclass(frozen=True, slots=True)
+class CommTotal:
+    """The calls of one kind in one group and phase together; what is unknown of one is unknown of all."""
+
+    kind: str | None
+    group: str | None
+    ranks: int | None
+    phase: str | None                     #: None of all phases
+    calls: int
+    bytes: int | None
+    wire_bytes: int | None
+    seconds: float | None
+    exposed_seconds: float | None
+
+
+def sum_communication(rows: Iterable[CommInfo], *, by_phase: bool = True) -> tuple[CommTotal, ...]:
+    """Totals by kind and group, and by phase or over all, in the order in which the first of each ran.
+
+    >>> row = CommInfo("all_gather", "fsdp", 8, 4096, 3584)
+    >>> total, = sum_communication([row, row])
+    >>> total.calls, total.bytes, total.wire_bytes, total.seconds
+    (2, 8192, 7168, None)
+    """
+    found: dict[_Key, list[CommInfo]] = {}
+    for row in rows:
+        found.setdefault((row.kind, row.group, row.ranks, row.phase if by_phase else None), []).append(row)
+    return tuple([_add(key, same) for key, same in found.items()])
+
+
+def _add(key: _Key, rows: Sequence[CommInfo]) -> CommTotal:
+    return CommTotal(*key, len(rows), add_quantities([row.bytes for row in rows]),
+                     add_quantities([row.wire_bytes for row in rows]), add_quantities([row.seconds for row in rows]),
+                     add_quantities([row.exposed_seconds for row in rows]))
+
+
+# A second estimate of a step: its kernels fused, or launched as one.
+
+@dataclass(frozen=True, slots=True)
+class FusedInfo:
+    """A step as ``torch.compile`` would run it: predicted, beside the eager one of the same profile.
+
+    - ``mode``: ``"default"`` and ``"reduce-overhead"`` are modes of ``torch.compile``; ``"cudagraphs"`` is its backend
+      of that name, which fuses nothing and launches the eager kernels of each pass as one.
+    - ``*_seconds``: as the fields of `Profile` by these names. The optimizer's are those of an optimizer that is not
+      compiled.
+    - ``kernels``, ``eager_kernels``: how many a step runs, fused and not, the optimizer's included.
+    - ``moved_bytes``, ``eager_moved_bytes``: what they read and write.
+    - ``cuda_graphs``: whether each pass is launched as one.
+    """
+
+    mode: str
+    fwd_seconds: float | None
+    bwd_seconds: float | None
+    optimizer_seconds: float | None
+    step_seconds: float
+    kernel_seconds: float
+    step_seconds_range: tuple[float, float]
+    kernels: int
+    eager_kernels: int
+    moved_bytes: int
+    eager_moved_bytes: int
+    cuda_graphs: bool
+
+
+# Where the work of a step stands under the roofline of its device, as plain data.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineRow:
+    """An operator in one part of the step, or a module with all below it. None is unknown."""
+
+    name: str                              #: ATen operator, or the module's path, "" for the model
+    kind: str                              #: "operator" or "module"
+    part: str                              #: forward, backward, recompute, optimizer; of a module "step"
+    type: str = ""                         #: class of the module
+    flops: int | None = None
+    bytes: int | None = None               #: read and written, each distinct element of a call once
+    seconds: float | None = None           #: of its kernels
+    ceiling: float | None = None           #: FLOP/s that arithmetic and bandwidth allow at its intensity
+    bound: str | None = None               #: "memory" or "arithmetic": which of the two makes the ceiling
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs to a byte; None where no byte is moved.
+
+        >>> row = RooflineRow(name="aten.mm", kind="operator", part="forward", flops=600, bytes=200, seconds=3.0)
+        >>> row.intensity, row.flops_per_second
+        (3.0, 200.0)
+        """
+        return None if self.flops is None or not self.bytes else self.flops / self.bytes
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """The rate that it reaches; None where its time is unknown or nothing."""
+        return None if self.flops is None or not self.seconds else self.flops / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RooflinePeak:
+    """A flat part of the roof: a rate in FLOP/s, and what reaches it."""
+
+    name: str
+    flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The roof of a device, and what stands under it; iterates over the rows.
+
+    >>> roof = Roofline("demo", 2e12, (RooflinePeak("bfloat16 products", 1e15),))
+    >>> roof.peaks[0].flops_per_second / roof.memory_bandwidth, len(roof)  # above 500 FLOPs a byte arithmetic bounds
+    (500.0, 0)
+    """
+
+    device: str
+    memory_bandwidth: float | None         #: bytes/s
+    peaks: tuple[RooflinePeak, ...] = ()   #: highest first
+    rows: tuple[RooflineRow, ...] = ()     #: operators, then modules, parents first
+    seconds_method: str = ""
+
+    def __iter__(self) -> Iterator[RooflineRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+# What a whole run costs, as plain data.
 
 SECONDS_PER_HOUR = 3600.0
 Range = tuple[float, float]

@@ -1,16 +1,157 @@
-"""The tree of modules of a profile: what each module does itself, from the log, and sums upwards."""
+"""The tree of modules of a profile, and what each module is without a run."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+import sys
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
+from analyzer.fx.module_borrow import uncompiled
+from analyzer.meta.tensor import is_around_tensors
 from analyzer.record.log import Log
+from analyzer.record.tensor_walk import count_elements, walk_modules
 
 from .info import CostInfo, ModuleCall, ModuleInfo, OperatorInfo
-from .module_shape import ModuleShape
 from .node_info import TensorInfo, describe_spec
-from .wrapper import WRAPPER_TYPE, ModulePaths, join_path
+
+# What a profile says of a module without a run: its class, settings and parameters, kept when it has changed.
+
+class ParameterShape(NamedTuple):
+    """A parameter of a module; ``key`` is the same for the same tensor."""
+
+    key: int
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    numel: int
+    requires_grad: bool
+    sharding: tuple[str, ...] | None = None  #: a placement for each mesh dimension, where ranks share the tensor
+
+    def describe(self) -> TensorInfo:
+        """It as plain data."""
+        return TensorInfo(tuple(self.shape), str(self.dtype).removeprefix("torch."), str(self.device))
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShape:
+    """A module and what is below it; ``key`` is the same for the same module."""
+
+    key: int
+    type: str
+    extra_repr: str
+    training: bool
+    kernel_size: tuple[int, ...] | None
+    parameters: tuple[ParameterShape, ...]
+    children: tuple[tuple[str, ModuleShape], ...]  #: names and shapes of the modules that it holds
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> ModuleShape:
+        """The shape of ``module`` as it is now."""
+        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, count_elements(p),
+                                     p.requires_grad, _find_sharding(p))
+                      for name, p in module._parameters.items() if p is not None]
+        children = [(name, cls.of(child)) for name, child in module._modules.items() if child is not None]
+        return cls(id(module), type(module).__name__, _describe_settings(module), module.training,
+                   _kernel_size(module), tuple(parameters), tuple(children))
+
+    def count_parameters(self) -> int:
+        """Elements of all parameters, each counted once."""
+        return sum(p.numel for p in self.distinct_parameters().values())
+
+    def distinct_parameters(self) -> dict[int, ParameterShape]:
+        """Every parameter once, by its key."""
+        found: dict[int, ParameterShape] = {}
+        waiting = [self]
+        while waiting:
+            module = waiting.pop()
+            found.update((p.key, p) for p in module.parameters)
+            waiting += [child for _, child in module.children]
+        return found
+
+
+def _describe_settings(module: torch.nn.Module) -> str:
+    """``extra_repr`` of a module, which asks for parameters: a container of another class than torch's may gather what
+    it hands out (deepspeed/runtime/zero/parameter_offload.py, ``ZeROOrderedDict``), so a plain one stands in.
+    """
+    container = module._parameters
+    if type(container) in (dict, OrderedDict):
+        return module.extra_repr()
+    module.__dict__["_parameters"] = dict(container.items())
+    try:
+        return module.extra_repr()
+    finally:
+        module.__dict__["_parameters"] = container
+
+
+def _find_sharding(parameter: Any) -> tuple[str, ...] | None:
+    if not is_around_tensors(parameter) or not hasattr(parameter, "placements"):
+        return None
+    from analyzer.distributed.dtensor import describe_placements  # a DTensor is here: torch.distributed is loaded
+
+    return describe_placements(parameter)
+
+
+def _kernel_size(module: Any) -> tuple[int, ...] | None:
+    if "kernel_size" not in module.__dict__ and not hasattr(type(module), "kernel_size"):
+        return None  # a module looks long for an attribute that it has not
+    size = getattr(module, "kernel_size", None)
+    if isinstance(size, int):
+        return (size,)
+    return tuple(size) if isinstance(size, (tuple, list)) and all(isinstance(n, int) for n in size) else None
+
+
+# Compiled modules in a profile: each is a level of the tree above the module that it wraps.
+
+WRAPPER_TYPE = "OptimizedModule"
+_HELD = "_orig_mod"  # the name under which torch.compile's module holds the one that it wraps
+
+
+def list_wrappers(module: nn.Module) -> frozenset[str]:
+    """The paths of the compiled modules in ``module``, ``""`` for itself."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return frozenset()  # nothing is compiled
+    return frozenset([path for path, inner in walk_modules(module) if uncompiled(inner) is not inner])
+
+
+class ModulePaths:
+    """Where modules stand in the model as its user has it, from their paths in a run without its ``wrappers``.
+
+    >>> paths = ModulePaths({"fc"})
+    >>> paths.find("fc"), paths.list_levels("fc"), paths.find("")
+    ('fc._orig_mod', ['fc', 'fc._orig_mod'], '')
+    """
+
+    def __init__(self, wrappers: Collection[str] = ()) -> None:
+        self._wrappers = wrappers
+
+    def find(self, path: str) -> str:
+        """The path of the module that is at ``path`` in the run."""
+        return self.list_levels(path)[-1] if self._wrappers else path
+
+    def list_levels(self, path: str) -> list[str]:
+        """The paths of the wrappers right around that module, the outermost first, and its own."""
+        if not self._wrappers:
+            return [path]
+        levels = [""]
+        for name in [None, *path.split(".")] if path else [None]:
+            if name is not None:
+                levels = [join_path(levels[-1], name)]
+            while levels[-1] in self._wrappers:
+                levels.append(join_path(levels[-1], _HELD))
+        return levels
+
+
+def join_path(path: str, name: str) -> str:
+    """The path of what the module at ``path`` holds under ``name``."""
+    return f"{path}.{name}" if path else name
+
+
+# The tree of modules of a profile: what each module does itself, from the log, and sums upwards.
 
 _COST_FIELDS = {f.name for f in fields(CostInfo)}
 Rows = Mapping[int, Mapping[str, Any]]

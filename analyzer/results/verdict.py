@@ -1,10 +1,64 @@
-"""Whether a step fits on its device, in one record."""
+"""Whether a step fits: on one device, on several, and what would make it fit."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from analyzer.errors import UnknownDeviceError
+from analyzer.hardware import find_device
 
 from .view import register_view
 
+# Whether a step fits in the memory of a device, as plain data.
+
+@dataclass(frozen=True, slots=True)
+class FitLine:
+    """One thing that takes memory, or the memory there is. ``bytes`` None is unknown."""
+
+    what: str
+    bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitInfo:
+    """The verdict and what it rests on. True in a boolean context only if the step is known to fit.
+
+    >>> capacity = FitLine("memory of the device", 16, "data sheet")
+    >>> info = FitInfo("t4", None, capacity, (FitLine("peak", None, "not known"),))
+    >>> bool(info), info.free_bytes
+    (False, None)
+    """
+
+    device: str
+    #: whether the step's own need and what else is known are within the capacity; None if that need is unknown
+    fits: bool | None
+    capacity: FitLine
+    needs: tuple[FitLine, ...]
+
+    @property
+    def lines(self) -> tuple[FitLine, ...]:
+        """The capacity, then each need."""
+        return (self.capacity, *self.needs)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The sum of the needs that are known."""
+        return sum(line.bytes for line in self.needs if line.bytes is not None)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What is left for the needs that are not known; negative if it does not fit, None where `fits` is."""
+        return None if self.fits is None or self.capacity.bytes is None else self.capacity.bytes - self.needed_bytes
+
+    def __bool__(self) -> bool:
+        return self.fits is True
+
+    def __str__(self) -> str:
+        return str(register_view.look_up("fit", "FitInfo")(self))
+
+
+# Whether a step fits on its device, in one record.
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verdict:
@@ -53,3 +107,125 @@ class Verdict:
         from html import escape  # which is imported when it is used, as few need it
 
         return f"<pre>{escape(str(self))}</pre>"
+
+
+# A step on several devices: how much memory it needs there, and whether it fits.
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FitTable:
+    """What `analyzer.fits` finds: the verdict on each device, the smallest memory first, unknown ones last.
+
+    >>> table = FitTable("demo", (Verdict(device="t4", fits=False), Verdict(device="l4", fits=True)))
+    >>> len(table), table["L4"].fits, table.fitting
+    (2, True, ('l4',))
+    """
+
+    title: str                    #: what was profiled
+    rows: tuple[Verdict, ...]
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, device: str) -> Verdict:
+        """The verdict on the device of that name, or alias. Raises UnknownDeviceError for one that was not tried."""
+        names = {row.device: row for row in self.rows}
+        found = names.get(device) or names.get(find_device(device).name)
+        if found is None:
+            raise UnknownDeviceError(f"{device!r} was not tried, only {', '.join(names)}; name it in devices=")
+        return found
+
+    @property
+    def fitting(self) -> tuple[str, ...]:
+        """The devices on which the step is known to fit, the smallest first."""
+        return tuple([row.device for row in self.rows if row.fits])
+
+    @property
+    def said(self) -> str:
+        """The devices that it fits on, in words."""
+        return f"fits on {', '.join(self.fitting)}" if self.fitting else "no device of these is known to hold it"
+
+    def table(self, fmt: str = "text") -> str:
+        """A row for each device; ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format
+        of tabulate.
+        """
+        return str(register_view.look_up("fit_rows", "table")(self, fmt))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from html import escape  # which is imported when it is used, as few need it
+
+        return f"<div><b>{escape(self.title)}</b>{self.table('html')}{escape(self.said)}</div>"
+
+    def __repr__(self) -> str:
+        return f"FitTable({self.title}: {len(self)} devices, {self.said})"
+
+    def __str__(self) -> str:
+        return str(register_view.look_up("fit_table", "FitTable")(self))
+
+
+# `Advice`: changes to a model or its step, with what a step takes with each of them.
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One or more changes, and the step with them as it was profiled; None is unknown. Of several micro-batches two are
+    profiled: ``step_seconds`` count the second for each further one, and what is cached after more of them may differ
+    by some MiB.
+
+    >>> Option(("checkpointing", "8-bit AdamW"), fits=True).name
+    'checkpointing + 8-bit AdamW'
+    """
+
+    changes: tuple[str, ...]
+    fits: bool | None = None
+    needed_bytes: int | None = None          #: on the device, with what the allocator does not see
+    peak_allocated_bytes: int | None = None
+    step_seconds: float | None = None
+    keeps_result: bool = True                #: whether the same is computed, up to rounding in another order
+    flags: str = ""                          #: options of the command line that make the changes; empty: none do
+
+    @property
+    def name(self) -> str:
+        """The changes in words."""
+        return " + ".join(self.changes) or "as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What `analyzer.advise` finds, the cheapest first: what fits, of that what keeps the result, of that the fastest.
+
+    >>> fits = Option(("checkpointing",), fits=True, needed_bytes=2**33)
+    >>> advice = Advice("demo", "t4", 2**34, Option((), fits=False), (fits, Option(("SGD",), fits=False)))
+    >>> [option.name for option in advice.cheapest]
+    ['checkpointing']
+    """
+
+    title: str                               #: what was profiled
+    device: str
+    capacity_bytes: int | None               #: of the device
+    baseline: Option
+    options: tuple[Option, ...]
+    skipped: tuple[tuple[str, str], ...] = ()  #: changes that could not be profiled, and why
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def cheapest(self) -> tuple[Option, ...]:
+        """Up to three options that fit."""
+        return tuple([option for option in self.options if option.fits][:3])
+
+    def table(self, fmt: str = "text") -> str:
+        """A row for the step as it is and each option; ``fmt`` is a format of `FitTable.table`."""
+        return str(register_view.look_up("advice_rows", "table")(self, fmt))
+
+    def summary(self) -> str:
+        """The cheapest options that fit, a line each."""
+        return str(register_view.look_up("advice_summary", "summary")(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(register_view.look_up("advice_fragment", "_repr_html_")(self))
+
+    def __str__(self) -> str:
+        return str(register_view.look_up("advice", "Advice")(self))

@@ -1,13 +1,130 @@
-"""The job that a profiled process is one rank of, and its process groups, as plain data."""
+"""How a profile was made: the command, the device, the job that its process was one rank of."""
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from analyzer.record.log import Log
-from analyzer.record.process_group import ProcessGroupSpec, format_ranks, list_mesh_dimensions, list_runs
+from torch import distributed as dist
+from torch import nn
 
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.record.log import Log
+from analyzer.record.process_group import (
+    ProcessGroupSpec,
+    format_ranks,
+    is_initialized,
+    list_mesh_dimensions,
+    list_runs,
+)
+
+from .view import DeferredFields
+
+# The command that made a profile, as plain data.
+
+Option = str | int | bool | tuple[str, ...]
+"""The value of an option: True for one that takes none, a tuple for one that may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    """``analyzer profile TARGET`` with ``options`` by their names (``loss_chunks`` is ``--loss-chunks``), its inputs
+    written out.
+    """
+
+    target: str
+    options: dict[str, Option] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As one would type it.
+
+        >>> print(CommandInfo("gpt2", {"input": ("int64:2x64",), "device": "h100", "checkpointing": True}))
+        analyzer profile gpt2 --input int64:2x64 --device h100 --checkpointing
+        """
+        words = ["analyzer", "profile", self.target]
+        for name, value in self.options.items():
+            for text in value if isinstance(value, tuple) else (value,):
+                words += [f"--{name.replace('_', '-')}", *([] if text is True else [str(text)])]
+        return shlex.join(words)
+
+
+# The device that a profile was made for, also where no catalogue has it.
+
+class DeviceRecord(DeferredFields):
+    """A record with the name of a device, which keeps the spec of one that does not come with the package. Copies and
+    pickles have it too; what is saved as JSON has the name alone.
+    """
+
+    __slots__ = ("_device_spec",)
+    device: str | None
+
+    @property
+    def own_device(self) -> DeviceSpec | None:
+        """The spec that is kept; None for a device that comes with the package and for a record that was read."""
+        return getattr(self, "_device_spec", None)
+
+    def keep_device(self, spec: DeviceSpec | None) -> None:
+        """Keep a spec, for which ``device`` stands."""
+        object.__setattr__(self, "_device_spec", spec)
+
+    def find_device(self, device: str | DeviceSpec) -> DeviceSpec:
+        """The spec of ``device``, which may be this record's own by name. Raises UnknownDeviceError."""
+        own = self.own_device
+        return own if own is not None and device == self.device else find_device(device)
+
+    def __reduce__(self) -> Any:  # a dataclass with slots writes the states of its fields alone
+        return _restore, (type(self), self.__getstate__(), self.own_device)
+
+
+def _restore(cls: type[DeviceRecord], state: list[Any], own: DeviceSpec | None) -> DeviceRecord:
+    record = cls.__new__(cls)
+    record.__setstate__(state)
+    record.keep_device(own)
+    return record
+
+
+# How many processes run a model together, and how they share it.
+
+def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
+    """``world_size``, ``data_parallel_size`` and ``model_parallel_size``, as fields of a profile.
+
+    Without a process group all are 1. With one, the group of a wrapper that copies or shards the whole model
+    (`DistributedDataParallel`, `FullyShardedDataParallel`, ``fully_shard``) is the data-parallel one, and what is left
+    of the world holds one copy of the model together; without such a wrapper nothing tells how the processes share the
+    work, so the two are unknown.
+
+    >>> find_parallel_sizes(nn.Linear(2, 2))
+    {'world_size': 1, 'data_parallel_size': 1, 'model_parallel_size': 1}
+    """
+    if not is_initialized():
+        return {"world_size": 1, "data_parallel_size": 1, "model_parallel_size": 1}
+    world = dist.get_world_size()
+    copies = next((size for module in root.modules() if (size := _group_size(module)) is not None),
+                  1 if world == 1 else None)
+    return {"world_size": world, "data_parallel_size": copies,
+            "model_parallel_size": None if copies is None else world // copies}
+
+
+def _group_size(module: Any) -> int | None:
+    """How many ranks a wrapper spreads the batch over: of a mesh given to ``fully_shard`` or to FSDP those of all its
+    dimensions, that over which it only copies included (HSDP). Private torch API: torch/distributed/fsdp/_init_utils.py
+    (``_inter_node_pg``) and _fully_shard/_fsdp_common.py (``DataParallelMeshInfo``).
+    """
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return dist.get_world_size(module.process_group)
+    if type(module).__name__ == "FullyShardedDataParallel":
+        copies = getattr(module, "_inter_node_pg", None)
+        return dist.get_world_size(module.process_group) * (1 if copies is None else dist.get_world_size(copies))
+    state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+    group = getattr(state, "_fsdp_param_group", None)
+    if group is None:
+        return None
+    sizes = [getattr(group.mesh_info, f"{way}_mesh_size", 1) for way in ("shard", "replicate")]
+    return int(sizes[0] * sizes[1])
+
+
+# The job that a profiled process is one rank of, and its process groups, as plain data.
 
 class RankRun(NamedTuple):
     """Ranks at equal distances: the first, the last, and the step from one to the next."""

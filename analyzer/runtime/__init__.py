@@ -1,13 +1,13 @@
 """The reports of a profile, measured on the device at hand. Scripts written for the profilers of DeepSpeed and
 flops-profiler or TIDSProfiler run with their import changed to this package.
 """
-from analyzer.report.compat.number import (
-           bytes_to_string,
-           duration_to_string,
-           flops_to_string,
-           macs_to_string,
-           number_to_string,
-           params_to_string,
+from analyzer.report.compat.deepspeed import (
+    bytes_to_string,
+    duration_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
 )
 
 from .flops_profiler import FlopsProfiler, get_model_profile

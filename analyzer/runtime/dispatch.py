@@ -12,13 +12,10 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
-from analyzer.meta.intercept.interrupt import call_handlers, waiting
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
-from analyzer.meta.intercept.replacement import replace
+from analyzer.meta.intercept.replacement import call_handlers, replace, waiting
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.plain_type import ARGUMENTS
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import to_specs
+from analyzer.meta.spec import ARGUMENTS, Signature, to_specs
 
 from .clock import Clock
 

@@ -11,9 +11,9 @@ import torch
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.output import drawing_plainly, write_output
-from analyzer.report.compat.number import duration_to_string, macs_to_string, number_to_string, params_to_string
+from analyzer.report.compat.deepspeed import duration_to_string, macs_to_string, number_to_string, params_to_string
+from analyzer.results.build import list_micro_batches
 from analyzer.results.info import ModuleInfo
-from analyzer.results.micro_batch import list_micro_batches
 from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 

@@ -17,8 +17,7 @@ from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.tensor_walk import tensors_in
 
 from .clock import Clock, choose_clock
-from .latency import make_measured_profiler
-from .measure import check_device, make_profile
+from .measure import check_device, make_measured_profiler, make_profile
 from .recorder import CallObserver, RuntimeRecorder
 
 _CACHES = ("past_key_values", "cache_params", "cache")  # under which names models take and return what they keep

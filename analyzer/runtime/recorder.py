@@ -13,23 +13,22 @@ from analyzer.api.argument import argument_names
 from analyzer.api.session import Session, mark_inputs
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
-from analyzer.fx.trace.leaf_module import is_leaf
+from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.address_space import HostMemory
-from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld
 from analyzer.meta.intercept.mode_stack import cut_mode_stacks, is_active, mode_stack_depths
-from analyzer.meta.signature import Signature
+from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld
+from analyzer.meta.spec import Signature
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
-from analyzer.record.autograd_node import next_sequence_number
 from analyzer.record.collector import rare_collections
 from analyzer.record.hooks import FAILED, listen
 from analyzer.record.recorder import Recorder
+from analyzer.record.reference_count import next_sequence_number
 
-from .clock import Clock, NoClock
+from .clock import Clock, NoClock, StorageBook
 from .dispatch import MeasuringMode, run_as_written
-from .storage import StorageBook
 
 ROOT = 0
 TRANSPARENT = -2  #: token of a module whose work is its caller's

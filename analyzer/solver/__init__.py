@@ -1,9 +1,8 @@
 """What uses a profile to decide: plans of checkpointing, and the largest batch that fits."""
 from .application import PlanRegion
 from .plan import InfeasibleBudgetError, Plan
-from .recorded_step import measure_step
+from .recorded_step import FrontierPoint, SavedBytes, StepInfo, StepMemory, measure_step
 from .solve import Planner, solve
-from .step_info import FrontierPoint, SavedBytes, StepInfo, StepMemory
 
 __all__ = [
     "FrontierPoint", "InfeasibleBudgetError", "Plan", "PlanRegion", "Planner", "SavedBytes",

@@ -1,8 +1,10 @@
-"""Puts a plan into a program: regions on the nodes of a graph, or checkpoints around a model's own modules."""
+"""Puts a plan into a program, and says which results a region keeps."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,15 +12,171 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.fx.graph.region import CheckpointRegion
-from analyzer.fx.graph.region_edit import find_nodes, set_region
-from analyzer.fx.graph.saved_edit import set_saved
+from analyzer.fx.fake_tensor import GeneratorState
+from analyzer.fx.graph.offload import StorageTable, alias_with_version
+from analyzer.fx.graph.region_edit import find_nodes, set_region, set_saved
+from analyzer.fx.graph.statement import CheckpointRegion
 
-from .kept_product import KeepProducts
+# How a checkpointed region is run again: which products' results it keeps, and no statistics updated twice.
 
+_PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
+                      "mkldnn_convolution _scaled_mm _grouped_mm".split())
+
+
+def is_product(op: Any) -> bool:
+    """Whether an operator is among a region's products: matrix products, convolutions, fused attention, by any backend.
+
+    >>> is_product(torch.ops.aten.addmm.default), is_product(torch.ops.aten.add.Tensor)
+    (True, False)
+    """
+    name = op._schema.name.partition("::")[2] if isinstance(op, torch._ops.OpOverload) else ""
+    return name in _PRODUCTS or name.startswith("_scaled_dot_product_")
+
+
+@dataclass(frozen=True)
+class KeepProducts:
+    """The ``context_fn`` of a checkpoint: keeps the results of products with these ordinals and runs the rest again.
+
+    Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the
+    region alone, and all that a gradient needs of them are their inputs. In place of such a result there are NaNs that
+    take no memory.
+
+    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where
+    attention or convolution run another kernel. What is written into a result in place right after (a bias, a mask) is
+    kept with it. ``norms`` are normalization layers of the region whose running statistics the forward updates, once.
+
+    Raises RuntimeError in backward where a kept result was written to after the region.
+
+    >>> from torch.utils.checkpoint import checkpoint
+    >>> x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+    >>> y = checkpoint(lambda x: (x @ w).exp().sin(), x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    >>> y.sum().backward()
+    >>> torch.allclose(x.grad, torch.full((2, 2), 2 * torch.tensor(2.0).exp() * torch.tensor(2.0).exp().cos()))
+    True
+    """
+
+    ordinals: tuple[int, ...] = ()
+    norms: tuple[_NormBase, ...] = ()
+    skips: tuple[int, ...] = ()
+
+    __name__ = "keep_products"  # in generated code
+
+    def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
+        """The two contexts that `torch.utils.checkpoint` takes: of the forward pass, and of running it again."""
+        kept = _Kept(frozenset(self.ordinals), frozenset(self.skips))
+        return _Keeping(kept) if kept.ordinals or kept.skips else nullcontext(), _Again(kept, self.norms)
+
+
+class _Kept:
+    """The results that one run of a region keeps."""
+
+    def __init__(self, ordinals: frozenset[int], skips: frozenset[int]) -> None:
+        self.ordinals, self.skips = ordinals, skips
+        self.skipped: dict[int, tuple[torch.Size, torch.dtype]] = {}
+        self.results: dict[int, Any] = {}
+        self.generators: dict[int, GeneratorState | None] = {}
+        self.versions: dict[int, list[int]] = {}  #: when the region has run: what is written later, it did not write
+
+    def give(self, ordinal: int) -> Any:
+        """A kept result, which is given out once, so that it is freed as early as a saved tensor."""
+        result = self.results.pop(ordinal)
+        if [t._version for t in _tensors(result)] != self.versions[ordinal]:
+            raise RuntimeError(
+                f"the result of product {ordinal} that a checkpoint keeps was written to in place after the "
+                f"checkpointed region ran; make a plan that runs it again, or write to a copy of it")
+        if (generator := self.generators[ordinal]) is not None:  # what draws after it draws the same numbers as before
+            generator.restore()
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def _writes_first(op: Any) -> bool:
+    """Whether an operator writes into its first argument."""
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+        return False
+    first = op._schema.arguments[0]
+    return first.alias_info is not None and first.alias_info.is_write and str(first.type) == "Tensor"
+
+
+class _Keeping(TorchDispatchMode):
+    """Is around the region when it runs."""
+
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept, self.met = kept, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if is_product(func):
+            kept = self.kept
+            if self.met in kept.ordinals:
+                kept.results[self.met] = tree_map_only(torch.Tensor, alias_with_version, result)
+                kept.generators[self.met] = GeneratorState.after(func, result)
+            elif self.met in kept.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
+                kept.skipped[self.met] = result.shape, result.dtype
+            self.met += 1
+        return result
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        self.kept.versions = {i: [t._version for t in _tensors(result)] for i, result in self.kept.results.items()}
+
+
+class _Giving(TorchDispatchMode):
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept, self.met = kept, 0
+        self.given: StorageTable[bool] = StorageTable()  #: where results lie that were given out
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_product(func):
+            self.met += 1
+            if self.met - 1 in self.kept.results:  # not in a second backward pass: then it runs again
+                result = self.kept.give(self.met - 1)
+                for tensor in _tensors(result):
+                    self.given.put(tensor, True)
+                return result
+            if self.met - 1 in self.kept.skipped:
+                shape, dtype = self.kept.skipped[self.met - 1]
+                source = next(t for t in args if isinstance(t, torch.Tensor))
+                nothing = source.new_full((), math.nan, dtype=dtype).expand(shape)
+                self.given.put(nothing, True)
+                return nothing
+        elif args and _writes_first(func) and self.given.find(args[0]):
+            return args[0]  # it was kept as this left it
+        return func(*args, **(kwargs or {}))
+
+
+class _Again:
+    """What is around the region when it runs again; it can be entered again, for another backward pass."""
+
+    def __init__(self, kept: _Kept, norms: tuple[_NormBase, ...]) -> None:
+        self.kept, self.norms = kept, norms
+        self.undo = ExitStack()
+
+    def __enter__(self) -> None:
+        for m in self.norms:
+            self.undo.callback(setattr, m, "momentum", m.momentum)
+            m.momentum = 0.0  # the new statistics are the old ones
+            if (tracked := m._buffers.get("num_batches_tracked")) is not None:
+                self.undo.callback(m._buffers.__setitem__, "num_batches_tracked", tracked)
+                m._buffers["num_batches_tracked"] = None
+        if self.kept.ordinals or self.kept.skips:
+            self.undo.enter_context(_Giving(self.kept))
+
+    def __exit__(self, *exc: Any) -> None:
+        self.undo.__exit__(*exc)
+
+
+# Puts a plan into a program: regions on the nodes of a graph, or checkpoints around a model's own modules.
 
 @dataclass(frozen=True, slots=True)
 class PlanRegion:

@@ -1,13 +1,4 @@
-"""Dynamic programming over the division of a program into units.
-
-The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of
-Beaumont, Herrmann, Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020) and
-"Optimal checkpointing for heterogeneous chains" (the tool rotor, 2019; persistent schedules: what is kept stays until
-its backward). Here a stage that is kept or not is a unit that runs plainly, under a checkpoint, or under one that keeps
-some products. Where theirs runs memory in equal steps, bytes are exact here; of more than `most_states` states at a
-place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the plan is
-the best.
-"""
+"""Solvers of the division into units."""
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -15,8 +6,183 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .bound import UnitGraph
-from .unit import Unit
+from .unit import Unit, peak_bytes, total_cost
+
+# A quick plan: units of a limited size, each taken for its cost and a price of the bytes that it holds.
+#
+# As algorithm 3 of Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear memory cost" (2016), it searches
+# the
+# size that a segment may have; and as their walk forward looks at no more than what is held so far, a shortest path
+# looks
+# at no more than cost and price.
+
+_SIZES = tuple(2 ** (-i / 2) for i in range(9))       # of the limit, that a checkpoint may need: down to a sixteenth
+_PRICES = tuple(10 ** (i / 4) for i in range(-12, 13))  # of a byte, in units of what a byte costs on average
+
+
+def solve_greedy(units: Sequence[Unit], limit_bytes: int) -> list[Unit] | None:
+    """A division within ``limit_bytes``, not always the cheapest; None where none was found."""
+    by_first: dict[int, list[Unit]] = {}
+    for u in units:
+        by_first.setdefault(u.first, []).append(u)
+    goal = max((u.last for u in units), default=-1) + 1
+    average = max((u.cost for u in units), default=0.0) / max(1, sum(u.held_bytes for u in units if not u.is_region))
+    best: list[Unit] | None = None
+    for share in _SIZES:
+        usable = {first: [u for u in row if u.work_bytes <= (share if u.is_region else 1) * limit_bytes]
+                  for first, row in by_first.items()}
+        for price in _PRICES:
+            division = _take(usable, goal, price * average)
+            if division is not None and peak_bytes(division) <= limit_bytes:
+                if best is None or total_cost(division) < total_cost(best):
+                    best = division
+                break  # a higher price holds less and costs more
+    return best
+
+
+def _take(by_first: dict[int, list[Unit]], goal: int, price: float) -> list[Unit] | None:
+    """The division of least cost and price of what it holds."""
+    best: dict[int, tuple[float, Unit | None]] = {0: (0.0, None)}
+    for place in sorted(by_first):
+        if place in best:
+            paid = best[place][0]
+            for u in by_first[place]:
+                total = paid + u.cost + price * u.held_bytes
+                if u.last + 1 not in best or total < best[u.last + 1][0]:
+                    best[u.last + 1] = (total, u)
+    if goal not in best:
+        return None
+    division: list[Unit] = []
+    place = goal
+    while place:
+        unit = best[place][1]
+        assert unit is not None
+        division.append(unit)
+        place = unit.first
+    return division[::-1]
+
+
+# What no division into units can cost less than, from prices of memory (a Lagrangian relaxation).
+#
+# Instead of keeping each atom of the program within the limit, each byte needed at it is given a price, and each byte
+# of
+# the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest one
+# that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and
+# Crowder,
+# "Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs, given what
+# is
+# held before it: see `exact`.
+
+_STEPS = 600      # of the search for prices; a step is one shortest path
+_PATIENCE = 15    # steps without a better bound, after which they are halved
+_LEAST_STEP = 1e-4
+
+
+class UnitGraph:
+    """Units that fit the limit as edges between places, sorted by where they begin; bytes in shares of the limit.
+
+    The interval between a place and the next lies within one unit of each division, which says what is needed there.
+    """
+
+    def __init__(self, units: Sequence[Unit], limit_bytes: int) -> None:
+        self.units = sorted((u for u in units if u.work_bytes <= limit_bytes), key=lambda u: (u.first, u.last))
+        goal = max(u.last for u in units) + 1
+        self.places = sorted({0, goal, *(u.first for u in self.units), *(u.last + 1 for u in self.units)})
+        index = {place: i for i, place in enumerate(self.places)}
+        self.begin = np.array([index[u.first] for u in self.units], dtype=np.int64)
+        self.end = np.array([index[u.last + 1] for u in self.units], dtype=np.int64)
+        # the first unit that begins at each place
+        self.leaving = np.searchsorted(self.begin, np.arange(len(self.places) + 1))
+        self.cost = np.array([u.cost for u in self.units])
+        self.held = np.array([u.held_bytes for u in self.units]) / max(1, limit_bytes)
+        self.work = np.array([u.work_bytes for u in self.units]) / max(1, limit_bytes)
+
+    def charge(self, prices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each unit costs at these prices; and the prices of a byte that is held from each place on."""
+        paid = np.concatenate([[0.0], np.cumsum(prices)])
+        onwards = paid[-1] - paid
+        return self.cost + self.held * onwards[self.end] + self.work * (paid[self.end] - paid[self.begin]), onwards
+
+    def shortest(self, costs: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """The least cost from each place to the end, and the units of the cheapest way."""
+        last = len(self.places) - 1
+        least = np.full(last + 1, np.inf)
+        least[last] = 0.0
+        choice = np.full(last + 1, -1)
+        for place in range(last - 1, -1, -1):
+            units = slice(self.leaving[place], self.leaving[place + 1])
+            if units.stop > units.start:
+                totals = costs[units] + least[self.end[units]]
+                choice[place] = units.start + int(totals.argmin())
+                least[place] = totals.min()
+        path, place = [], 0
+        while place < last:
+            path.append(int(choice[place]))
+            place = int(self.end[path[-1]])
+        return least, path
+
+    def relax(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
+        """What no division costs less than, by these prices, and by how much each is to rise."""
+        costs, onwards = self.charge(prices)
+        least, path = self.shortest(costs)
+        return float(least[0] - onwards[0]), self.excess(path)
+
+    def excess(self, path: Sequence[int]) -> np.ndarray:
+        """At each interval, what a division needs above the limit."""
+        found = np.zeros(len(self.places) - 1)
+        held = 0.0
+        for i in path:
+            found[self.begin[i]:self.end[i]] = held + self.work[i] - 1
+            held += self.held[i]
+        return found
+
+
+def find_prices(graph: UnitGraph, known_cost: float) -> tuple[float, np.ndarray]:
+    """The best bound found, and its prices; ``known_cost`` is that of some division within the limit."""
+    prices = best_prices = np.zeros(len(graph.places) - 1)
+    bound, share, waited = 0.0, 1.0, 0
+    for _ in range(_STEPS):
+        value, slope = graph.relax(prices)
+        if value > bound * (1 + 1e-5):
+            bound, best_prices, waited = value, prices, 0
+        else:
+            waited += 1
+        if waited > _PATIENCE:
+            share, waited, prices = share / 2, 0, best_prices
+            value, slope = graph.relax(prices)
+        slope = np.where((prices <= 0) & (slope < 0), 0.0, slope)
+        length = float(slope @ slope)
+        if not length or share < _LEAST_STEP or value >= known_cost:
+            break
+        prices = np.maximum(0.0, prices + share * (known_cost - value) / length * slope)
+    return bound, best_prices
+
+
+def units_left(graph: UnitGraph, prices: np.ndarray, known_cost: float) -> np.ndarray:
+    """Which units a division of at most ``known_cost`` may have, by what they cost at these prices."""
+    costs, onwards = graph.charge(prices)
+    least, _ = graph.shortest(costs)
+    before = np.full(len(graph.places), np.inf)
+    before[0] = 0.0
+    for place in range(len(graph.places) - 1):
+        units = slice(graph.leaving[place], graph.leaving[place + 1])
+        np.minimum.at(before, graph.end[units], before[place] + costs[units])
+    left: np.ndarray = before[graph.begin] + costs + least[graph.end] - onwards[0] <= known_cost
+    return left
+
+
+# Dynamic programming over the division of a program into units.
+#
+# The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of
+# Beaumont, Herrmann, Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020)
+# and
+# "Optimal checkpointing for heterogeneous chains" (the tool rotor, 2019; persistent schedules: what is kept stays
+# until
+# its backward). Here a stage that is kept or not is a unit that runs plainly, under a checkpoint, or under one that
+# keeps
+# some products. Where theirs runs memory in equal steps, bytes are exact here; of more than `most_states` states at a
+# place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the plan is
+# the best.
 
 # in as many equal steps of memory as rotor has by default (its mem_slots), the least that is held and the least that it
 # costs

@@ -18,8 +18,7 @@ import numpy as np
 
 from analyzer.errors import MissingExtraError
 
-from .bound import UnitGraph, find_prices, units_left
-from .chain import search_states, solve_chain, undominated
+from .chain import UnitGraph, find_prices, search_states, solve_chain, undominated, units_left
 from .unit import Division, Unit, peak_bytes, total_cost
 
 _LABEL_SECONDS = 20.0

@@ -18,10 +18,10 @@ from analyzer.api.profile import Profile, ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
-from analyzer.record.progress import progress_part
-from analyzer.report.column import format_quantity, print_rows
+from analyzer.record.options import progress_part
+from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.page.answer import Headline
-from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
+from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.info import OutOfMemoryInfo
 
 __all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]

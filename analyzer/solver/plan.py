@@ -14,12 +14,11 @@ from torch import fx, nn
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
-from analyzer.report.column import print_rows
 from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.node_table import print_rows
 from analyzer.report.page.answer import Headline, Tile
-from analyzer.report.page.document import Part, summary_part, write_page
-from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_picture
-from analyzer.report.page.headline import headline_part
+from analyzer.report.page.document import Part, headline_part, summary_part, write_page
+from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.picture import draw_curves, open_figure
 from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import Fields, SavedFormat
@@ -27,7 +26,7 @@ from analyzer.units import format_bytes, format_flops, format_seconds
 
 from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
 from .plan_page import describe_frontier, describe_kept, describe_plan_memory, describe_regions
-from .step_info import FrontierPoint, StepInfo
+from .recorded_step import FrontierPoint, StepInfo
 
 _SHOWN = 20  # checkpoints in a notebook
 

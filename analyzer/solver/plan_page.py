@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from .application import PlanRegion
-from .step_info import FrontierPoint, StepInfo, StepMemory
+from .recorded_step import FrontierPoint, StepInfo, StepMemory
 
 
 def describe_plan_memory(unplanned: StepInfo, planned: StepInfo | None, budget_bytes: int, budget_of: str,

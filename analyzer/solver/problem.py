@@ -9,13 +9,12 @@ import torch
 from torch import fx
 from torch.nn.modules.batchnorm import _NormBase
 
-from analyzer.fx.graph.region import CheckpointRegion, GradRegion
-from analyzer.fx.graph.statement import region_of
+from analyzer.fx.graph.statement import CheckpointRegion, GradRegion, region_of
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import traffic_bytes
-from analyzer.record.op_call import OpCall
+from analyzer.record.call_table import OpCall
 
-from .kept_product import is_product
+from .application import is_product
 from .recorded_step import RecordedStep, alive_bytes, watched
 
 _SOON = 8  # nodes between a value's maker and a write to it that are one atom: ResNet's shortcuts take five

@@ -15,8 +15,8 @@ from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
-from analyzer.record.op_call import OpCall
-from analyzer.record.progress import progress_of, progress_part
+from analyzer.record.call_table import OpCall
+from analyzer.record.options import progress_of, progress_part
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
@@ -24,9 +24,8 @@ from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit
 from .plan import InfeasibleBudgetError, Plan
 from .problem import Problem, read_problem
-from .recorded_step import record_step
+from .recorded_step import FrontierPoint, StepInfo, record_step
 from .solver_registry import register_solver, solve_units
-from .step_info import FrontierPoint, StepInfo
 from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
 _ROUNDS = 6          # replays of plans, of limits that close in on the budget

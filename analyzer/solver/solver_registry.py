@@ -7,9 +7,8 @@ from analyzer.errors import InputError
 from analyzer.registry import Call, Registry, check_name
 from analyzer.units import format_bytes
 
-from .chain import solve_chain
+from .chain import solve_chain, solve_greedy
 from .exact import solve_exact
-from .greedy import solve_greedy
 from .unit import Division, Unit, peak_bytes
 
 Solver = Callable[[list[Unit], int], Division | list[Unit] | None]

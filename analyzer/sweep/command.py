@@ -11,7 +11,7 @@ from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.recipe.optimizer import FORM, OPTIMIZERS
-from analyzer.report.column import format_quantity, print_rows
+from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 

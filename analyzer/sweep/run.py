@@ -1,22 +1,211 @@
-"""`sweep`: profiles every configuration of a grid, and goes on from a file of the rows that are there."""
+"""`sweep`: the configurations of a grid, run as jobs by workers."""
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Executor
+import pickle  # nosec B403 # written, to see whether jobs can be sent, and never read
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from analyzer.api.argument import build_model
+from analyzer.api.profile import ProfileOptions, profile
 from analyzer.errors import InputError
-from analyzer.json_text import decode_json
+from analyzer.recipe.recipe import Recipe
+from analyzer.report.speed import RATES, read_rate
+from analyzer.results.build import package_version
+from analyzer.results.profile import Profile
+from analyzer.saved_format import decode_json
+from analyzer.zoo.command_option import make_inputs
+from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.zoo.target import Target, load_target
 
-from .configuration import expand_grid, resolve_inputs
-from .job import Job, TargetLike, run_job
-from .result import Row, SweepResult, check_row, identify
-from .workers import Done, run_in_executor, run_in_processes
+from .configuration import Configuration, expand_grid, resolve_inputs
+from .result import COLUMNS, IDENTITY, Row, SweepResult, check_row, identify
+
+# One configuration, profiled where a worker is: what travels there and the row that comes back.
+
+TargetLike = str | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration of a target, and what the model is called with."""
+
+    target: TargetLike
+    name: str
+    configuration: Configuration
+    inputs: tuple[InputSpec, ...]
+
+    def start_row(self) -> Row:
+        """The row without its figures."""
+        known = {"target": self.name, **self.configuration.describe(), "inputs": " ".join(map(str, self.inputs)),
+                 "torch_version": str(torch.__version__), "analyzer_version": package_version()}
+        return {name: known.get(name) for name in COLUMNS}
+
+    def fail(self, why: str) -> Row:
+        """The row where there are no figures."""
+        return self.start_row() | {"error": why}
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells its row from those of other jobs."""
+        return identify(self.start_row())
+
+    @property
+    def model_key(self) -> tuple[TargetLike, Recipe]:
+        """Jobs with the same one can share a built model."""
+        return self.target, replace(self.configuration.recipe, optimizer=None, accumulate=1)
+
+
+# A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run
+# anyway.
+_turn = threading.Lock()
+
+
+def run_job(job: Job) -> Row:
+    """Profile one configuration; what the model or the profiler raises becomes the row's error."""
+    with _turn:
+        start = time.perf_counter()
+        try:
+            row = job.start_row() | measure(profile_job(job))
+        except Exception as error:  # whatever a user's model raises; the sweep goes on
+            find_model.cache_clear()
+            row = job.fail(f"{type(error).__name__}: {error}")
+        return row | {"profile_seconds": time.perf_counter() - start}
+
+
+def profile_job(job: Job) -> Profile:
+    """The profile of a job, on a model that is built once for all jobs that can share it."""
+    configuration = job.configuration
+    model = find_model(*job.model_key).train(configuration.mode == "train")
+    args, kwargs = make_inputs(job.inputs)
+    return profile(model, args, kwargs, device=configuration.device_spec,
+                   autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
+                   options=ProfileOptions(keep_events=False),
+                   **configuration.recipe.profile_options(configuration.mode))
+
+
+@lru_cache(maxsize=2)  # jobs come sorted by model; the second serves two neighbours that alternate
+def find_model(target: TargetLike, recipe: Recipe) -> nn.Module:
+    """The model of all jobs with the same `Job.model_key`."""
+    factory = load_target(target).build if isinstance(target, str) else target
+    return build_model(partial(recipe.build, factory))  # under the mode that holds no data, the recipe too
+
+
+def measure(found: Profile) -> Row:
+    """The figures of a row."""
+    fit = found.fits()
+    same = {name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__
+            and name not in (*IDENTITY, "assumptions")}
+    peaks = {f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes
+             if phase in found.phases else None for phase in ("forward", "backward", "optimizer")}
+    rates = {name: read_rate(found, name) for name in RATES if name in COLUMNS}
+    return {
+        **same, **peaks, **rates, "fits": fit.fits, "free_bytes": fit.free_bytes,
+        "uncounted_calls": sum(u.calls for u in found.uncounted), "assumptions": "; ".join(found.assumptions) or None}
+
+
+# Runs jobs on an executor, or on processes of this sweep's own, and outlives a worker that dies.
+
+Done = tuple[Job, Row]
+
+_DIED = ("the worker process died: killed, for example for memory; if every row says so, the script that calls sweep() "
+         "lacks `if __name__ == '__main__':`")
+
+
+def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Iterator[Done]:
+    """Rows as they come. What the executor itself raises for a job (a lost worker) becomes its row's error."""
+    futures = {executor.submit(run_job, job): job for job in jobs}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], _take(future, futures[future])
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _take(future: Future[Row], job: Job) -> Row:
+    try:
+        return future.result()
+    except (Exception, CancelledError) as error:
+        return job.fail(f"{type(error).__name__}: {error}")
+
+
+def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
+    """Rows as they come, from fresh processes. Jobs of one that died run again alone; those that die again fail."""
+    try:
+        pickle.dumps(jobs)
+    except Exception as error:  # pickle raises many kinds
+        raise InputError(
+            f"sweep: {jobs[0].name} cannot be sent to another process ({error}); give a TARGET text or a function at "
+            f"the top level of a module, or pass an executor, or workers=0 to stay in this process") from error
+    queue = deque(jobs)
+    while queue:
+        suspects = yield from _run_until_death(queue, workers)
+        if len(suspects) == 1:
+            yield suspects[0], suspects[0].fail(_DIED)
+        elif suspects:
+            yield from run_in_processes(suspects, 1)
+
+
+def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, list[Job]]:
+    """Work ``queue`` off, one job a process; the result is the jobs that ran when a process died."""
+    # spawn: a fork would copy the threads' locks of torch and of the caller
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    running: dict[Future[Row], Job] = {}
+    suspects: list[Job] = []
+    try:
+        while (queue and not suspects) or running:
+            while queue and not suspects and len(running) < workers:
+                try:
+                    running[pool.submit(run_job, queue[0])] = queue[0]
+                except BrokenProcessPool:  # noticed before its futures say so
+                    break
+                queue.popleft()
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                if isinstance(future.exception(), BrokenProcessPool):
+                    suspects.append(job)
+                else:
+                    yield job, _take(future, job)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return suspects
+
+
+def _start_worker() -> None:
+    torch.set_num_threads(1)  # nothing is computed; the cores belong to the other workers
+    signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(*_: Any) -> None:
+    # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
+    os._exit(130)
+
+
+# `sweep`: profiles every configuration of a grid, and goes on from a file of the rows that are there.
 
 Watcher = Callable[[int, int, Row], None]
 """Called with how many rows are there, how many there will be, and the newest."""

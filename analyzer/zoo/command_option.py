@@ -11,10 +11,9 @@ import torch
 from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.recipe.option import add_recipe_options
 from analyzer.recipe.recipe import Recipe
-from analyzer.record.model_failure import find_failure, first_line
+from analyzer.record.collector import find_failure, first_line
 
-from .input_spec import DTYPES, InputSpec, parse_inputs
-from .model_target import Target
+from .input_spec import DTYPES, InputSpec, Target, parse_inputs
 
 AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
 

@@ -1,32 +1,205 @@
-"""The TARGET of the command line: which model to profile.
-
-======================================  ====================================================================
-`NAME`                                  a model that ships with the project (`analyzer.zoo.MODELS`)
-`torchvision:NAME`                      classification, segmentation, detection, video, optical flow
-`timm:NAME`                             with or without a tag
-`hf:NAME[:ModelClass]`                  a published shape by its name on the hub, with or without the organisation:
-                                        `hf:meta-llama/Llama-3.1-8B`, `hf:llama-3.1-8b`; `analyzer models` lists them
-`hf:CONFIG.json[:ModelClass]`           a config file of transformers, or the directory that holds config.json
-`hf:ConfigClass[:ModelClass]`           a config class of transformers with its default sizes
-`package.module:factory`                any callable of no arguments that returns an nn.Module, for instance a class;
-                                        the working directory is searched first
-`FILE.py:factory`                       such a callable in a file, e.g. `mynet.py:Net` or `models/mynet.py:build`
-======================================  ====================================================================
-
-No weights are ever loaded.
-"""
+"""The TARGET of the command line: which model it stands for, and where that is found."""
 from __future__ import annotations
 
-from analyzer.errors import TargetError
-from analyzer.zoo import MODELS
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from .factory import describe_factories, find_factory
-from .input_spec import parse_input
-from .model_target import LabelRule, Target, find_close
+from torch import nn
+
+from analyzer.errors import TargetError
+from analyzer.record.collector import find_failure
+
+from . import MODELS
+from .input_spec import LabelRule, Target, find_close, parse_input
 from .published_shape import find_shape
-from .target_file import import_file, import_name
 from .transformers_models import find_transformers_model
 from .vision_models import find_timm_model, find_torchvision_model
+
+# Callables of no arguments that return an nn.Module: the one that a name stands for, and which a Python module has.
+
+_WANTED = "give a callable of no arguments that returns an nn.Module"
+
+
+def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target:
+    """The target ``text`` that is ``name`` (``Net``, ``Holder.make``) in ``module``, which users know as ``where``.
+
+    Raises TargetError where there is none, or one that needs arguments, with the names that would do.
+    """
+    factory: Any = module
+    for part in name.split("."):
+        if not hasattr(factory, part):
+            public = [name for name, value in vars(factory).items() if callable(value) and not name.startswith("_")]
+            raise TargetError(f"{text}: {where} has no {name!r}{find_close(part, public)}"
+                              f"{describe_factories(module, where)}")
+        factory = getattr(factory, part)
+    if not callable(factory) or isinstance(factory, nn.Module):
+        kind = "a model already built" if isinstance(factory, nn.Module) else f"of type {type(factory).__name__}"
+        raise TargetError(f"{text}: {name} is {kind}; {_WANTED}{describe_factories(module, where)}")
+    if needed := _list_required_parameters(factory):
+        raise TargetError(
+            f"{text}: {name} needs {', '.join(needed)}; {_WANTED}{describe_factories(module, where)}")
+
+    def build() -> nn.Module:
+        model = factory()
+        if not isinstance(model, nn.Module):
+            raise TargetError(f"{text}: {name}() returned a value of type {type(model).__name__}, not an nn.Module")
+        return model
+
+    return Target(text, build)
+
+
+def describe_factories(module: ModuleType, where: str) -> str:
+    """The end of an error: which names of ``module`` would do."""
+    names = list_factories(module)
+    return f"; in {where} these would do: {', '.join(names)}" if names else f"; nothing in {where} would do"
+
+
+def list_factories(module: ModuleType) -> list[str]:
+    """Names that a Python module defines itself and that could be asked for: classes of models, then functions and
+    `functools.partial` of them, all without required arguments.
+
+    A function may return anything, unless its annotation says otherwise.
+    """
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    classes = [name for name, value in public.items() if _is_own_class(value, module) and not _needs_arguments(value)]
+    others = [name for name, value in public.items() if _may_return_model(value, module) and not
+              _needs_arguments(value)]
+    return classes + others
+
+
+def _is_own_class(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
+
+
+def _may_return_model(value: Any, module: ModuleType) -> bool:
+    if isinstance(value, functools.partial):
+        return not isinstance(value.func, type) or issubclass(value.func, nn.Module)
+    if not inspect.isfunction(value) or value.__module__ != module.__name__:
+        return False
+    said = value.__annotations__.get("return", nn.Module)
+    return issubclass(said, nn.Module) if isinstance(said, type) else said is not None and said != "None"
+
+
+def _needs_arguments(factory: Any) -> bool:
+    return bool(_list_required_parameters(factory))
+
+
+def _list_required_parameters(factory: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # some builtins have no signature; the call will tell
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+# Python modules that a TARGET names, by the path of their file or by their dotted name.
+
+def import_file(given: str, text: str) -> ModuleType:
+    """Import the file ``given`` as ``python given`` would find what it imports: its folder is searched first; of a file
+    in a package, the folder that holds the package.
+
+    Raises TargetError where there is no such file, with the files that resemble it, or where importing it fails.
+    """
+    path = Path(given).absolute()
+    if not path.is_file():
+        beside = sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise TargetError(f"{text}: no file {given!r} in {os.getcwd()}{find_close(path.name, beside)}")
+    root, name = path.parent, path.stem
+    while (root / "__init__.py").is_file():
+        root, name = root.parent, f"{root.name}.{name}"
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    with import_errors(given, text):
+        importlib.invalidate_caches()  # the file may be younger than the last look into its folder
+        if "." not in path.stem:
+            module = sys.modules.get(name) or _import_if_found_at(name, path)
+            if module is not None and _is_at(module, path):
+                return module
+        return _load(f"{name}@{path}", path)  # another module has its name
+
+
+def _import_if_found_at(name: str, path: Path) -> ModuleType | None:
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None or not os.path.exists(found.origin) or not path.samefile(found.origin):
+        return None
+    return importlib.import_module(name)
+
+
+def _is_at(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and os.path.exists(file) and path.samefile(file)
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the file ends in .py
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def import_name(name: str, text: str, hint: str) -> ModuleType:
+    """Import a dotted name, searched for in the working directory first. TargetError, which ends in ``hint`` where
+    there is no such module, or says why importing it fails.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does; a console script has its own directory there instead
+    with import_errors(name, text):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+                raise TargetError(f"{text}: no module {error.name!r} on the path or in {here}; {hint}") from error
+            raise
+
+
+@contextmanager
+def import_errors(what: str, text: str) -> Iterator[None]:
+    """Raise TargetError in place of whatever a user's module does while it is imported."""
+    try:
+        yield
+    except TargetError:
+        raise
+    except ModuleNotFoundError as error:
+        raise TargetError(f"{text}: {what} itself imports {error.name!r}, which is not installed") from error
+    except (Exception, SystemExit) as error:  # the latter: a script that reads its arguments when it is imported
+        source = find_failure(error).source
+        raise TargetError(f"{text}: importing {what} failed: {type(error).__name__}: {error}"
+                          + (f", at {source}" if source else "")) from error
+
+
+# The TARGET of the command line: which model to profile.
+#
+# ======================================  ====================================================================
+# `NAME`                                  a model that ships with the project (`analyzer.zoo.MODELS`)
+# `torchvision:NAME`                      classification, segmentation, detection, video, optical flow
+# `timm:NAME`                             with or without a tag
+# `hf:NAME[:ModelClass]`                  a published shape by its name on the hub, with or without the organisation:
+#                                         `hf:meta-llama/Llama-3.1-8B`, `hf:llama-3.1-8b`; `analyzer models` lists them
+# `hf:CONFIG.json[:ModelClass]`           a config file of transformers, or the directory that holds config.json
+# `hf:ConfigClass[:ModelClass]`           a config class of transformers with its default sizes
+# `package.module:factory`                any callable of no arguments that returns an nn.Module, for instance a class;
+#                                         the working directory is searched first
+# `FILE.py:factory`                       such a callable in a file, e.g. `mynet.py:Net` or `models/mynet.py:build`
+# ======================================  ====================================================================
+#
+# No weights are ever loaded.
 
 __all__ = ["LabelRule", "Target", "load_target"]
 

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from analyzer.errors import TargetError
-from analyzer.json_text import load_json
+from analyzer.saved_format import load_json
 
-from .diffusion_models import find_diffusion_model
-from .input_spec import InputSpec
-from .model_target import DEFAULT_BATCH, LabelRule, Target, find_close, import_extra
+from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, find_close, import_extra
 from .published_shape import find_shape, list_names
+from .vision_models import find_diffusion_model
 
 # The task heads tried for a config that names no architecture, in this order: a model that fills in masked words is
 # taken as that (BERT, though it has a causal head too), one that only continues text as that (GPT-2, Llama).

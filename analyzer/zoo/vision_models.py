@@ -1,4 +1,4 @@
-"""`torchvision:NAME` and `timm:NAME` (with or without a tag): any model that these register, without its weights."""
+"""Models of torchvision, timm and diffusers."""
 from __future__ import annotations
 
 import inspect
@@ -9,8 +9,10 @@ import torch
 
 from analyzer.errors import TargetError
 
-from .input_spec import InputSpec
-from .model_target import DEFAULT_BATCH, Target, find_close, import_extra
+from .input_spec import DEFAULT_BATCH, InputSpec, Target, find_close, import_extra
+from .published_shape import PublishedShape
+
+# `torchvision:NAME` and `timm:NAME` (with or without a tag): any model that these register, without its weights.
 
 VIDEO_FRAMES = 16  # the clip length of torchvision's references/video_classification
 FLOW_SIZE = (368, 496)  # the crop RAFT is first trained on (its paper, and torchvision's references/optical_flow)
@@ -74,3 +76,28 @@ def find_timm_model(name: str, target: str) -> Target:
     size = tuple(config.input_size) if config is not None else IMAGENET_SIZE
     return Target(target, partial(timm.create_model, name, pretrained=False),
                   (InputSpec(None, torch.float32, (DEFAULT_BATCH, *size)), ))
+
+
+# Models of diffusers by the published shapes of their configs: the part of a pipeline that is run again and again.
+
+TEXT_TOKENS = 77  # of the text encoder of Stable Diffusion, CLIP's
+
+
+def find_diffusion_model(shape: PublishedShape, target: str) -> Target:
+    """The denoiser of that shape, called with latents, the step of the noise and a text's hidden states.
+
+    Raises MissingExtraError without diffusers.
+    """
+    diffusers = import_extra("diffusers", target, "diffusion")
+    config = shape.config
+    size = config["sample_size"]
+    inputs = (InputSpec("sample", torch.float32, (DEFAULT_BATCH, config["in_channels"], size, size)),
+              InputSpec("timestep", torch.int64, (DEFAULT_BATCH, )),
+              InputSpec("encoder_hidden_states", torch.float32,
+                        (DEFAULT_BATCH, TEXT_TOKENS, config["cross_attention_dim"])))
+    return Target(target, partial(_build, getattr(diffusers, shape.model_class), config), inputs)
+
+
+def _build(model_class: Any, config: dict[str, Any]) -> torch.nn.Module:
+    model: torch.nn.Module = model_class.from_config(config)
+    return model

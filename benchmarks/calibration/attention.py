@@ -4,7 +4,7 @@ Data: ``benchmarks/truth/kernels/attention.csv.gz`` (from github.com/ai-dynamo/a
 kernels of serving libraries on five devices, and the attention operators of ``benchmarks/truth/latency.json``
 (measured for this project on one H200) for PyTorch's own.
 
-Method: for each library and phase, the constants of ``analyzer.hardware.kernel_time.attention_work`` that make the mean
+Method: for each library and phase, the constants of ``analyzer.hardware.kernel_time.attention`` that make the mean
 of ``|log(predicted / measured)|`` least, by coordinate descent over their logarithms within bounds that physics gives,
 on at most `ROWS` rows. Three levels: a device's own rows; a generation's, from the devices whose tensor cores take the
 same instructions (half-way to all devices' where they are of several architectures); all. The spread of a device holds
@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from analyzer.hardware.kernel_time.attention import BACKWARD_PRODUCTS, KERNEL_CLOCKS, predict
-from analyzer.hardware.kernel_time.attention_tile import MMA, TCGEN05, WGMMA
-from analyzer.hardware.roofline import roofline_seconds
+from analyzer.hardware.kernel_time.attention import BACKWARD_PRODUCTS, KERNEL_CLOCKS, MMA, TCGEN05, WGMMA, predict
+from analyzer.hardware.listing import roofline_seconds
 
 from .attention_sample import Sample, read_operators, read_serving
 

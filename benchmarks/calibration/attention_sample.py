@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from analyzer.hardware import find_device
 from analyzer.hardware.device_spec import DeviceSpec
-from analyzer.hardware.kernel_time.attention import find_phase
-from analyzer.hardware.kernel_time.attention_work import AttentionSize
+from analyzer.hardware.kernel_time.attention import AttentionSize, find_phase
 
 TRUTH = Path(__file__).parent.parent / "truth"
 _OPERATOR = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")

@@ -29,8 +29,7 @@ from pathlib import Path as File
 from typing import Any, NamedTuple
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
-from analyzer.hardware.kernel_time.collective import Cost, estimate_collective, name_spread
-from analyzer.hardware.kernel_time.collective_path import Path, find_path
+from analyzer.hardware.kernel_time.collective import Cost, Path, estimate_collective, find_path, name_spread
 
 _DATA = File(__file__).parents[1] / "truth" / "kernels"
 _TARGET = File("analyzer/hardware/kernel_time/fitted/collective.json")

@@ -25,7 +25,7 @@ import torch
 
 import analyzer.hardware.kernel_time as kernel_time
 from analyzer.hardware import find_device
-from analyzer.hardware.host_spec import HostSpec
+from analyzer.hardware.cluster_spec import HostSpec
 from benchmarks.calibration.matmul_cases import all_cases
 from benchmarks.calibration.step_trace import StepTrace, trace
 from benchmarks.measured_step import h200_steps

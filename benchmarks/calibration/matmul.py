@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import analyzer.hardware.kernel_time
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
-from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import BOUNDS
+from analyzer.hardware.kernel_time.estimate import BOUNDS, find_constants
 from analyzer.hardware.kernel_time.matmul import KINDS, ProductMachine
 
 from .matmul_cases import FOLDS, Case, all_cases, sample, unaligned_cases

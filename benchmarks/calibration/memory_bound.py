@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.hardware import find_device
-from analyzer.hardware.roofline import roofline_seconds
+from analyzer.hardware.listing import roofline_seconds
 
 from .memory_bound_data import Operator, Row, read_operators, read_rows, read_sums
 from .memory_bound_fit import (

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.hardware.kernel_time.memory_bound import FAMILY, HBM_CAPABILITIES, read_machine
 from analyzer.hardware.kernel_time.norm import layer_norm_time
-from analyzer.hardware.kernel_time.pointwise import pointwise_time
-from analyzer.hardware.kernel_time.softmax import softmax_time
+from analyzer.hardware.kernel_time.pointwise import FAMILY, HBM_CAPABILITIES, pointwise_time, read_machine
+from analyzer.hardware.kernel_time.reduction import softmax_time
 
 from .memory_bound_data import ITEM_BYTES, Operator, Row, read_operators, read_rows
 
@@ -187,8 +186,7 @@ def fit_rows(rows: Sequence[Row], constants: Constants) -> Constants:
 
 def operator_seconds(operator: Operator, device: DeviceSpec) -> tuple[float, bool]:
     """Predicted seconds of an operator's calls, and whether most of them is bound by latency."""
-    from analyzer.profilers.kernel_time.default import default_time
-    from analyzer.profilers.kernel_time.registry import find_rule
+    from analyzer.profilers.kernel_time.call import default_time, find_rule
 
     seconds = waiting = 0.0
     for signature, count in operator.calls:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.host_spec import HostSpec
+from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.host_time import (
     add_launches,

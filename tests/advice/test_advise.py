@@ -14,7 +14,7 @@ from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import LoraSpec, Recipe
-from analyzer.results.advice import Option
+from analyzer.results.verdict import Option
 
 WIDTH, DEPTH = 512, 6
 

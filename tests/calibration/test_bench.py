@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from analyzer.calibration.bench import TorchBench, find_dtype
+from analyzer.calibration.bench import Point, TorchBench, find_dtype
 from analyzer.calibration.calibrate import find_known
-from analyzer.calibration.point import Point
 from analyzer.errors import InputError
 
 

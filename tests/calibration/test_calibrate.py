@@ -12,16 +12,14 @@ import pytest
 import torch
 
 from analyzer.calibration import calibrate
-from analyzer.calibration.bench import TorchBench
+from analyzer.calibration.bench import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, TorchBench, list_points
 from analyzer.calibration.calibrate import make_spec
-from analyzer.calibration.family import predict
-from analyzer.calibration.fit import find_figures, find_host, fit_constants, leave_calls_out
-from analyzer.calibration.point import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, list_points
+from analyzer.calibration.fit import find_figures, find_host, fit_constants, leave_calls_out, predict
 from analyzer.cli import main
 from analyzer.errors import InputError, OutputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
-from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.record.progress import watch_progress
+from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.record.options import watch_progress
 
 Bench = Callable[[Point], "float | None"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
-from analyzer.meta.stream_mark import EVERY_STREAM, StreamAction
+from analyzer.meta.state import EVERY_STREAM, StreamAction
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
 

@@ -13,8 +13,7 @@ from analyzer.hardware import find_device
 from analyzer.hardware.current_spec import simulating
 from analyzer.meta.memory_need import stages_of
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 

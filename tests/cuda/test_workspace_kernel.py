@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import analyzer.cuda.workspaces.attention  # noqa: F401  registers its rules
+import analyzer.cuda.workspaces.kernel_temporary  # noqa: F401  registers its rules
 from analyzer.meta.memory_need import stages_of
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 
 aten = torch.ops.aten
 

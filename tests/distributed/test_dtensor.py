@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from analyzer.distributed.sharding_cache import forget_shardings
+from analyzer.distributed.dtensor import forget_shardings
 from analyzer.parallel import world
 
 CASES = {}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 
-from analyzer.distributed.shard_chunk import Chunks
+from analyzer.distributed.fsdp import Chunks
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.parallel import world
 

@@ -12,7 +12,7 @@ from analyzer import profile
 from analyzer.hardware import find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.parallel import world
-from analyzer.results.communication import CommInfo
+from analyzer.results.run_cost import CommInfo
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

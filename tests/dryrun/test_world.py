@@ -12,8 +12,8 @@ from analyzer.dryrun.job import list_peers
 from analyzer.dryrun.script import dry_run
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import RankTable, world
-from analyzer.results.communication import CommInfo
 from analyzer.results.profile import Profile
+from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import GroupInfo, RankRun, WorldInfo
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -164,4 +164,4 @@ def test_a_function_is_run_again_with_its_checkpoint() -> None:
 
 
 def test_operators_of_torch_are_put_back() -> None:
-    assert "__add__" not in vars(Tensor) and F.has_torch_function.__module__ != "analyzer.fx.trace.operator_patch"
+    assert "__add__" not in vars(Tensor) and F.has_torch_function.__module__ != "analyzer.fx.trace.recording"

@@ -18,7 +18,7 @@ from analyzer import MetaTensorMode, register_leaf_module, symbolic_profile, sym
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx import GraphModule
 from analyzer.fx.trace.unknown_size import SizeWatch
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
 
 from .conftest import assert_equal, run
 

@@ -19,7 +19,7 @@ from torch import nn
 from analyzer import advise, profile, reprofile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.fx import CheckpointRegion, ShapeProp, set_region
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.address_space import MetaStorage
 from analyzer.solver.plan import InfeasibleBudgetError
 from analyzer.solver.solve import solve
 from tests.fx import holder_module

@@ -20,7 +20,7 @@ from analyzer import (
 )
 from analyzer.errors import DuplicateRegistrationError
 from analyzer.fx import register_leaf_function
-from analyzer.fx.trace.call_target import CallTarget
+from analyzer.fx.trace.function_call import CallTarget
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -19,11 +19,10 @@ from analyzer.generation import (
     profile_generate,
     profile_serving,
     profile_speculative,
-    serving_table,
     sweep_sequences,
 )
-from analyzer.generation.cached_attention import cached_attention
-from analyzer.generation.stored_cache import CacheForm
+from analyzer.generation import capacity as serving_table
+from analyzer.generation.stored_cache import CacheForm, cached_attention
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.target import load_target
 

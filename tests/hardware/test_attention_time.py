@@ -8,8 +8,15 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.device_file import list_shipped
-from analyzer.hardware.kernel_time.attention import FUSED_KERNELS, SERVING_KERNELS, attention_time
-from analyzer.hardware.kernel_time.attention_tile import MMA, count_blocks, find_design, find_generation
+from analyzer.hardware.kernel_time.attention import (
+    FUSED_KERNELS,
+    MMA,
+    SERVING_KERNELS,
+    attention_time,
+    count_blocks,
+    find_design,
+    find_generation,
+)
 
 H200 = find_device("h200")
 SIZES = dict(batch=8, heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128)

@@ -7,9 +7,7 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, LinkSpec, find_cluster, find_device
 from analyzer.hardware.kernel_time import NO_TIME
-from analyzer.hardware.kernel_time.collective import COLLECTIVE_KINDS, collective_time
-from analyzer.hardware.kernel_time.collective_path import find_path
-from analyzer.hardware.kernel_time.host_copy import host_copy_time
+from analyzer.hardware.kernel_time.collective import COLLECTIVE_KINDS, collective_time, find_path, host_copy_time
 
 GIB = 2**30
 H100, A100, PAIRS = find_cluster("dgx_h100"), find_cluster("dgx_a100"), find_cluster("a100_pcie_pairs")
@@ -140,7 +138,7 @@ def test_copies_between_host_and_device() -> None:
 def test_the_constants_are_those_of_the_model() -> None:
     """Measured collectives through the constants' file: near where they were fitted, as the file's provenance says."""
     from analyzer.hardware.kernel_time.collective import estimate_collective
-    from analyzer.hardware.kernel_time.constants import find_constants
+    from analyzer.hardware.kernel_time.estimate import find_constants
     from benchmarks.calibration.collective import read_cases
 
     errors = sorted(abs(estimate_collective(case.kind, case.nbytes, case.ranks, case.path,

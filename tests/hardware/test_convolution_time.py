@@ -7,13 +7,16 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
-from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.convolution import convolution_time
-from analyzer.hardware.kernel_time.convolution_depthwise import depthwise_seconds
-from analyzer.hardware.kernel_time.convolution_shape import make_shape
-from analyzer.hardware.kernel_time.convolution_tensor import copy_seconds, is_gathered, is_multiplied_in_place
-from analyzer.hardware.kernel_time.convolution_tile import product_seconds, split_product_seconds
-from analyzer.hardware.kernel_time.convolution_winograd import fits_winograd
+from analyzer.hardware.kernel_time.convolution import convolution_time, depthwise_seconds, fits_winograd
+from analyzer.hardware.kernel_time.convolution_tile import (
+    copy_seconds,
+    is_gathered,
+    is_multiplied_in_place,
+    make_shape,
+    product_seconds,
+    split_product_seconds,
+)
+from analyzer.hardware.kernel_time.estimate import find_constants
 
 H200 = find_device("h200")
 PLAIN = {"a_resident": 1.0, "a_tile_cost": 0.0, "a_prologue": 0.0}

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.kernel_time import NO_TIME, KernelTime, gather, norm, optimizer, pointwise, reduction, softmax
+from analyzer.hardware.kernel_time import NO_TIME, KernelTime, norm, optimizer, pointwise, reduction
+from analyzer.hardware.kernel_time import pointwise as gather
+from analyzer.hardware.kernel_time import reduction as softmax
 
 Model = Callable[[int, DeviceSpec], KernelTime | None]
 #: A model of so much work, of which 0 is none.

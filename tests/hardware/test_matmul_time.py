@@ -4,9 +4,16 @@ from dataclasses import replace
 import pytest
 
 from analyzer.hardware import PeakRates, find_device
-from analyzer.hardware.kernel_time.matmul import format_of, matmul_time, power_of_two
-from analyzer.hardware.kernel_time.matmul_power import slowdown_under_load
-from analyzer.hardware.kernel_time.matmul_tiles import HOPPER_TILES, TENSOR_TILES, Pipe, cut_into_blocks
+from analyzer.hardware.kernel_time.matmul import (
+    HOPPER_TILES,
+    TENSOR_TILES,
+    Pipe,
+    cut_into_blocks,
+    format_of,
+    matmul_time,
+    power_of_two,
+    slowdown_under_load,
+)
 
 DEVICES = ("h200", "h100_sxm", "a100_80gb", "b200", "l40s", "l4", "t4", "p4", "v100_pcie_32gb", "rtx_4090")
 PIPE = Pipe(flops_per_second=1e12, load_bytes_per_second=1e15, k_seconds=0.0, wave_seconds=0.0, split_seconds=1.0,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
-from analyzer.memory.allocator_replay import Opcode, Placements, hold
+from analyzer.memory.allocator_segment import Opcode, Placements, hold
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.sampled_from([1, 512, 513, 4 * KIB, 300 * KIB, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 21 * MIB, 64 * MIB])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from analyzer import MetaTensorMode
-from analyzer.cuda.autocast_list import BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
+from analyzer.cuda.autocast import BANNED, FLOAT, FLOAT_APPENDED, FLOAT_IF_UNSET, LOWER, WIDEST, read_policies
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

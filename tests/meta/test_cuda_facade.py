@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
 from analyzer.hardware.current_spec import simulating
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
 
 MIB = 1 << 20
 

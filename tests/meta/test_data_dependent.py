@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
 from analyzer.errors import DataDependentError, InputError
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
 
 
 def routed(tokens=64, experts=8, top_k=2):

@@ -15,9 +15,16 @@ from torch import nn
 from analyzer import profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta.intercept.interrupt import InterruptsDeferred, InterruptsHeld, _watch, waiting
-from analyzer.meta.intercept.replacement import SharedReplacements, _chains, replace
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.intercept.replacement import (
+    InterruptsDeferred,
+    InterruptsHeld,
+    SharedReplacements,
+    _chains,
+    _watch,
+    replace,
+    waiting,
+)
 
 
 class TimeUp(Exception):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
 from analyzer.meta.value.known_value import LARGEST_FLOATING, LARGEST_INTEGER
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer import MetaTensorMode
-from analyzer.meta.dispatch import output_cache
+from analyzer.meta.dispatch import resolve as output_cache
 
 CALLS = {
     "add": lambda x: x + 1,

@@ -7,7 +7,7 @@ from torch import nn
 
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
-from analyzer.meta.options import MetaOptions
+from analyzer.meta.state import MetaOptions
 
 
 def test_a_dtype_that_is_left_out_is_the_default_of_then():

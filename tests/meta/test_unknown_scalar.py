@@ -9,8 +9,8 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
-from analyzer.meta.options import MetaOptions
-from analyzer.meta.value import unknown_scalar
+from analyzer.meta.state import MetaOptions
+from analyzer.meta.value import contents as unknown_scalar
 from analyzer.record.options import ProfileOptions
 
 STEPS = 7

@@ -3,9 +3,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
-from analyzer.profilers.flop_formula.size import tensors
+from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.profilers.flop_formula.registration import tensors
 
 
 class SignatureLog(TorchDispatchMode):

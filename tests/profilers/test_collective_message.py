@@ -7,10 +7,9 @@ import torch.distributed._functional_collectives  # defines operators, as do the
 import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # noqa: F401
 
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.collective import rule
-from analyzer.profilers.collective.omission import NOT_UNDERSTOOD, SILENT
+from analyzer.profilers.collective.rule import NOT_UNDERSTOOD, SILENT
 from analyzer.record.process_group import ProcessGroupSpec
 
 # Four ranks of a larger world; this is the second of them.

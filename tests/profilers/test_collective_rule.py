@@ -9,8 +9,7 @@ from torch.distributed import _functional_collectives as collectives
 from analyzer import profile
 from analyzer.hardware import cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.collective import collective_time
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.kernel_time.collective import communication_time
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts
 

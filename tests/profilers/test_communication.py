@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from analyzer import Profile, profile, symbolic_profile, symbolic_trace
-from analyzer.report.data_table import list_nodes
+from analyzer.report.quantity import list_nodes
 
 WORLD = 4
 N = 256 * 1024 * 4  # bytes of the activation: 256 x 1024 float32

@@ -12,7 +12,7 @@ import torch.distributed._functional_collectives as collectives
 from torch import nn
 
 from analyzer import Profile, profile
-from analyzer.results.communication import CommTotal, sum_communication
+from analyzer.results.run_cost import CommTotal, sum_communication
 from analyzer.results.world import GroupInfo, RankRun
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden"

@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from analyzer.hardware import find_device
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
-from analyzer.profilers.kernel_time.call import signature_time
-from analyzer.profilers.kernel_time.registry import find_rule
+from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.profilers.kernel_time.call import find_rule, signature_time
 
 H200 = find_device("h200")
 aten = torch.ops.aten

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.flop_formula.attention import Window, visible_pairs
 from analyzer.profilers.flop_registry import FlopCount, count_call
 

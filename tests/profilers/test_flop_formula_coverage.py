@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from analyzer.errors import DuplicateRegistrationError
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.flop_registry import (
     ZERO_FLOP_OPS,
     FlopCount,

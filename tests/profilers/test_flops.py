@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.flop_convention import CONVENTIONS, count_under
-from analyzer.profilers.flops import make_flops_profiler
+from analyzer.profilers.flops import CONVENTIONS, count_under, make_flops_profiler
 from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import Profile
 
@@ -436,7 +435,7 @@ def test_threads_that_ask_for_rules_at_once_find_them_all():
     """In a process of its own: here they are imported already."""
     code = """
 import threading, torch
-from analyzer.profilers.kernel_time.registry import find_rule
+from analyzer.profilers.kernel_time.call import find_rule
 from analyzer.profilers.flop_registry import find_formula
 found, gate = [], threading.Barrier(8)
 def ask():

@@ -7,7 +7,7 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.profilers.traffic import Traffic, call_traffic, plan_of, touched_bytes
-from analyzer.record.op_call import OpCall
+from analyzer.record.call_table import OpCall
 
 from .conftest import SignatureLog
 

@@ -11,7 +11,7 @@ from torch import nn
 from analyzer import Profile, ProfileOptions, profile
 from analyzer.hardware import find_device
 from analyzer.parallel import world
-from analyzer.profilers.overlap import Cover
+from analyzer.profilers.stream_schedule import Cover
 from analyzer.zoo import MODELS
 
 CPU = replace(find_device("h100"), name="a host", kind="cpu")  #: a host whose times need not be measured

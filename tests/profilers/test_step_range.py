@@ -13,11 +13,10 @@ from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
 from analyzer import Profile, ProfileOptions, profile
-from analyzer.hardware.host_spec import HostSpec
-from analyzer.hardware.kernel_time.error import ErrorSum, common_share
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
+from analyzer.hardware.cluster_spec import HostSpec
+from analyzer.hardware.kernel_time.estimate import NO_TIME, ErrorSum, KernelTime, common_share
 from analyzer.parallel import world
-from analyzer.profilers import call_timer
+from analyzer.profilers import call_sequence as call_timer
 
 US = 1e-6
 #: microseconds of a kernel, and how far it may be off

@@ -4,8 +4,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.profilers.schedule import Clock, Work
-from analyzer.profilers.stream_clock import StreamClock
+from analyzer.profilers.schedule import Clock, StreamClock, Work
 
 works = st.lists(st.builds(Work, st.integers(0, 50), st.integers(0, 50), st.booleans(), st.integers(0, 9)), max_size=20)
 

@@ -10,9 +10,8 @@ from torch import nn
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
-from analyzer.recipe.optimizer import Lion, OffloadedAdamW, find_optimizer, make_muon
-from analyzer.recipe.optimizer_8bit import AdamW8bit
-from analyzer.recipe.quantized_linear import Fp8Linear, Int8Linear, Nf4Linear
+from analyzer.recipe.optimizer import AdamW8bit, Lion, OffloadedAdamW, find_optimizer, make_muon
+from analyzer.recipe.quantize import Fp8Linear, Int8Linear, Nf4Linear
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 define_torchvision_ops()

@@ -5,11 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.record.allocator_event_table import AllocatorEventTable
-from analyzer.record.call_table import CallTable
-from analyzer.record.op_call import OpCall
-from analyzer.record.sequence_index import SequenceIndex
-from analyzer.record.storage_lifetime import LifetimeTable, StorageLifetime
+from analyzer.record.call_table import CallTable, OpCall, SequenceIndex
+from analyzer.record.storage_lifetime import AllocatorEventTable, LifetimeTable, StorageLifetime
 
 FIELDS = OpCall.__slots__
 NUMBERS = st.lists(st.integers(-3, 2**62), max_size=4).map(tuple)

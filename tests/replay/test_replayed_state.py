@@ -323,7 +323,7 @@ def test_a_profile_says_what_was_replayed():
 
 
 def test_a_torch_that_is_not_tested_replays_nothing(monkeypatch):
-    from analyzer.replay import support
+    from analyzer.replay import match as support
 
     monkeypatch.setattr(torch, "__version__", "2.10.0")
     support.why_unsupported.cache_clear()

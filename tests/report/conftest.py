@@ -18,9 +18,9 @@ from analyzer.results.info import (
     TimelinePoint,
     UncountedInfo,
 )
+from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo, TensorInfo
 from analyzer.results.profile import Profile
-from analyzer.results.span import SpanInfo
 
 GOLDEN = Path(__file__).parent / "golden"
 HIDDEN = TensorInfo((8, 32), "float32", "cuda:0")   # 1024 bytes

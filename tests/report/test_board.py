@@ -10,7 +10,7 @@ from torch import nn
 from analyzer import symbolic_trace
 from analyzer.cli import main
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
-from analyzer.parallel import rank_page as rank_page_module
+from analyzer.parallel import pipeline_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
 from analyzer.results.info import TimelinePoint

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analyzer import Profile, profile
-from analyzer.report.bound import REMEDIES, find_remedy, list_bounds
+from analyzer.report.speed import REMEDIES, find_remedy, list_bounds
 from analyzer.results.info import BOUNDS, PhaseInfo
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from analyzer.cli import main
 from analyzer.errors import InputError
-from analyzer.report.check import MAIN, check_profile, format_check
-from analyzer.report.limit import parse_limit
+from analyzer.report.check import MAIN, check_profile, format_check, parse_limit
 from analyzer.report.quantity import QUANTITIES, SETTINGS, list_names
 from analyzer.report.speed import RATES
 from analyzer.results.info import OutOfMemoryInfo, PhaseInfo

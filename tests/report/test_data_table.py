@@ -12,9 +12,9 @@ import torch
 from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError
-from analyzer.report.data_table import list_modules, list_nodes
-from analyzer.report.model_table import model_table
 from analyzer.report.module_comparison import compare_modules
+from analyzer.report.quantity import list_modules, list_nodes
+from analyzer.report.summary import model_table
 from analyzer.results.info import CostInfo
 from analyzer.results.profile import Profile
 from analyzer.units import format_count

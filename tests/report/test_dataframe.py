@@ -6,8 +6,8 @@ import pytest
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.results.info import CostInfo
+from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.span import SpanInfo
 
 pandas = pytest.importorskip("pandas")
 

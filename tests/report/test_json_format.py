@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.hardware.device_file import is_device_file
-from analyzer.report.export.record_check import find_fault
-from analyzer.results.command import CommandInfo
-from analyzer.results.communication import CommInfo
-from analyzer.results.fused import FusedInfo
+from analyzer.report.export.json_format import find_fault
 from analyzer.results.info import (
     CostInfo,
     HolderInfo,
@@ -30,10 +27,11 @@ from analyzer.results.info import (
     TimelinePoint,
     UncountedInfo,
 )
+from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
 from analyzer.results.profile import Profile
-from analyzer.results.span import SpanInfo
-from analyzer.results.world import GroupInfo, RankRun, WorldInfo
+from analyzer.results.run_cost import CommInfo, FusedInfo
+from analyzer.results.world import CommandInfo, GroupInfo, RankRun, WorldInfo
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
 integers = st.integers(0, 2**70)

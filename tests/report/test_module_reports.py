@@ -10,7 +10,7 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.report.compat.functional import list_functions, name_function, sum_functions
+from analyzer.report.compat.torchinfo import list_functions, name_function, sum_functions
 from analyzer.report.module_comparison import compare_modules, join_modules
 from analyzer.results.info import CostInfo, ModuleCall, ModuleInfo, OperatorInfo
 from analyzer.results.node_info import TensorInfo

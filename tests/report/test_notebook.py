@@ -20,8 +20,8 @@ from analyzer import Advice, FitTable, Profile, Verdict
 from analyzer.parallel import RankTable
 from analyzer.parallel.rank_row import RankRow
 from analyzer.report.page.picture import draw_memory, read_colors
-from analyzer.results.advice import Option
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
+from analyzer.results.verdict import Option
 from analyzer.results.world import RankRun
 from analyzer.solver import Plan, PlanRegion, StepInfo, StepMemory, measure_step
 from analyzer.units import format_bytes

@@ -16,7 +16,7 @@ from analyzer import profile
 from analyzer.errors import MissingExtraError
 from analyzer.parallel import world
 from analyzer.report.page.document import unpack
-from analyzer.report.page.memory import describe_memory, find_blocks, thin_out
+from analyzer.report.page.part import describe_memory, find_blocks, thin_out
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
 from analyzer.units import format_seconds
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from analyzer import Profile, profile
 from analyzer.report.page.document import unpack
-from analyzer.results.span import SpanInfo
+from analyzer.results.lane import SpanInfo
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 

@@ -15,12 +15,12 @@ from analyzer.report.compat.deepspeed import deepspeed_report
 from analyzer.report.fits import find_least_need
 from analyzer.report.holder_group import HolderGroup, print_groups
 from analyzer.report.module_tree import module_tree
-from analyzer.report.page import lanes
+from analyzer.report.page import part as lanes
 from analyzer.report.screen.layout import format_part
 from analyzer.report.text_width import measure_width
 from analyzer.results.comparison import ModuleChange, QuantityChange
 from analyzer.results.info import OutOfMemoryInfo
-from analyzer.results.span import SpanInfo
+from analyzer.results.lane import SpanInfo
 
 
 def test_what_neither_profile_knows_is_unknown() -> None:

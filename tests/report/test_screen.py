@@ -14,8 +14,8 @@ import pytest
 from analyzer import Profile
 from analyzer.cli import main
 from analyzer.errors import InputError
+from analyzer.report.screen.layout import find_width, takes_color
 from analyzer.report.screen.module_group import choose_groups
-from analyzer.report.screen.terminal import find_width, takes_color
 from analyzer.report.text_width import measure_width
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.units import format_bytes, format_count, format_seconds

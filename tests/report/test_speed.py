@@ -12,8 +12,8 @@ from analyzer import profile
 from analyzer.dryrun.script import dry_run
 from analyzer.hardware import find_device
 from analyzer.report.quantity import read_quantity
-from analyzer.report.short_text import describe_shortly
 from analyzer.report.speed import describe_speed, format_step, list_rates
+from analyzer.report.summary import describe_shortly
 from analyzer.results.profile import Profile
 
 H100 = find_device("h100").flops_per_second

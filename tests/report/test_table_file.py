@@ -17,13 +17,12 @@ from torch import nn
 from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.report.column import print_rows
-from analyzer.report.export.option import list_kinds, read_exports
-from analyzer.report.export.table_file import TABLES
-from analyzer.results.communication import CommInfo
+from analyzer.report.export.table_file import TABLES, list_kinds, read_exports
+from analyzer.report.node_table import print_rows
+from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
-from analyzer.results.span import SpanInfo
+from analyzer.results.run_cost import CommInfo
 
 ROWS = {"nodes": "nodes", "spans": "spans", "memory_events": "memory_events", "comm": "comm"}
 

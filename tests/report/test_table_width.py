@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.cli import main
-from analyzer.report.column import print_rows
-from analyzer.report.fitted_table import fit_table
+from analyzer.report.node_table import print_rows
+from analyzer.report.terminal_table import fit_table
 
 
 class Terminal(io.StringIO):

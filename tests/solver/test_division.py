@@ -10,10 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import MissingExtraError
-from analyzer.solver.bound import UnitGraph, find_prices, units_left
-from analyzer.solver.chain import least_limit, solve_chain
+from analyzer.solver.chain import UnitGraph, find_prices, least_limit, solve_chain, solve_greedy, units_left
 from analyzer.solver.exact import solve_exact
-from analyzer.solver.greedy import solve_greedy
 from analyzer.solver.solver_registry import solve_units
 from analyzer.solver.unit import Unit, peak_bytes, total_cost
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from analyzer.api.argument import build_model
-from analyzer.api.models_command import list_models
+from analyzer.api.fits import list_models
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError
-from analyzer.zoo import model_target
+from analyzer.zoo import input_spec as model_target
 from analyzer.zoo.published_shape import PublishedShape, find_shape, list_shapes
 from analyzer.zoo.target import load_target
 from benchmarks.published_shapes import agrees, check

@@ -1,19 +1,30 @@
-"""Scaled dot product attention on the simulated device: the kernel that would run, with the same preparation of its
-arguments. Source: ``scaled_dot_product_attention`` and its helpers in
-``aten/src/ATen/native/transformers/attention.cpp``.
-"""
+"""Attention on the simulated device: scaled dot products, flex attention, the encoder's fused path, nested tensors."""
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nested._internal.sdpa
+import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py uses it and does not import it
+from torch._C import DispatchKey
 
-from analyzer.cuda.kernel_registry import device_kernel, device_shape, new_on_device_of
+from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements, new_on_device_of
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, choose_host_backend
-from analyzer.errors import InputError
+from analyzer.errors import InputError, UnsupportedOperatorError
+from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.gated_kernel import any_on
-from analyzer.meta.state import active_state
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.simulated_device import reopened
+from analyzer.meta.state import active_state, current
+from analyzer.meta.tensor import device_of
+
+# Scaled dot product attention on the simulated device: the kernel that would run, with the same preparation of its
+# arguments. Source: ``scaled_dot_product_attention`` and its helpers in
+# ``aten/src/ATen/native/transformers/attention.cpp``.
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -134,3 +145,226 @@ def cudnn_attention_shape(query: Tensor, key: Tensor, value: Tensor, attn_bias: 
     outputs = aten._scaled_dot_product_cudnn_attention.default(query, key, value, attn_bias, compute_log_sumexp, *args,
                                                                **kwargs)
     return outputs if compute_log_sumexp else (outputs[0], None, *outputs[2:])
+
+
+# ``flex_attention`` under the mode: the products that it runs where it is not compiled into one kernel, forward and
+# backward. Source of both passes: ``sdpa_dense``, ``sdpa_dense_backward`` and ``FlexAttentionAutogradOp`` in
+# ``torch/_higher_order_ops/flex_attention.py``. What differs is how the gradient of the score function is found: torch
+# traces it with tensors of its own, which know no mode.
+
+# its package has the operator under this name
+flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
+
+
+@kernel_replacements.append
+def answer_operator() -> Iterator[Undo]:
+    """Answer the operator with and without autograd; each result undoes one step."""
+    operator = flex.flex_attention
+    yield _set(operator.py_kernels, DispatchKey.Autograd, _attend_with_autograd, operator)
+    yield _set(operator.python_key_table, MetaDispatchMode, _attend_below_autograd, operator)
+
+
+def _set(table: dict[Any, Any], key: Any, value: Any, operator: Any) -> Undo:
+    before = table.get(key)
+    table[key] = value
+    operator._dispatch_cache.clear()
+    def put_back() -> None:
+        if before is None:
+            del table[key]
+        else:
+            table[key] = before
+        operator._dispatch_cache.clear()
+    return put_back
+
+
+def _attend_with_autograd(*args: Any) -> Any:
+    if current() is None:  # another thread
+        return flex.flex_attention_autograd(*args)
+    *first, score_buffers, mask_buffers = args
+    return FlexAttention.apply(*first, mask_buffers, *score_buffers)
+
+
+def _attend_below_autograd(mode: MetaDispatchMode, *args: Any) -> Any:
+    with mode, reopened():
+        return _attend(*args)
+
+
+def _attend(*args: Any) -> Any:
+    active_state().assume(
+        "flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
+    with without_modes():
+        # torch asks it for the order of strides, and its import makes tensors
+        import torch._inductor.ir  # noqa: F401
+    return flex.sdpa_dense(*args)
+
+
+class FlexAttention(torch.autograd.Function):
+    """Saves what ``FlexAttentionAutogradOp`` saves."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...],
+                scale: float, kernel_options: dict[str, Any], mask_buffers: tuple[Any, ...],
+                *score_buffers: Any) -> Any:
+        """Run the kernel and keep what its backward pass needs."""
+        ctx.set_materialize_grads(False)
+        settings = score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers
+        out, logsumexp, max_scores = _attend(query, key, value, *settings)
+        ctx.mark_non_differentiable(max_scores)
+        ctx.save_for_backward(query, key, value, out, logsumexp, max_scores,
+                              *(t for t in block_mask if isinstance(t, Tensor)),
+                              *(t for t in (*score_buffers, *mask_buffers) if isinstance(t, Tensor)))
+        ctx.settings = settings
+        return out, logsumexp, max_scores
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradients of the inputs."""
+        query, key, value, out, logsumexp, *_ = ctx.saved_tensors
+        score_mod, *settings = ctx.settings
+        for_logsumexp = torch.zeros_like(logsumexp) if grads[1] is None else grads[1]  # torch 2.9 takes no None
+        *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], for_logsumexp,
+                                                       score_mod, _gradient_of(score_mod), *settings)
+        return *found, *[None] * 5, *for_buffers
+
+
+def _gradient_of(score_mod: Any) -> Any:
+    """Gradients of a score function with respect to its arguments, as ``sdpa_dense_backward`` asks for them."""
+    def joint(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor, grad: Tensor, *buffers: Any) -> Any:
+        pull_back = torch.func.vjp(lambda score, *buffers: score_mod(score, b, h, m, n, *buffers), score, *buffers)[1]
+        for_score, *for_buffers = pull_back(grad)
+        return [for_score, None, None, None, None, *for_buffers]
+    return joint
+
+
+# The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, as the operators it
+# is made of. Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu``
+# and
+# ``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not
+# covered.
+
+@device_kernel("_native_multi_head_attention")
+def _attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
+                       qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
+                       need_weights: bool = True, average_attn_weights: bool = True,
+                       mask_type: int | None = None) -> Any:
+    if query.is_nested or query.dim() != 3 or not query.numel():
+        return NotImplemented
+    if query is key is value and embed_dim // num_head % 8 == 0 and not need_weights and mask is None:
+        q = _split_heads(query, num_head)
+        if choose_backend(AttentionCall(q, q, q, None, 0.0, False, False)) not in (MATH, -1):
+            parts = aten.chunk.default(aten.linear.default(query, qkv_weight, qkv_bias), 3, -1)
+            y = aten.scaled_dot_product_attention.default(*(_split_heads(p, num_head) for p in parts))
+            merged = y.transpose(1, 2).reshape(query.shape[0], -1, embed_dim)
+            return aten.linear.default(merged, proj_weight, proj_bias), None
+    batch, length = query.shape[:2]
+    q, k, v = aten._transform_bias_rescale_qkv.default(_project(query, key, value, embed_dim, qkv_weight), qkv_bias,
+                                                       num_head)
+    flat = (batch * num_head, -1, embed_dim // num_head)
+    weights = aten.bmm.default(q.view(flat), k.view(flat).transpose(1, 2)).view(batch, num_head, length, -1)
+    if mask is None:
+        weights = aten._softmax.out(weights, -1, False, out=weights)
+    else:
+        weights = aten._masked_softmax.default(weights, mask if mask.dtype is torch.bool else mask.to(torch.bool), 3,
+                                               mask_type)
+    context = aten.bmm.out(weights.view(batch * num_head, length, -1), v.view(flat), out=q.view(flat)).view(
+        batch, num_head, length, -1)
+    merged = context.permute(0, 2, 1, 3).contiguous().view(batch * length, embed_dim)
+    out = aten.linear.default(merged, proj_weight, proj_bias).view(batch, length, -1)
+    if not need_weights:
+        return out, None
+    return out, aten.div_.Scalar(aten.sum.dim_IntList(weights, [1]), num_head) if average_attn_weights else weights
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    return x.view(x.shape[0], -1, heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+def _project(query: Tensor, key: Tensor, value: Tensor, size: int, weight: Tensor) -> Tensor:  # qkv_projection
+    if query is key is value:
+        return aten.matmul.default(query, weight.t())  # type: ignore[no-any-return]
+    if key is value:
+        q_weight, kv_weight = weight.split([size, 2 * size])
+        return torch.cat([aten.matmul.default(query, q_weight.t()), aten.matmul.default(key, kv_weight.t())], 2)
+    return torch.cat([aten.matmul.default(x, w.t()) for x, w in zip((query, key, value), weight.chunk(3))], 2)
+
+
+@device_shape("_transform_bias_rescale_qkv")
+def _transform_shape(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    batch, length, size = qkv.shape
+    return tuple(qkv.new_empty(3, batch, num_heads, length, size // 3 // num_heads).unbind(0))
+
+
+@device_kernel("_transformer_encoder_layer_fwd")
+def _encode(src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
+            proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
+            norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
+            ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None) -> Any:
+    if src.is_nested or not src.numel():
+        return NotImplemented
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return aten.layer_norm.default(x, [embed_dim], weight, bias, eps, True)  # type: ignore[no-any-return]
+    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
+    x = aten._native_multi_head_attention.default(x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight,
+                                                  proj_bias, mask, False, True, mask_type)[0]
+    x = aten.add_.Tensor(x, src)
+    if not norm_first:
+        x = norm(x, norm_weight_1, norm_bias_1)
+    before_ffn = x
+    if norm_first:
+        x = norm(x, norm_weight_2, norm_bias_2)
+    flat = x.view(-1, x.shape[-1])
+    inner = aten._addmm_activation.default(ffn_bias_1, flat, ffn_weight_1.t(), beta=1, alpha=1, use_gelu=use_gelu)
+    x = aten.addmm.default(ffn_bias_2, inner, ffn_weight_2.t()).view(*x.shape[:2], -1)
+    x = aten.add_.Tensor(x, before_ffn)
+    return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+
+
+@device_kernel("_nested_tensor_from_mask_left_aligned", on_any_device=True)
+def _is_left_aligned(t: Tensor, mask: Tensor) -> bool:
+    active_state().assume("padding masks are taken not to be left-aligned, so that "
+                          "TransformerEncoder makes no nested tensors of its input")
+    return False
+
+
+# Nested tensors in the jagged layout: what they are made of, and which attention they take on the simulated device.
+
+_HALVES = (torch.float16, torch.bfloat16)
+# torch/nested/_internal/nested_tensor.py keeps one tensor for all views: made in the first run, it would be in its log
+torch.nested._internal.nested_tensor._nt_view_dummy()
+
+
+@kernel_replacements.append
+def choose_attention() -> Iterator[Undo]:
+    """Choose the kernels of attention as the simulated device would; each result undoes one step."""
+    sdpa = torch.nested._internal.sdpa
+    yield answer(sdpa, "can_use_flash_attention",
+                 _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
+    yield answer(sdpa, "can_use_efficient_attention", _choose(
+        lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
+    # the last one asked; flash takes what it could
+    yield answer(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))
+
+
+def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[..., bool]:
+    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; Python checks shapes besides."""
+    def ask(params: Any, debug: bool = False) -> bool:
+        # The host's products take the strided layout, which cannot be without data; a trace asks for the shape alone.
+        is_possible = active_state().tape is not None or device_of(params.query).type == "cuda"
+        return is_possible and can_use(params.query.dtype)
+    return ask
+
+
+@device_kernel("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
+def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
+    """Raise UnsupportedOperatorError: C++ asserts that such a tensor has data (NestedTensorImpl.cpp)."""
+    raise UnsupportedOperatorError(
+        f"a nested tensor in the strided layout cannot be without data. {active_state().where()}\n"
+        "Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; "
+        "profile it on an accelerator.)")
+
+
+@device_shape("_padded_dense_to_jagged_forward")
+def shape_padded_dense_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
+    """aten/src/ATen/native/nested/NestedTensorTransformerFunctions.cpp: one row for each element."""
+    rows = int(offsets[0][-1]) if total_L is None else total_L
+    return dense.new_empty((rows, *dense.shape[len(offsets) + 1:]))

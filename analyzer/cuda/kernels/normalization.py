@@ -1,17 +1,20 @@
-"""Batch and root-mean-square normalisation on CUDA. Source: ``aten/src/ATen/native/Normalization.cpp``
-(_select_batch_norm_backend, _batch_norm_impl_index), ``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and
-``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200 under torch 2.11 ran ``cudnn_batch_norm`` for float32
-and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
-"""
+"""Normalization on the simulated device and on the CPU."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch._prims_common import get_computation_dtype, suggest_memory_format
 
-from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
+from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, host_kernel
 from analyzer.meta.state import active_state
+
+# Batch and root-mean-square normalisation on CUDA. Source: ``aten/src/ATen/native/Normalization.cpp``
+# (_select_batch_norm_backend, _batch_norm_impl_index), ``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and
+# ``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200 under torch 2.11 ran ``cudnn_batch_norm`` for
+# float32
+# and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -108,3 +111,77 @@ def weight_norm_backward(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved
                          dim: int) -> tuple[Tensor, Tensor]:
     """Contiguous gradients of direction and length (WeightNorm.cpp, WeightNorm.cu); torch 2.9 has no kernel on meta."""
     return saved_v.new_empty(saved_v.shape), saved_g.new_empty(saved_g.shape)
+
+
+# Normalisation of groups on the CPU, which keeps a layout that other devices make contiguous. Source:
+# ``aten/src/ATen/native/group_norm.cpp``.
+
+@host_kernel("group_norm")
+def _normalize_groups(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+                      eps: float = 1e-5, cudnn_enabled: bool = True) -> Any:
+    """The kernel for an input that is channels last, which stays so."""
+    layout = suggest_memory_format(input)
+    if layout is torch.contiguous_format or num_groups <= 0 or input.shape[1] % num_groups:
+        return NotImplemented
+    batch, channels, *rest = input.shape
+    weight, bias = (None if t is None else t.contiguous() for t in (weight, bias))
+    return ChannelsLastGroupNorm.apply(input.contiguous(memory_format=layout), weight, bias,
+                                       (batch, channels, math.prod(rest), num_groups), eps, layout)
+
+
+class ChannelsLastGroupNorm(torch.autograd.Function):
+    """``aten::native_group_norm``: autograd's own formula (tools/autograd/derivatives.yaml) makes both arguments of the
+    backward pass contiguous on every device but the CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, sizes: tuple[int, ...], eps: float,
+                layout: torch.memory_format) -> Tensor:
+        """Run the kernel and keep what its backward pass needs."""
+        out, mean, rstd = call_whole(aten.native_group_norm.default, input, weight, bias, *sizes, eps)
+        ctx.sizes, ctx.layout = sizes, layout
+        ctx.save_for_backward(input, weight, mean, rstd)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """The gradients of the inputs."""
+        input, weight, mean, rstd = ctx.saved_tensors
+        gradient = grads[0].contiguous(memory_format=ctx.layout)
+        return *call_whole(aten.native_group_norm_backward.default, gradient, input, mean, rstd, weight, *ctx.sizes,
+                           list(ctx.needs_input_grad[:3])), None, None, None
+
+
+# What the kernels of `torch.nn.SyncBatchNorm` return. Source: ``aten/src/ATen/native/cuda/Normalization.cu`` and
+# ``Normalization.cuh`` (batch_norm_stats_cuda and those after it). Statistics of 16-bit tensors are float32.
+
+def _statistic(like: Tensor, channels: int) -> Tensor:
+    half = like.dtype in (torch.float16, torch.bfloat16)
+    return like.new_empty(channels, dtype=torch.float32 if half else like.dtype)
+
+
+@device_shape("batch_norm_stats")
+def _measure(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _statistic(input, input.shape[1]), _statistic(input, input.shape[1])
+
+
+@device_shape("batch_norm_gather_stats_with_counts")
+def _merge(input: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _statistic(mean, mean.shape[1]), _statistic(mean, mean.shape[1])
+
+
+@device_shape("batch_norm_elemt")
+def _normalize(input: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(input)
+
+
+@device_shape("batch_norm_backward_reduce")
+def _reduce(grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, input_g: bool,
+            weight_g: bool, bias_g: bool) -> tuple[Tensor | None, ...]:
+    sums = [torch.empty_like(mean) if input_g else None for _ in range(2)]
+    return *sums, *[torch.empty_like(weight) if weight is not None and asked else None for asked in (weight_g, bias_g)]
+
+
+@device_shape("batch_norm_backward_elemt")
+def _differentiate(grad_out: Tensor, input: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(input)

@@ -1,12 +1,25 @@
-"""Shapes of products that meta lacks: with sparse matrices, and of groups of rows in other dtypes than bfloat16."""
+"""Products that meta lacks or that run otherwise: sparse and grouped ones, of quantized operands, of bitsandbytes."""
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, registered
-from analyzer.meta.shape_registry import sparse_shapes
+from analyzer.cuda.kernel_registry import device_shape, kernel_replacements, registered
+from analyzer.hardware.current_spec import simulated_spec
+from analyzer.meta.dispatch.mode import MetaDispatchMode
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.operator_info import device_shapes, sparse_shapes
+from analyzer.meta.simulated_device import reopened
+from analyzer.meta.spec import compositions
+from analyzer.meta.state import active_state, current
+from analyzer.meta.tensor import device_of
+
+# Shapes of products that meta lacks: with sparse matrices, and of groups of rows in other dtypes than bfloat16.
 
 Tensor = torch.Tensor
 
@@ -61,3 +74,240 @@ def shape_sparse_mm(self: Tensor, mat2: Tensor, **_: Any) -> Tensor:
     """The same source."""
     dense = mat2 if self.layout is not torch.strided else self
     return torch.empty((self.shape[0], mat2.shape[1]), dtype=dense.dtype, device=dense.device)
+
+
+# The higher-order operator ``out_dtype``, by which libraries ask for products of int8 that give int32: below autograd
+# it is one operator or a few (torch/_higher_order_ops/out_dtype.py, out_dtype_dense).
+
+# its package has the operator under this name
+_module: Any = importlib.import_module("torch._higher_order_ops.out_dtype")
+
+
+def _run(mode: MetaDispatchMode, *args: Any) -> Any:
+    with mode, reopened():
+        return _module.out_dtype_dense(*args)
+
+
+@kernel_replacements.append
+def answer_operator() -> Iterator[Undo]:
+    """Answer the operator where a mode is active; the result undoes it."""
+    operator = _module.out_dtype
+    operator.python_key_table[MetaDispatchMode] = _run
+    operator._dispatch_cache.clear()
+
+    def put_back() -> None:
+        del operator.python_key_table[MetaDispatchMode]
+        operator._dispatch_cache.clear()
+
+    yield put_back
+
+
+# Shapes of quantisation, real and simulated, which has no kernels on meta.
+
+@device_shape("fake_quantize_per_tensor_affine_cachemask", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+               "fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper")
+def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    """aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp: the output, and where it was not cut off."""
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+@device_shape("_fake_quantize_learnable_per_tensor_affine_backward",
+              "_fake_quantize_learnable_per_channel_affine_backward")
+def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
+                                           **__: Any) -> Any:
+    """The gradients of the input, scale and zero point, with learnt scales."""
+    return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
+
+
+@device_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel", on_any_device=True)
+def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """The kernel on meta gives the dtype of its input."""
+    return torch.empty(self.shape, dtype=dtype or args[-1], device=self.device)
+
+
+@device_shape("dequantize.self")
+def _shape_dequantize(self: Tensor) -> Tensor:
+    return torch.empty(self.shape, dtype=torch.float32, device=self.device)
+
+
+@device_shape("int_repr")
+def shape_int_repr(self: Tensor) -> Tensor:
+    """c10/core/ScalarType.h, toUnderlying."""
+    integer = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}[self.dtype]
+    return torch.empty(self.shape, dtype=integer, device=self.device)
+
+
+@device_shape("_weight_int4pack_mm", on_any_device=True)
+def shape_int4_product(self: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    """aten/src/ATen/native/cuda/int4mm.cu: a weight of int32 in tiles of 8 rows. The kernel on meta asks a fake tensor
+    for its device.
+    """
+    return self.new_empty((self.shape[0], weight.shape[0] * 8))
+
+
+def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) -> Tensor:
+    """aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp: the weight is an object of C++, which hides its data."""
+    state = active_state()
+    with without_modes():
+        weight = packed.unpack()[0]
+    state.assume(f"a weight of {weight.numel() * weight.itemsize:,} bytes, packed by torch.ao.quantization, "
+                 f"is in no count of memory {state.where()}")
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
+    if hasattr(torch.ops.quantized, _name):
+        device_shapes(getattr(torch.ops.quantized, _name).default, shape_linear_with_packed_weight)
+
+
+# What operators of bitsandbytes run on CUDA: those that its backend composes of others, and memory that it takes
+# besides the allocator's. Source: bitsandbytes 0.50, backends/cuda/ops.py and backends/default/ops.py.
+
+_bnb: Any = torch.ops.bitsandbytes  # empty until the library is imported
+_BLOCK_OF_ABSMAX = 256
+_LARGEST_CUSTOM_M = 1536  # _gemm_4bit_custom_max_m
+
+
+def _composition(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what the operator runs where its first tensor is on CUDA; NotImplemented: one kernel of its own."""
+    def register(impl: Callable[..., Any]) -> Callable[..., Any]:
+        def compose(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return impl(first, *args, **kwargs) if device_of(first).type == "cuda" else NotImplemented
+
+        compositions(f"bitsandbytes::{name}", compose)
+        return impl
+
+    return register
+
+
+@_composition("gemm_4bit")
+def compose_gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksize: int, quant_type: str,
+                      bias: Tensor | None = None, absmax_8bit: Tensor | None = None,
+                      absmax_code: Tensor | None = None, absmax_offset: Tensor | None = None) -> Any:
+    """Where its own kernel does not pay: the weight in the input's precision, then a product."""
+    rows, (columns, depth) = a.numel() // a.shape[-1], shape
+    if depth % blocksize == 0 and rows <= _LARGEST_CUSTOM_M and _pays(a, rows, columns, depth):
+        return NotImplemented
+    if absmax_8bit is not None:
+        large = _bnb.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, _BLOCK_OF_ABSMAX, torch.float32)
+        absmax = large + absmax_offset
+    weight = _bnb.dequantize_4bit.default(b, absmax, blocksize, quant_type, list(shape), a.dtype)
+    return torch.nn.functional.linear(a, weight, bias)
+
+
+def _pays(a: Tensor, rows: int, columns: int, depth: int) -> bool:
+    """The library's own choice, without its caches: they know a device by its index alone."""
+    from bitsandbytes.backends.cuda import ops  # type: ignore[import-not-found,unused-ignore]
+
+    choose = ops._gemm_4bit_use_custom_cuda.__wrapped__
+    key = simulated_spec().name, a.dtype, rows, columns, depth
+    found = _choices.get(key)
+    if found is None:
+        ops._gpu_dispatch_props.cache_clear()
+        found = _choices[key] = bool(choose(device_of(a).index, a.dtype, rows, columns, depth))
+        ops._gpu_dispatch_props.cache_clear()
+    return found
+
+
+_choices: dict[tuple[str, torch.dtype, int, int, int], bool] = {}
+
+
+@_composition("int8_linear_matmul")
+def compose_int8_linear_matmul(a: Tensor, b: Tensor) -> Any:
+    """A depth that four does not divide is nothing for cuBLASLt."""
+    return NotImplemented if b.shape[-1] % 4 == 0 else torch.matmul(a.float(), b.float().t()).to(torch.int32)
+
+
+@_composition("int8_mm_dequant")
+def compose_int8_mm_dequant(a: Tensor, row_stats: Tensor, col_stats: Tensor, dtype: torch.dtype | None = None,
+                            bias: Tensor | None = None) -> Any:
+    """The kernel gives float16, and adds a bias of float16."""
+    is_fused = bias is None or bias.dtype == torch.float16
+    if is_fused and dtype in (None, torch.float16):
+        return NotImplemented
+    out = _bnb.int8_mm_dequant.default(a, row_stats, col_stats, torch.float16, bias if is_fused else None)
+    if not is_fused:
+        out.add_(bias)
+    return out.to(dtype or torch.float16)
+
+
+@_composition("int8_scaled_mm")
+def compose_int8_scaled_mm(a: Tensor, b: Tensor, row_stats: Tensor, col_stats: Tensor, bias: Tensor | None = None,
+                           dtype: torch.dtype | None = None) -> Any:
+    """A product of integers, then its scales."""
+    product = _bnb.int8_linear_matmul.default(a, b)
+    return _bnb.int8_mm_dequant.default(product, row_stats, col_stats, dtype or torch.float16, bias)
+
+
+@_composition("int8_mixed_scaled_mm")
+def compose_int8_mixed_scaled_mm(a: Tensor, ca: Tensor, cb: Tensor, sca: Tensor, scb: Tensor,
+                                 outlier_cols: Tensor | None = None, bias: Tensor | None = None) -> Any:
+    """The columns of outliers, of which none is known, would be multiplied in full precision."""
+    none = a.new_empty(0)
+    return _bnb.int8_scaled_mm.default(ca, cb, sca, scb, bias, a.dtype), none
+
+
+@_composition("int8_vectorwise_quant")
+def compose_int8_vectorwise_quant(a: Tensor, threshold: float = 0.0) -> Any:
+    """Outliers are looked for in Python, and set to zero."""
+    if threshold == 0.0:
+        return NotImplemented
+    quantized, scales, _ = _bnb.int8_vectorwise_quant.default(a, 0.0)
+    outliers = a.abs() >= threshold
+    active_state().assume(f"bitsandbytes: no activation is taken to exceed llm_int8_threshold={threshold:g}, so that "
+                          "no column of outliers is multiplied in 16 bits")
+    del outliers
+    return quantized, scales, a.new_empty(0, dtype=torch.int64)
+
+
+@_composition("int8_double_quant")
+def compose_int8_double_quant(a: Tensor, threshold: float = 0.0) -> Any:
+    """Rows by a kernel, columns by operators of torch."""
+    rows, row_stats, outliers = _bnb.int8_vectorwise_quant.default(a, threshold)
+    magnitudes = a.abs().view(-1, a.shape[-1])
+    mask = magnitudes >= threshold if threshold > 0.0 else None
+    if mask is not None:
+        magnitudes.masked_fill_(mask, 0.0)
+    col_stats = magnitudes.amax(dim=0).float()
+    del magnitudes
+    if mask is not None:
+        a = a.masked_fill(mask, 0.0)
+    columns = torch.round(a.mul(127.0) / col_stats.unsqueeze(0)).to(torch.int8)
+    return rows, columns, row_stats, col_stats.flatten().float(), outliers
+
+
+# -- memory of CUDA's own management, which optimizers "paged" hold their states in ------------------------------------
+
+
+def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    """bitsandbytes/functional.py, get_paged: a tensor on the host around memory of ``cudaMallocManaged``."""
+    state = current()
+    assert state is not None
+    out = torch.zeros(shape, dtype=dtype)
+    out.is_paged = True  # type: ignore[attr-defined]
+    out.page_deviceid = getattr(device, "index", 0)  # type: ignore[attr-defined]
+    state.assume("states of paged optimizers of bitsandbytes are in managed memory, which is in no figure of the "
+                 f"allocator; while a step needs them they take as much of the memory of {simulated_spec().name}")
+    return out
+
+
+def _fill_or_multiply(name: str, a: Tensor, b: Tensor | None, value: float, prefetch: bool = True) -> None:
+    """bitsandbytes/functional.py, elementwise_func: the native functions by their names."""
+    if name == "fill":
+        a.fill_(value)
+    elif name == "_mul" and b is not None:
+        a.mul_(b)
+    else:
+        raise NotImplementedError(f"Function not implemented: {name}")
+
+
+def answer_for_managed_memory() -> Iterator[Undo]:
+    """Replace what asks for managed memory, where the library is imported; each result undoes one replacement."""
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is not None:
+        yield answer(functional, "get_paged", _make_paged)
+        yield answer(functional, "elementwise_func", _fill_or_multiply)
+        yield answer(functional, "prefetch_tensor", lambda *args, **kwargs: None)
+
+
+kernel_replacements.append(answer_for_managed_memory)

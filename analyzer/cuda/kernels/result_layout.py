@@ -1,15 +1,21 @@
-"""Layouts and dtypes of results where torch's meta kernel gives others than the device's: what the meta kernel says,
-with what the sources named here change. Those of the CPU are met by running its kernels.
-"""
+"""Layouts and dtypes of results where torch's meta kernels give others than the device."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 
 from analyzer.cuda.kernel_registry import device_shape, host_shape, overloads
+from analyzer.cuda.workspaces.convolution import either_is_channels_last, suggests_channels_last
+from analyzer.cuda.workspaces.kernel_temporary import uses_onednn
+from analyzer.meta.dispatch.execute import like_sum
+from analyzer.meta.spec import TensorSpec, spec_of
+
+# Layouts and dtypes of results where torch's meta kernel gives others than the device's: what the meta kernel says,
+# with what the sources named here change. Those of the CPU are met by running its kernels.
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -140,3 +146,135 @@ def _group_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
     """group_norm.cpp: the input's gradient has its dtype, also where weights have another."""
     first, *rest = aten.native_group_norm_backward.default(grad_out, input, *args)
     return None if first is None else first.to(input.dtype), *rest
+
+
+# Layouts of what activations and their gradients give, where torch's meta kernels find them from intermediate results
+# that devices do not have: TensorIterator takes the first operand that orders two dimensions, and which operand is
+# first
+# is said in Activation.cpp of ``aten/src/ATen/native``. The CPU first casts operands to one dtype
+# (TensorIterator.cpp, promote_inputs_to_common_dtype).
+
+# the operands of each, as positions among its arguments
+_OPERANDS = {"elu_backward": (0, 5), "hardtanh_backward": (0, 1), "hardsigmoid_backward": (0, 1),
+             "hardswish_backward": (0, 1), "softplus_backward": (0, 1), "logit_backward": (0, 1),
+             "threshold_backward": (1, 0), "leaky_relu_backward": (1, 0)}
+
+
+def _iterate(*operands: Tensor, on_host: bool) -> Tensor:
+    """What TensorIterator allocates for the result of these operands, in that order."""
+    dtype = reduce(torch.promote_types, (t.dtype for t in operands))
+    if on_host:
+        operands = tuple(t.to(dtype) for t in operands)
+    together = torch.broadcast_tensors(*operands)
+    return torch.empty_strided(together[0].shape, compute_elementwise_output_strides(*together), dtype=dtype,
+                               device=operands[0].device)
+
+
+def _shape(*args: Any, positions: tuple[int, ...], on_host: bool) -> Tensor:
+    return _iterate(*(args[i] for i in positions), on_host=on_host)
+
+
+def _rrelu_gradient(gradient: Tensor, self: Tensor, noise: Tensor, lower: float, upper: float, training: bool,
+                    is_result: bool, on_host: bool) -> Tensor:
+    """In training a product with the noise, else the gradient of leaky_relu."""
+    return _iterate(noise if training else self, gradient, on_host=on_host)
+
+
+def _prelu_gradients(gradient: Tensor, self: Tensor, weight: Tensor, on_host: bool) -> tuple[Tensor, Tensor]:
+    first = _iterate(self, weight, gradient, on_host=on_host)
+    return first, torch.empty_like(first)
+
+
+def _register(name: str, shape: Callable[..., Any]) -> None:
+    device_shape(name)(partial(shape, on_host=False))
+    host_shape(name)(partial(shape, on_host=True))
+
+
+for _name, _positions in _OPERANDS.items():
+    _register(_name, partial(_shape, positions=_positions))
+_register("rrelu_with_noise_backward", _rrelu_gradient)
+_register("_prelu_kernel_backward", _prelu_gradients)
+# grad * mask * scale, Dropout.cpp; CUDA's own kernel is as torch's meta kernel says
+host_shape("native_dropout_backward")(partial(_shape, positions=(0, 1), on_host=True))
+
+
+@device_shape("rrelu_with_noise", on_any_device=True)
+def _rrelu(self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Contiguous: Activation.cpp and cuda/RreluWithNoise.cu."""
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+@device_shape("log_sigmoid_backward", on_any_device=True)
+def _log_sigmoid_gradient(gradient: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+# Layouts of what convolutions and their gradients give: channels last where the images or the weights are and the
+# backend runs so, which torch's meta kernels cannot know (``determine_backend_memory_format`` in Convolution.cpp and
+# the
+# functions of ConvUtils.h that it asks).
+
+_aten = torch.ops.aten
+_Rule = Callable[[TensorSpec, TensorSpec, "list[int]", "list[int]", int], bool]
+"""Whether a convolution of images and weights with these strides, dilations and groups is run channels last."""
+
+
+def _on_device(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[int], groups: int) -> bool:
+    return torch.backends.cudnn.enabled and suggests_channels_last(x, w)
+
+
+def _on_host(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[int], groups: int) -> bool:
+    """Volumes only in oneDNN, and there in no float64; images in the other kernels as well."""
+    return either_is_channels_last(x, w) and (len(w) == 4 or uses_onednn(x, w, stride, dilation, groups))
+
+
+def _lay_out(result: Tensor, input: Tensor, weight: Tensor, rule: _Rule, *settings: Any) -> Tensor:
+    """``result`` as the backend lays it out; one dimension is run as two, of a contiguous input (view4d)."""
+    if result.dim() == 3:
+        input, weight = input.contiguous().unsqueeze(2), weight.unsqueeze(2)
+        return _lay_out(result.unsqueeze(2), input, weight, rule, *settings).squeeze(2)
+    last = torch.channels_last if result.dim() == 4 else torch.channels_last_3d
+    is_last = rule(spec_of(input), spec_of(weight), *settings)
+    return torch.empty_like(result, memory_format=last if is_last else torch.contiguous_format)
+
+
+def _convolution(rule: _Rule) -> Callable[..., Tensor]:
+    def shape(input: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
+              dilation: list[int], *rest: Any) -> Tensor:
+        out = _aten.convolution.default(input, weight, bias, stride, padding, dilation, *rest)
+        return _lay_out(out, input, weight, rule, stride, dilation, rest[-1])
+    return shape
+
+
+def _gradients(rule: _Rule) -> Callable[..., Any]:
+    """Of the input and the weight; that of the bias has one dimension."""
+    def shape(gradient: Tensor, input: Tensor, weight: Tensor, *args: Any) -> Any:
+        *found, of_bias = _aten.convolution_backward.default(gradient, input, weight, *args)
+        _, stride, _, dilation, _, _, groups, _ = args
+        return (*(None if one is None else _lay_out(one, input, weight, rule, stride, dilation, groups)
+                  for one in found), of_bias)
+    return shape
+
+
+device_shape("convolution")(_convolution(_on_device))
+host_shape("convolution")(_convolution(_on_host))
+device_shape("convolution_backward")(_gradients(_on_device))
+host_shape("convolution_backward")(_gradients(_on_host))
+
+
+# Kernels whose result is shaped like an argument, where meta has none or one that returns something else.
+
+def _like(position: int, layout: torch.memory_format = torch.contiguous_format) -> Callable[..., Tensor]:
+    def shape(*args: Any, **kwargs: Any) -> Tensor:
+        return torch.empty_like(args[position], memory_format=layout)
+    return shape
+
+
+# aten/src/ATen/native/transformers/attention.cpp
+device_shape("_masked_softmax")(_like(0))
+# aten/src/ATen/native/cuda/LossCTC.cu, MultiMarginLoss.cu, MultiLabelMarginCriterion.cu and FractionalMaxPool3d.cu
+device_shape("_ctc_loss_backward.Tensor", "multi_margin_loss_backward", "multilabel_margin_loss_backward",
+             "fractional_max_pool3d_backward")(_like(1))
+device_shape("silu_backward", "mish_backward", on_any_device=True)(like_sum)
+device_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")(
+    _like(0, torch.preserve_format))

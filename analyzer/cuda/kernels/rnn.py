@@ -13,10 +13,10 @@ from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
 from analyzer.cuda.autocast import lower_precision
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import active_state
-from analyzer.meta.storage import MetaStorage
 
-from .packing import read_lengths
+from .indexing import read_lengths
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

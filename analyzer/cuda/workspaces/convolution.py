@@ -17,8 +17,7 @@ import torch
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 
 from .kernel_temporary import is_contiguous
 from .reduction import accumulate_bytes, reduction_blocks

@@ -1,20 +1,22 @@
-"""What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums. Source:
-the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several ATen calls
-need no rule: the log holds each call.
-"""
+"""What kernels of PyTorch allocate inside one operator, on CUDA and on the CPU."""
 from __future__ import annotations
 
 import math
+from math import ceil
 from typing import Any
 
 import torch
 
 from analyzer.hardware.current_spec import simulated_spec
-from analyzer.meta.memory_need import Stage, kernel_stages
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.memory_need import KernelMemory, Stage, host_memory, kernel_stages
+from analyzer.meta.spec import Signature, TensorSpec
 
 from .reduction import accumulate_bytes, one_stage, reduction_blocks
+
+# What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums. Source:
+# the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several ATen
+# calls
+# need no rule: the log holds each call.
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
@@ -154,3 +156,211 @@ def _foreach_norm(signature: Signature) -> tuple[Stage, ...]:
     tensors = signature.args[0]
     chunks = max((-(-t.numel // 65536) for t in tensors), default=0)  # kChunkSize of MultiTensorApply.cuh
     return one_stage(len(tensors) * chunks * max((accumulate_bytes(t.dtype) for t in tensors), default=0))
+
+
+# What attention kernels hold while they run: PyTorch's own, and of cuDNN's what its open frontend asks for.
+
+_FLOAT_BYTES = 4
+_BLOCK = 64  # rows and columns that one block of the float32 kernel handles
+
+
+@kernel_stages(_aten._scaled_dot_product_efficient_attention_backward)
+def efficient_backward_stages(signature: Signature) -> tuple[Stage, ...]:
+    """``_efficient_attention_backward`` in ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``, for
+    float32. First (grad · out) summed over each head, then what the splits of the keys add their gradient of the query
+    into: GradQTempStorage of ``mem_eff_attention/kernel_backward.h``, 16 bytes and a block of floats each. On an H200
+    it took 6,297,600 bytes for queries of (4, 12, 512, 64). The kernels for halves are not covered: PyTorch prefers
+    others there.
+    """
+    grad_out, query, key = signature.inputs[:3]
+    if query.dtype is not torch.float32:
+        return ()
+    batch, heads, length, size = query
+    delta_bytes = batch * heads * length * _FLOAT_BYTES
+    blocks = ceil(length / _BLOCK) * ceil(size / _BLOCK) if key[2] > _BLOCK else 0
+    return Stage((grad_out.nbytes, delta_bytes)), Stage(
+        (delta_bytes, batch * heads * blocks * (16 + _BLOCK * _BLOCK * _FLOAT_BYTES)))
+
+
+@kernel_stages(_aten._scaled_dot_product_cudnn_attention_backward)
+def cudnn_backward_stages(signature: Signature) -> tuple[Stage, ...]:
+    """``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``: a copy of a gradient whose rows have gaps,
+    then one workspace. In it, by ``get_fe_workspace_size_node`` of CompositeSDPABackwardNode (cudnn-frontend,
+    node/scaled_dot_product_flash_attention.h, cuDNN 9): the query's gradient and the row sums in float32. The forward
+    pass asks for none. What cuDNN's engine adds, as for the full heads of grouped queries, is not known.
+    """
+    grad_out, query = signature.inputs[:2]
+    if not query.numel:
+        return ()
+    workspace = query.numel * _FLOAT_BYTES + query.numel // query[-1] * _FLOAT_BYTES
+    return (Stage((workspace,) if grad_out.stride[-1] == 1 else (grad_out.nbytes, workspace)),)
+
+
+@kernel_stages(_aten._scaled_dot_product_flash_attention_backward)
+def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
+    """``mha_bwd`` in ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``: row sums and the query's
+    gradient in float32; with grouped queries, the gradients of keys and values per query head.
+    """
+    _, query, key = signature.inputs[:3]
+    batch, heads, length, size = query
+    rounded_length = ceil(length / 128) * 128
+    rounded_size = ceil(size / 32) * 32 if size <= 192 else 256
+    blocks = [batch * heads * rounded_length * _FLOAT_BYTES,
+              batch * rounded_length * heads * rounded_size * _FLOAT_BYTES]
+    if key[1] != heads:
+        blocks += 2 * [batch * key[2] * heads * size * query.dtype.itemsize]
+    return (Stage(tuple(blocks)),)
+
+
+# What kernels of the CPU allocate inside one operator, and the order in which they allocate its outputs. Source: the
+# files of ``aten/src/ATen/native`` named at each rule, as of PyTorch 2.13. oneDNN's own buffers (blocked copies of
+# what a
+# convolution reads and writes) depend on the processor and are left out.
+
+@host_memory(_aten.convolution_backward)
+def _convolution_backward(signature: Signature) -> KernelMemory:
+    """mkldnn/Conv.cpp (mkldnn_convolution_backward_weights) and ConvolutionMM2d.cpp: the bias before the weight.
+    Without oneDNN groups run one by one, and their results are joined in the order of the outputs: Convolution.cpp.
+    """
+    _, x, w, _, stride, _, dilation, _, _, groups, _ = signature.args
+    is_joined = groups > 1 and not uses_onednn(x, w, stride, dilation, groups)
+    return (), None if is_joined else (0, 2, 1)
+
+
+def uses_onednn(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[int], groups: int) -> bool:
+    """Convolution.cpp, use_mkldnn; processor and threads are taken to be this machine's."""
+    if not torch._C._get_mkldnn_enabled():
+        return False
+    if x.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if x.dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    window = w[2:] if len(w) > 3 else (1, *w[2:])
+    is_product = window[-2:] == (1, 1) and {*stride, *dilation} == {1} and x[0] < 16
+    is_large = groups > 1 or min(window[-2:]) > 3 or x[0] > 1 or x.numel > 20480
+    return x.dtype == torch.float32 and is_large and not (is_product and torch.get_num_threads() == 1)
+
+
+@host_memory(_aten.mkldnn_rnn_layer_backward)
+def _rnn_layer_backward(signature: Signature) -> KernelMemory:
+    """mkldnn/RNN.cpp: the states before weights and biases."""
+    return (), (0, 5, 6, 1, 2, 3, 4)
+
+
+@host_memory(_aten.native_batch_norm_backward)
+def _batch_norm_backward(signature: Signature) -> KernelMemory:
+    """Normalization.cpp, batch_norm_backward_cpu: where both inputs lie alike, the gradient of the input is allocated a
+    second time (batch_norm_backward_cpu_template) and the first is given back at the end.
+    """
+    gradient, x = signature.inputs[:2]
+    is_wanted: list[bool] = signature.args[9]
+    layout = _dense_layout(x)
+    if not is_wanted[0] or layout is None or layout != _dense_layout(gradient):
+        return (), None
+    first = next(i for i, index in enumerate((1, 2, 0)) if is_wanted[index])
+    return (Stage((x.nbytes,), before=first, kept=True),), (1, 2, 0)
+
+
+def _dense_layout(t: TensorSpec) -> str | None:
+    """Whether ``t`` lies in memory as NCHW or as NHWC, the second where both are true and it has four dimensions."""
+    if len(t) in (4, 5) and is_contiguous(_channels_last(t)):
+        return "channels last"
+    return "contiguous" if is_contiguous(t) else None
+
+
+def _channels_last(t: TensorSpec) -> TensorSpec:
+    order = (0, *range(2, len(t)), 1)
+    return TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order), t.dtype, t.device)
+
+
+# What CUDA kernels that sort, select and scan hold while they run. Source: the files of ``aten/src/ATen/native/cuda``
+# named at each rule (PyTorch 2.11). Radix sort is CUB's with separate input and output, which its documentation says
+# needs as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage"; only its DoubleBuffer
+# variant
+# needs O(P)). Scans and selections of CUB need a few bytes for every two thousand elements, which is left out.
+
+          # int64, and a pair of int32
+_SMALL_SORT = 4096        # Sort.h, should_use_small_sort: up to here rows are sorted in place
+_LARGE_SEGMENT = 1_000_000  # SortStable.cu, launch_stable_sort_kernel: such rows are sorted one by one
+_MANY_SEGMENTS = 128      # same: from here on all rows in one segmented sort
+# TensorTopK.cu, get_items_per_thread: threads of a block, registers of one, bounds of the items of a thread
+_TOPK_THREADS, _TOPK_REGISTERS, _TOPK_ITEMS = 256, 40, (4, 64)
+_REGISTERS_PER_MULTIPROCESSOR = 65536  # every GPU since compute capability 3.0 (CUDA programming guide)
+# TensorTopK.cu, should_use_multiblock: (at most so many rows, at least so long)
+_MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (float("inf"), 400))
+
+
+def _argument(signature: Signature, position: int, name: str, default: Any) -> Any:
+    return signature.args[position] if len(signature.args) > position else signature.kwargs.get(name, default)
+
+
+def _sort_blocks(x: TensorSpec, dim: int) -> tuple[int, ...]:
+    """Sort.cpp, sort_cuda_kernel, and SortStable.cu."""
+    if not len(x) or not x.numel or x[dim] <= _SMALL_SORT:
+        return ()
+    count, size, key = x.numel, x[dim], x.dtype.itemsize
+    is_innermost = x.stride[dim] == 1
+    # other dimensions are copied to be the innermost, and results copied back
+    blocks = () if is_innermost else (count * key, count * key, count * _INDEX_BYTES)
+    segments = count // size
+    if segments == 1 or size >= _LARGE_SEGMENT:
+        return (*blocks, size * _INDEX_BYTES, size * (key + _INDEX_BYTES))
+    # all rows by value, then by row: (index, row) twice, the sorted keys, and what radix sort holds
+    if segments < _MANY_SEGMENTS:
+        return (*blocks, count * _INDEX_BYTES, count * _INDEX_BYTES, count * key, count * (key + _INDEX_BYTES))
+    return (*blocks, count * _INDEX_BYTES, count * (key + _INDEX_BYTES))
+
+
+@kernel_stages(_aten.sort)
+def _sort(signature: Signature) -> tuple[Stage, ...]:
+    x = signature.inputs[0]
+    is_stable = signature.op._overloadname == "stable"
+    return one_stage(*_sort_blocks(x, _argument(signature, 2 if is_stable else 1, "dim", -1)))
+
+
+@kernel_stages(_aten.topk)
+def _topk(signature: Signature) -> tuple[Stage, ...]:
+    """TensorTopK.cpp and .cu: where blocks share a row, 16-bit counts for each; more than 4096 results are sorted."""
+    x, values = signature.inputs[0], signature.outputs[0]
+    if not len(x) or not x.numel:
+        return ()
+    dim = _argument(signature, 2, "dim", -1)
+    rows, size = x.numel // x[dim], x[dim]
+    blocks = [copy_bytes(x)]
+    multiprocessors = simulated_spec().multiprocessors
+    if multiprocessors is not None and size >= next(least for most, least in _MULTIBLOCK if rows <= most):
+        resident = multiprocessors * (_REGISTERS_PER_MULTIPROCESSOR //
+                                      (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS
+        least, most = _TOPK_ITEMS
+        items = max(least, min(-(-x.numel // resident), most))
+        parts = rows * -(-size // (items * _TOPK_THREADS))
+        # a value, a semaphore, a rank and a digit for each row; counts of 256 digits and two sums for each block
+        blocks += [rows * x.dtype.itemsize, rows * 4, rows * 4, rows * 4, parts * 256 * 2, parts * 4, parts * 4]
+    if _argument(signature, 4, "sorted", True) and values[dim] > _SMALL_SORT:
+        blocks += [values.numel * _INDEX_BYTES, values.nbytes, *_sort_blocks(values, dim)]
+    return one_stage(*blocks)
+
+
+@kernel_stages(_aten.cumsum, _aten.cumprod, _aten.logcumsumexp)
+def _scan(signature: Signature) -> tuple[Stage, ...]:
+    """ScanUtils.cuh, scan_dim: the input is made contiguous."""
+    return one_stage(copy_bytes(signature.inputs[0]))
+
+
+@kernel_stages(_aten._unique2, _aten._unique, _aten.unique_consecutive)
+def _unique(signature: Signature) -> tuple[Stage, ...]:
+    """UniqueCub.cu: sorted keys, for the inverse also where each came from; then a mask and its sums."""
+    x = signature.inputs[0]
+    index = x.numel * _INDEX_BYTES
+    if signature.op.overloadpacket is _aten.unique_consecutive:
+        inverse = bool(_argument(signature, 1, "return_inverse", False))
+        return one_stage(copy_bytes(x), *[index, index] * inverse)
+    inverse = bool(_argument(signature, 2, "return_inverse", False))
+    held = (copy_bytes(x), x.nbytes, *[index, index] * inverse)
+    return one_stage(*held, x.nbytes + index * inverse) + (one_stage(*held, index, index) if inverse else ())
+
+
+@kernel_stages(_aten.nonzero)
+def _nonzero(signature: Signature) -> tuple[Stage, ...]:
+    """Nonzero.cu: the input is made contiguous."""
+    return one_stage(copy_bytes(signature.inputs[0]))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from analyzer.hardware.current_spec import simulated_spec
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
 from analyzer.meta.state import MetaState
 
 _aten = torch.ops.aten

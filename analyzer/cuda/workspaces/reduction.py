@@ -12,8 +12,7 @@ import torch
 
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 
 _aten = torch.ops.aten
 _WARP = 32

@@ -1,4 +1,4 @@
-"""Which values a graph node writes to, and whose memory its result may share, as far as schemas and names tell."""
+"""What a node of a graph does besides giving its result: writes, and memory that it shares."""
 from __future__ import annotations
 
 import functools
@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
-from analyzer.fx.trace.call_target import CallTarget
-from analyzer.fx.trace.function_call import IN_PLACE_OF, is_functional
+from analyzer.fx.trace.function_call import EFFECTS, IN_PLACE_OF, CallTarget, is_functional
+
+# Which values a graph node writes to, and whose memory its result may share, as far as schemas and names tell.
 
 _IN_PLACE = {f for f in IN_PLACE_OF.values()}
 #: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
@@ -157,3 +158,42 @@ def _nodes_in(values: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(values, found.append)
     return found
+
+
+# Whether a node does anything besides giving its result.
+
+_RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "rrelu", "scaled_dot_product_attention",
+           "multi_head_attention", "gumbel_softmax", "fractional_max_pool")
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether all that ``node`` does is give its result."""
+    if node.op == "get_attr":
+        return True
+    if node.op in ("placeholder", "output") or written_by(node):
+        return False
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        return owner is not None and _is_pure_module(owner.get_submodule(str(node.target)))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    module = "torch" if node.op == "call_method" or inspect.isbuiltin(node.target) else str(
+        getattr(node.target, "__module__", None) or "torch")
+    ours = module.split(".")[0] in ("torch", "_operator") and not module.startswith("torch.distributed")
+    return ours and name not in EFFECTS and not isinstance(node.target, CallTarget) and not any(
+        r in name for r in _RANDOM) and not _draws(name) and "c10d" not in str(node.target)
+
+
+@functools.cache
+def _draws(name: str) -> bool:
+    """Whether an operator of ATen says that it draws random numbers."""
+    packet = getattr(torch.ops.aten, name.partition(".")[0], None) if name else None
+    return packet is not None and any(torch.Tag.nondeterministic_seeded in getattr(packet, o).tags
+                                      for o in packet.overloads())
+
+
+def _is_pure_module(module: nn.Module) -> bool:
+    if not type(module).__module__.startswith(
+            "torch.nn.modules.") or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return not module.training or not (list(module.buffers()) or any(
+        r in type(module).__name__.lower() for r in (*_RANDOM, "attention", "rnn", "lstm", "gru", "transformer")))

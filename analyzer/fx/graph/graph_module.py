@@ -1,4 +1,4 @@
-"""The traced module."""
+"""The traced module, its graph, and how both are pickled."""
 from __future__ import annotations
 
 import copy
@@ -6,16 +6,143 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import fx, nn
-from torch.fx.graph import PythonCode
+from torch.fx.graph import CodeGen, PythonCode
+from torch.fx.node import map_aggregate
 
+from analyzer.errors import InputError
+from analyzer.fx.trace.function_call import find_by_name, qualified_name
 from analyzer.fx.trace.identity import check_identity
 from analyzer.fx.trace.input_check import Expected
 
-from .graph_pickle import PackedGraph, pack_graph, unpack_graph
+from .alias import is_pure
+from .codegen import RegionCodeGen
+from .statement import CheckpointRegion, region_of
+
+# The graph of a traced module: torch.fx's own operations on graphs, aware of effects and regions.
+
+class TracedGraph(fx.Graph):
+    """A graph whose nodes may write in place and run in regions."""
+
+    def __init__(self, codegen: RegionCodeGen | None = None) -> None:
+        super().__init__()
+        self._graph_namespace.create_name("self", object())  # no node may hide the module in generated code
+        self.set_codegen(RegionCodeGen() if codegen is None else codegen)
+
+    @property
+    def owning_module(self) -> fx.GraphModule | None:
+        """The graph module that it is the graph of. torch's graphs hold theirs, which then waits for the collector with
+        all its weights.
+        """
+        owner: weakref.ref[fx.GraphModule] | None = self.__dict__.get("_owner")
+        return None if owner is None else owner()
+
+    @owning_module.setter
+    def owning_module(self, module: fx.GraphModule | None) -> None:
+        self._owner = None if module is None else weakref.ref(module)
+
+    def set_codegen(self, codegen: CodeGen) -> None:
+        """Let ``codegen`` generate the code of this graph."""
+        super().set_codegen(codegen)
+        if isinstance(codegen, RegionCodeGen):
+            codegen.home = weakref.ref(self)
+
+    def __deepcopy__(self, memo: Any = None) -> TracedGraph:
+        new: Any = super().__deepcopy__({} if memo is None else memo)
+        new.__class__ = TracedGraph
+        new.set_codegen(new._codegen)
+        return new  # type: ignore[no-any-return]
+
+    def eliminate_dead_code(self, is_impure_node: Callable[[fx.Node], bool] | None = None) -> bool:
+        """Erase nodes whose results are not read and that do nothing else; whether there were any."""
+        return super().eliminate_dead_code(is_impure_node or (lambda node: not is_pure(node)))
+
+    def process_inputs(self, *args: Any) -> Any:
+        """The arguments of `torch.fx.Interpreter.run`, refused where it would leave out autocast or grad mode."""
+        for node in self.nodes:
+            region = next((r for r in region_of(node) if not isinstance(r, CheckpointRegion)), None)
+            if region is not None:
+                raise InputError(f"torch.fx.Interpreter runs {node.name} without {region.header()}, which changes its "
+                                 f"result; call the graph module, or derive from analyzer.fx.GraphInterpreter")
+        return super().process_inputs(*args)
+
+
+# A graph as plain data: pickling the linked nodes themselves would recurse as deep as the graph is long.
+
+@dataclass(frozen=True)
+class _Reference:
+    """A node in the arguments of another one."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What torch has under a name: its functions and memory formats cannot all be pickled."""
+
+    name: str
+
+
+class _PackedNode(NamedTuple):
+    op: str
+    name: str
+    target: Any
+    args: Any
+    kwargs: Any
+    type: Any
+    meta: dict[str, Any]
+
+
+class PackedGraph(NamedTuple):
+    """The nodes of a graph in order, and what its code generator knows."""
+
+    nodes: list[_PackedNode]
+    keyword_only: frozenset[str]
+
+
+def pack_graph(graph: fx.Graph) -> PackedGraph:
+    """``graph`` as data that can be pickled."""
+    positions = {n: i for i, n in enumerate(graph.nodes)}
+
+    def pack(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return _Reference(positions[value])
+        return _Named(str(value)) if isinstance(value, torch.memory_format) else value
+
+    nodes = [_PackedNode(n.op, n.name, _name(n.target), map_aggregate(n.args, pack), map_aggregate(n.kwargs, pack),
+                         n.type, n.meta) for n in graph.nodes]
+    return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
+
+
+def _name(target: Any) -> Any:
+    name = None if isinstance(target, str) else qualified_name(target)
+    return target if name is None else _Named(name)
+
+
+def unpack_graph(packed: PackedGraph) -> fx.Graph:
+    """The graph that was packed."""
+    graph = TracedGraph(RegionCodeGen(packed.keyword_only))
+    nodes: list[fx.Node] = []
+
+    def unpack(value: Any) -> Any:
+        if isinstance(value, _Reference):
+            return nodes[value.position]
+        return find_by_name(value.name) if isinstance(value, _Named) else value
+
+    for n in packed.nodes:
+        node = graph.create_node(n.op, unpack(n.target), map_aggregate(n.args, unpack),
+                                 map_aggregate(n.kwargs, unpack), n.name, n.type)
+        node.meta = n.meta
+        nodes.append(node)
+    return graph
+
+
+# The traced module.
 
 _CODE = ("_code", "_lineno_map", "_prologue_start")  # what torch.fx notes of the code that it generates
 _COMPILED = ("_graph", *_CODE, "forward")  # made anew from the graph
@@ -42,7 +169,7 @@ class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
     Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see
-    `analyzer.fx.graph.region`), and ``["container"]`` where they return tensors in a tuple or the like. Code is
+    `analyzer.fx.graph.statement`), and ``["container"]`` where they return tensors in a tuple or the like. Code is
     generated when it is first run or read; call `recompile` after an edit of the graph or of a region.
     ``meta["assumptions"]`` lists what was taken for granted. Copies and pickles keep the graph with its annotations.
     Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to leave that to the operators.

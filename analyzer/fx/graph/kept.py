@@ -9,12 +9,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from analyzer.fx.random_state import GeneratorState
+from analyzer.fx.fake_tensor import GeneratorState
 from analyzer.meta.operator_info import describe_operator
 
-from .host_copy import HostCopy, HostTensor
-from .storage_table import StorageTable
-from .version_alias import alias_with_version
+from .offload import HostCopy, HostTensor, StorageTable, alias_with_version
 
 Tensor = torch.Tensor
 _CAST = torch.ops.aten._to_copy.default

@@ -1,19 +1,116 @@
-"""Values of a forward pass whose saved copies wait on the host for the backward pass."""
+"""Values of a graph whose saved copies wait on the host, and facts about the storages behind them."""
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from analyzer.meta.state import current
 from analyzer.meta.structure import tensors_of
 
-from .host_copy import HostCopy, HostTensor
-from .storage_table import StorageTable
+# An alias that knows when the memory it shows is written to, made while an operator is dispatched.
 
 Tensor = torch.Tensor
 
+
+def alias_with_version(tensor: Tensor) -> Tensor:
+    """``tensor`` detached, with the same version counter, unlike other views that are made below autograd."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+# Facts about storages, for as long as they live.
+
+V = TypeVar("V")
+
+
+class StorageTable(Generic[V]):
+    """A value for each storage, found through any tensor in it, while the storage lives; it keeps none alive.
+
+    >>> table = StorageTable()
+    >>> x = torch.zeros(4)
+    >>> table.put(x, "zeros")
+    >>> table.find(x[1:]), table.find(torch.zeros(4))
+    ('zeros', None)
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], V]] = {}
+
+    def put(self, tensor: torch.Tensor, value: V) -> None:
+        """Note ``value`` for the storage of ``tensor``."""
+        storage = tensor.untyped_storage()
+        self._entries[storage._cdata] = weakref.ref(storage), value
+
+    def find(self, tensor: torch.Tensor) -> V | None:
+        """The value for the storage of ``tensor``, or None."""
+        storage = tensor.untyped_storage()
+        found = self._entries.get(storage._cdata)
+        return None if found is None or found[0]() is not storage else found[1]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._entries.clear()
+
+
+# Memory of tensors that waits on the host, and comes back when it is read.
+
+class HostCopy:
+    """A copy on the host of all the memory that a tensor is a view of."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.device = tensor.device
+        flat = _flatten(tensor)
+        if self.device.type == "cpu":
+            self._contents = flat.clone()  # a run on the host: the same program
+        else:
+            self._contents = torch.empty_like(flat, device="cpu", pin_memory=torch.cuda.is_available())
+            self._contents.copy_(flat)
+        state = current()
+        if state is not None and state.recorder is not None:
+            state.recorder.mark([self._contents], "host copy")  # no activation, wherever the run takes place
+
+    def describe(self, tensor: Tensor) -> HostTensor:
+        """``tensor``, a view of the memory that was copied, as a view of the copy."""
+        return HostTensor(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype,
+                          tensor.is_conj(), tensor.is_neg())
+
+    def bring_back(self) -> Tensor:
+        """The contents on the device that they came from, as one flat tensor: a new one for each use."""
+        if self.device.type == "cpu":
+            return self._contents.clone()
+        return self._contents.to(self.device, non_blocking=self._contents.is_pinned())
+
+
+class HostTensor(NamedTuple):
+    """A tensor whose memory is a host copy."""
+
+    copy: HostCopy
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
+
+    def bring_back(self) -> Tensor:
+        """The tensor on the device."""
+        tensor = self.copy.bring_back().view(self.dtype).as_strided(self.shape, self.strides, self.offset)
+        tensor = tensor._neg_view() if self.is_neg else tensor
+        return tensor.conj() if self.is_conj else tensor
+
+
+def _flatten(tensor: Tensor) -> Tensor:
+    """All the memory that ``tensor`` is a view of, in one dimension, with no sign or conjugation left to be applied."""
+    tensor = tensor.detach()
+    tensor = tensor.conj() if tensor.is_conj() else tensor
+    tensor = tensor._neg_view() if tensor.is_neg() else tensor
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+# Values of a forward pass whose saved copies wait on the host for the backward pass.
 
 class OffloadedTensors:
     """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in backward.

@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import InputError
-from analyzer.fx.graph.region import AutocastRegion
-from analyzer.fx.trace.bias_split import register_bias_split, splits
+from analyzer.fx.graph.statement import AutocastRegion
 from analyzer.fx.trace.tracer import symbolic_trace
+from analyzer.fx.trace.tracer_impl import register_bias_split, splits
 
 
 def split_biases(gm: fx.GraphModule) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.structure import tensors_of
 
 from .tape import Tape

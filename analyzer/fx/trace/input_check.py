@@ -1,18 +1,119 @@
-"""Whether arguments are like those that a graph was traced with."""
+"""A user's arguments: bound to what forward takes, and checked against those that were traced."""
 from __future__ import annotations
 
+import difflib
 import enum
+import inspect
+import itertools
 import types
 from collections import UserDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.meta.plain_type import VALUES
-from analyzer.meta.structure import Access, children
+from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.spec import VALUES
+from analyzer.meta.structure import Access, children, holds_tensor
+from analyzer.meta.value.known_value import Watched
+
+# A user's arguments bound to what a forward takes.
+
+class Bound(NamedTuple):
+    """Values of the parameters of a forward, in its order; ``given`` are those that have one."""
+
+    parameters: list[Parameter]
+    given: dict[str, Any]
+
+    def name_in_graph(self, p: Parameter) -> str:
+        """The name of a parameter in generated code, where ``self`` is the graph module."""
+        taken = {q.name for q in self.parameters}
+        return next(f"self_{i}" for i in itertools.count(1) if f"self_{i}" not in taken) if p.name == "self" else p.name
+
+    def value_of(self, p: Parameter) -> Any:
+        """What a parameter has: what was given, or its default."""
+        empty: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
+        return self.given.get(p.name, empty.get(p.kind, p.default))
+
+    def call_arguments(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``values`` (by parameter name) as positional and keyword arguments."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        by_position = True
+        for p in self.parameters:
+            if p.kind is Parameter.VAR_POSITIONAL:
+                args.extend(values.get(p.name, ()))
+                by_position = False
+            elif p.kind is Parameter.VAR_KEYWORD:
+                kwargs.update(values.get(p.name, {}))
+            elif p.name not in values:
+                by_position = False
+            elif by_position and p.kind is not Parameter.KEYWORD_ONLY:
+                args.append(values[p.name])
+            else:
+                kwargs[p.name] = values[p.name]
+        return tuple(args), kwargs
+
+
+def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], concrete_args: Mapping[str,
+                                                                                                     Any]) -> Bound:
+    """Which parameter gets which value; names that a ``**kwargs`` parameter takes are gathered under its name.
+
+    Raises InputError for a name that forward does not take, a name given twice, a required argument without a value,
+    and a value in ``meta_args`` without any tensor.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())
+    by_name = {p.name: p for p in parameters}
+    rest = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
+    given: dict[str, Any] = {}
+    for source, values in (("meta_args", meta_args), ("concrete_args", concrete_args)):
+        if not isinstance(values, Mapping):
+            raise InputError(f"{source} must be a dict from argument names to values, got {type(values).__name__}")
+        for name, value in values.items():
+            if source == "meta_args" and value is not None and not holds_tensor(value):
+                raise InputError(f"meta_args[{name!r}] = {value!r:.80} holds no tensor; give one, for instance "
+                                 "torch.empty(..., device='meta'), or pass a constant in concrete_args")
+            target = given
+            if name not in by_name or name == rest and not isinstance(value, Mapping):
+                if rest is None:
+                    raise InputError(_unknown(source, name, parameters))
+                target = given.setdefault(rest, {})
+            if name in target:
+                raise InputError(f"{name!r} is in meta_args and in concrete_args; give it once")
+            target[name] = dict(value) if name == rest else value
+    for p in parameters:
+        if p.kind is Parameter.VAR_POSITIONAL and not isinstance(given.get(p.name, ()), (tuple, list)):
+            raise InputError(
+                f"meta_args[{p.name!r}]: forward takes *{p.name}, so give a tuple, got {type(given[p.name]).__name__}")
+    missing = [p.name for p in parameters if p.default is Parameter.empty and p.name not in given
+               and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    if missing:
+        raise InputError(f"no value for {', '.join(map(repr, missing))}; forward takes {_names(parameters)}. "
+                         f"Put tensors into meta_args and constants into concrete_args")
+    varargs = next((i for i, p in enumerate(parameters) if p.kind is Parameter.VAR_POSITIONAL), None)
+    if varargs is not None and given.get(parameters[varargs].name):
+        for p in parameters[:varargs]:
+            given.setdefault(p.name, p.default)  # values of *args can only follow all of these
+    return Bound(parameters, given)
+
+
+def _unknown(source: str, name: str, parameters: list[Parameter]) -> str:
+    close = difflib.get_close_matches(name, [p.name for p in parameters], n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{source}[{name!r}]: forward takes no such argument{hint} It takes {_names(parameters)}"
+
+
+def _names(parameters: list[Parameter]) -> str:
+    marks: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+    return ", ".join(f"{marks.get(p.kind, '')}{p.name}" for p in parameters) or "no arguments"
+
+
+# Whether arguments are like those that a graph was traced with.
 
 Tensor = torch.Tensor
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -128,3 +229,81 @@ def _comparable(value: Any) -> list[Any]:
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return [value.tolist()]
     return [value] if isinstance(value, (*VALUES, slice, range, enum.Enum)) else []
+
+
+# Contents of tensors that a module holds, and that its forward both reads and changes (a queue's pointer).
+#
+# What is read is different in the next call, so it must not become a constant of the graph. The forward is traced
+# again
+# with these contents unknown: code that asks for them becomes one node (`outline`). Where the forward of the root
+# itself
+# asks for them, the graph checks that they are what they were when it was traced.
+
+class ChangedContent(NamedTuple):
+    """A tensor without data whose contents were read and changed; ``value`` are those before the forward."""
+
+    tensor: Tensor
+    value: Tensor
+
+
+class _Held(NamedTuple):
+    tensor: Tensor
+    original: Tensor
+    storage: MetaStorage
+    contents: Watched | None  #: None where they are unknown
+
+
+class ContentWatch:
+    """Tells which contents of a module's tensors its forward reads and changes; those of ``unknown`` ids are hidden."""
+
+    def __init__(self, borrowed: Borrowed, unknown: frozenset[int]) -> None:
+        self._held: list[_Held] = []
+        for original, tensor in borrowed.fakes:
+            storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+            if isinstance(storage, MetaStorage) and storage.known is not None:
+                storage.known = None if id(original) in unknown else Watched(storage.known)
+                self._held.append(_Held(tensor, original, storage, storage.known))
+
+    def forget(self) -> None:
+        """Let contents that were unknown when the forward began be unknown, whatever wrote to them since."""
+        for held in self._held:
+            storage = held.tensor.untyped_storage()
+            if held.contents is None and isinstance(storage, MetaStorage):
+                storage.known = None
+
+    def find_changed(self, replaced: frozenset[int]) -> dict[int, ChangedContent]:
+        """What was read and changed, by the id of the user's tensor; ``replaced`` are ids of replaced buffers."""
+        with without_modes():
+            return {id(original): ChangedContent(tensor, contents.flat().as_strided(
+                        original.shape, original.stride(), original.storage_offset()))
+                    for tensor, original, storage, contents in self._held if contents is not None and contents.was_read
+                    and (storage.known is not contents or id(tensor) in replaced
+                         or tensor.untyped_storage() is not storage)}
+
+
+def keep_contents(tensor: Tensor, traced: Tensor, name: str) -> None:
+    """Raise InputError where ``tensor``, which the module has as ``name``, has other contents than were traced."""
+    if isinstance(tensor.untyped_storage(), MetaStorage) or torch.equal(tensor, traced.to(tensor.device)):
+        return
+    raise InputError(f"{name} was {shorten(traced.tolist())} when the graph was traced and is "
+                     f"{shorten(tensor.tolist())} now; the traced forward itself reads and changes it, so that the "
+                     "graph is right for one value. Put the code that reads it into a submodule or a function, which "
+                     "then becomes one node")
+
+
+def keep_read(method: str, traced: Any, place: str | None, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Raise InputError where a method of ``tensor`` gives another value than when the graph was traced."""
+    if any(t.device.type == "meta" or isinstance(t.untyped_storage(), MetaStorage)
+           for t in (tensor, *args) if isinstance(t, Tensor)):
+        return  # a run without data
+    found = getattr(Tensor, method)(tensor, *args, **kwargs)
+    if found != traced and repr(found) != repr(traced):  # which NaN is not
+        raise InputError(f"{method} of a tensor gives {shorten(found)} at {place}, and the graph was traced with "
+                         f"{shorten(traced)}: trace again with this data, or put the code that reads it into a "
+                         "submodule or a function, and give meta_args without data: it then becomes one node")
+
+
+def shorten(value: Any) -> str:
+    """The beginning of a value as text."""
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."

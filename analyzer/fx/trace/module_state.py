@@ -15,8 +15,8 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from analyzer.errors import InputError
-from analyzer.fx.borrowed import Borrowed
-from analyzer.meta.plain_type import VALUES
+from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.spec import VALUES
 from analyzer.meta.state import MetaState
 
 _State = dict[str, tuple[Any, tuple[Any, ...]]]

@@ -12,20 +12,19 @@ from torch import fx, nn
 from torch.utils.hooks import RemovableHandle
 
 from analyzer.errors import InputError
-from analyzer.fx.borrowed import Borrowed
-from analyzer.fx.graph.traced_graph import TracedGraph
+from analyzer.fx.graph.graph_module import TracedGraph
+from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.plain_type import ARGUMENTS
 from analyzer.meta.source_line import name_line, user_frame, user_line
+from analyzer.meta.spec import ARGUMENTS
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.structure import children, holds_tensor, is_plain_object
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
-from .call_target import BuildContainer, BuildFunction, BuildObject, CallTarget, HeldModule
-from .changed_content import ChangedContent, keep_contents
-from .function_call import NodeCall
+from .function_call import BuildContainer, BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
+from .input_check import ChangedContent, keep_contents
 from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
 

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code
 from analyzer.meta.structure import children, holds_tensor, is_plain_object, thaw
 
-from .call_target import CallTarget, HeldModule
+from .function_call import CallTarget, HeldModule
 
 _TRACER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracer.py")
 _FUNCTIONAL = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "nn", "functional.py")

@@ -9,14 +9,13 @@ import torch
 
 from analyzer.cuda.stream import SimulatedGenerator, simulated_class
 from analyzer.errors import InputError
-from analyzer.fx.borrowed import Borrowed
-from analyzer.fx.random_state import save_generators
+from analyzer.fx.fake_tensor import save_generators
+from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState, active, indexed_device
 
-from .call_target import CallByName
-from .function_call import NodeCall
+from .function_call import CallByName, NodeCall
 from .recording import recording_tape, while_recording
 from .tape import Tape
 

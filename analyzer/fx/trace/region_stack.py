@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from analyzer.fx.graph.region import AutocastRegion, CheckpointRegion, GradRegion, Region
+from analyzer.fx.graph.statement import AutocastRegion, CheckpointRegion, GradRegion, Region
 
 
 class Frame:

@@ -11,26 +11,23 @@ import torch
 from torch import fx, nn
 
 from analyzer.errors import DataDependentError, InputError
-from analyzer.fx.borrowed import Borrowed
+from analyzer.fx.module_borrow import Borrowed
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import describe_operator
 from analyzer.meta.source_line import user_line
 from analyzer.meta.state import MetaState, active, mode_in_force
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.structure import copy_objects, holds_tensor, tensors_of
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
 from . import outline
-from .bias_split import register_bias_split, splits
-from .call_target import name_target
-from .changed_content import ContentWatch, keep_read, shorten
-from .function_call import READS, REPEATED, NodeCall, describe_call, is_functional, reads_size, writes
-from .leaf_module import find_leaf_impl, is_leaf
+from .function_call import READS, REPEATED, NodeCall, describe_call, is_functional, name_target, reads_size, writes
+from .input_check import ContentWatch, keep_read, shorten
 from .module_state import ModuleStates
 from .node_writer import NodeWriter
 from .outline import Site
-from .tracer_impl import register_tracer_impl
+from .tracer_impl import find_leaf_impl, is_leaf, register_bias_split, register_tracer_impl, splits
 from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
 
 Tensor = torch.Tensor

@@ -12,34 +12,28 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.fx.borrowed import Borrowed
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
 from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.fx.surroundings import keep_surroundings, leaves_no_tensor
-from analyzer.meta.intercept.interrupt import InterruptsDeferred
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.options import MetaOptions
-from analyzer.meta.plain_type import LITERALS
-from analyzer.meta.state import current
+from analyzer.meta.spec import LITERALS
+from analyzer.meta.state import MetaOptions, current
 from analyzer.meta.structure import replace_tensors, tensors_of
 from analyzer.meta.tensor import MetaTensor
 from analyzer.meta.value.known_value import Watched
-from analyzer.record.collector import rare_collections
-from analyzer.record.model_failure import telling_depth
+from analyzer.record.collector import rare_collections, telling_depth
 
 from .assignment import Assignments
-from .binding import Bound, bind_arguments
-from .changed_content import ContentWatch
 from .identity import compares_identity
-from .input_check import expectations
+from .input_check import Bound, ContentWatch, bind_arguments, expectations
 from .outline import Site, code_of
 from .random_control import RandomWatch
-from .skeleton import build_skeleton, collect_contents
+from .skeleton import build_skeleton, collect_contents, locate, wrap
 from .tape import Tape
-from .trace_error import locate, wrap
 from .tracing_patch import tracing_patches
 from .unknown_size import known_contents
 

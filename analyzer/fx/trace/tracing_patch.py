@@ -19,21 +19,19 @@ from torch.amp import autocast_mode
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
-from analyzer.cuda.kernels.flex_attention import FlexAttention
-from analyzer.meta.function.move import MoveDevice
+from analyzer.cuda.kernels.attention import FlexAttention
+from analyzer.meta.function.answer import MoveDevice
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
-from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.operator_info import register_shape_impl
 
-from .call_target import ApplyFunction, CallTarget
+from .function_call import ApplyFunction, CallTarget
 from .hook_patch import hook_replacements
-from .leaf_module import find_leaf_impl
-from .operator_patch import operator_replacements
 from .outline import Site, module_site, outline_functions
 from .random_control import random_replacements
-from .recording import recording_tape, while_recording
+from .recording import operator_replacements, recording_tape, while_recording
 from .tape import Tape
-from .tracer_impl import register_leaf_function, register_tracer_impl
+from .tracer_impl import find_leaf_impl, register_leaf_function, register_tracer_impl
 
 _checkpoint = torch.utils.checkpoint
 #: What runs a checkpoint that is not reentrant: from torch 2.14 on the other name is kept for other packages alone.

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.plain_type import NUMBERS
+from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.structure import children, replace_tensors, tensors_of
 from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
 from analyzer.meta.value.contents import read_known

@@ -1,24 +1,261 @@
-"""Time of fused attention: PyTorch's kernels and those of serving libraries, prefill, decode, encoder and backward."""
+"""Time of attention kernels."""
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from analyzer.errors import InputError
 from analyzer.hardware.device_spec import DeviceSpec
 
-from .attention_tile import MMA, ONE_WARP_SHARE, TCGEN05, find_design, find_generation
-from .attention_work import (
-    TYPICAL_CLOCK_HERTZ,
-    AttentionSize,
-    Constants,
-    count_bytes,
-    decode_seconds,
-    find_matrix_rate,
-    memory_seconds,
-    tile_seconds,
-)
-from .constants import find_constants
-from .estimate import NO_TIME, KernelTime
+from .estimate import NO_TIME, KernelTime, find_constants
+
+# How attention kernels cut their work: tiles of queries, blocks of keys, and what of a mask they still execute.
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """One generation of attention kernels.
+
+    - ``head_dims``: sizes of a head that are compiled; others are padded to the next one.
+    - ``tiles``: for each of them, rows of queries that a thread block takes, and keys it takes at a time.
+    - ``packs``: whether the query heads that share keys are rows of one tile (grouped queries), so that short
+      sequences fill it. ``short_rows``: smaller tiles that it has for fewer rows. ``decode_group``: the most heads
+      that it packs when decoding, if there is such a limit.
+    - ``generation``: the instructions of its matrix products, which make its constants.
+    """
+
+    generation: str
+    head_dims: tuple[int, ...]
+    tiles: tuple[tuple[int, int], ...]
+    packs: bool = False
+    short_rows: tuple[int, ...] = ()
+    decode_group: int | None = None
+
+    def choose(self, head_dim: int, rows: int) -> tuple[int, int, int]:
+        """The padded head, the queries of a tile and the keys of a block, for ``rows`` queries of a sequence."""
+        place = next((i for i, padded in enumerate(self.head_dims) if head_dim <= padded), None)
+        padded = math.ceil(head_dim / 8) * 8 if place is None else self.head_dims[place]
+        tile, columns = self.tiles[-1 if place is None else place]
+        for short in self.short_rows:
+            if rows <= short < tile:
+                return padded, short, columns
+        return padded, tile, columns
+
+
+#: Instructions of the tensor cores' products: of one warp (Volta to Ada, and GeForce and RTX PRO Blackwell), of four
+#: with operands in shared memory (Hopper), with accumulators in tensor memory (data-centre Blackwell).
+MMA, WGMMA, TCGEN05 = "mma", "wgmma", "tcgen05"
+
+# FlashAttention 2, csrc/flash_attn/src/flash_fwd_launch_template.h.
+FLASH_2 = Design(
+    MMA, (32, 64, 96, 128, 192, 256), ((128, 128), (128, 128), (128, 64), (128, 64), (128, 64), (64, 64)),
+    decode_group=10**6)
+# FlashInfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ): grouped queries packed, small tiles for few rows.
+_FLASH_INFER = Design(MMA, FLASH_2.head_dims, FLASH_2.tiles, packs=True, short_rows=(16, 64))
+# FlashAttention 3, hopper/tile_size.h (causal); packs where sequences are of various lengths.
+_FLASH_3 = Design(
+    WGMMA, (64, 96, 128, 192, 256), ((192, 128), (192, 128), (128, 128), (128, 96), (128, 80)), packs=True)
+# TensorRT-LLM before Blackwell, cpp/kernels/fmha_v2: no packing of grouped queries in the context phase; its XQA kernel
+# packs up to 16 when decoding, the masked multi-head attention kernel none.
+_FMHA_TILES = (32, 64, 80, 96, 128, 192, 256), ((64, 128),) * 4 + ((64, 128), (64, 64), (64, 64))
+_FMHA_V2, _FMHA_V2_HOPPER = (Design(generation, *_FMHA_TILES, decode_group=16) for generation in (MMA, WGMMA))
+# Blackwell (FlashAttention 4, TensorRT-LLM's trtllm-gen): two tiles of 128 queries in tensor memory.
+_TWO_TILES = Design(TCGEN05, (64, 96, 128, 192, 256), ((256, 128),) * 5)
+# cuDNN on Hopper, from the names of its kernels (..._sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_...): two groups
+# of 64 queries, blocks of 128 keys.
+_CUDNN = Design(WGMMA, (64, 96, 128, 192, 256), ((128, 128),) * 5)
+# PyTorch, mem_eff_attention/kernels/cutlassF.h: heads up to 64 in registers, larger ones through shared memory.
+_EFFICIENT = Design(MMA, (32, 64, 128, 256), ((64, 64), (64, 64), (32, 128), (32, 128)))
+
+
+def find_generation(device: DeviceSpec) -> str:
+    """The instructions of a device's tensor cores; other vendors' are of one wavefront, as the first are of a warp."""
+    if device.vendor not in ("NVIDIA", None):
+        return MMA
+    return {9: WGMMA, 10: TCGEN05}.get((device.compute_capability or (8, 0))[0], MMA)
+
+
+#: Part of the tensor cores' peak that instructions of one warp reach where there are newer ones: 62 % on an H100 (Luo
+#: et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, on tensor cores);
+#: on a B200, whose multiprocessors have twice the peak, assumed to be as many FLOPs a clock.
+ONE_WARP_SHARE = {MMA: 1.0, WGMMA: 0.62, TCGEN05: 0.31}
+
+
+def find_design(kernel: str, device: DeviceSpec) -> Design:
+    """The kernels that a library runs on a device."""
+    if kernel == "efficient":
+        return _EFFICIENT
+    generation = find_generation(device)
+    if kernel == "flash" or generation == MMA:
+        return {"sglang": _FLASH_INFER, "trtllm": _FMHA_V2}.get(kernel, FLASH_2)
+    if generation == WGMMA:
+        return {"trtllm": _FMHA_V2_HOPPER, "cudnn": _CUDNN}.get(kernel, _FLASH_3)
+    return _TWO_TILES
+
+
+def count_blocks(q_len: int, kv_len: int, rows: float, block: int, causal: bool, window: int) -> tuple[float, float]:
+    """Blocks of keys that a tile of ``rows`` queries reads: in the mean over tiles, and of the longest one.
+
+    Tiles on the diagonal count whole, which is what kernels execute. A causal query sees the keys up to its own place
+    counted from the end (``kv_len - q_len`` are older); a window of w limits it to the last w + 1 of them.
+
+    >>> count_blocks(512, 512, 128, 128, causal=True, window=0)  # 1, 2, 3 and 4 blocks
+    (2.5, 4.0)
+    >>> count_blocks(512, 512, 128, 128, causal=False, window=0)
+    (4.0, 4.0)
+    >>> count_blocks(512, 512, 128, 128, causal=True, window=128)  # 1 for the first, 2 for the others
+    (1.75, 2.0)
+    """
+    tiles = math.ceil(q_len / rows)
+    last = math.ceil(kv_len / block)
+    if not causal and not window:
+        return float(last), float(last)
+    step, first = min(rows, q_len), kv_len - q_len
+    # a tile's columns end at first + (i + 1) * step; whole blocks: half of what does not divide is added in the mean
+    excess = (block - math.gcd(int(step) or 1, block)) / 2
+    limit = min(kv_len + 0.0, window + step) if window else float(kv_len)
+    if causal:
+        growing = min(tiles, max(0, math.ceil((limit - first) / step) - 1))  # tiles that end before the limit
+        columns = (growing * (first + step * (growing + 1) / 2) + (tiles - growing) * limit) / tiles
+    else:
+        columns = limit = min(kv_len + 0.0, 2 * window + step)
+    longest = max(1.0, min(float(last), (limit + excess) / block))
+    return max(1.0, min(float(last), (columns + excess) / block)), longest
+
+
+# Arithmetic and memory time of fused attention on a device, before what a library adds to it.
+
+#: Exponentials that a multiprocessor takes in a clock: CUDA C++ Programming Guide, table "Throughput of Native
+#: Arithmetic Instructions", special functions, the same from compute capability 5.0 to 10.0.
+EXPONENTIALS_PER_CLOCK = 16
+#: Clock of a device whose data sheet does not say: typical boost of data-centre devices.
+TYPICAL_CLOCK_HERTZ = 1.7e9
+
+#: Share of the last cache that one kernel's operands find; bytes that a multiprocessor takes from it in a clock. From
+#: attention on an L40S, whose cache is six times as fast as its memory; others hardly differ from their memory.
+CACHE_SHARE, CACHE_BYTES_PER_CLOCK = 0.66, 16
+#: Elements of keys that a split of flash decoding takes at a time: 128 keys of 128 (flash_api.cpp, set_params_splitkv).
+DECODE_BLOCK_ELEMENTS = 128 * 128
+
+Constants = Mapping[str, float]
+
+
+class AttentionSize(NamedTuple):
+    """Sizes of one attention: ``kv_len`` counts all keys, ``window`` is 0 where there is none."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    item_bytes: int
+    causal: bool
+    window: int = 0
+    dropout: bool = False
+    masked: bool = False
+    kv_item_bytes: int = 0  #: of a cache of another type than the queries, else 0
+    stores_keys: bool = True  #: whether a serving library's kernels also write the new keys to the cache
+
+
+def find_matrix_rate(item_bytes: int, device: DeviceSpec) -> float | None:
+    """FLOP/s of the tensor cores on attention's products, None if unknown.
+
+    16-bit products run at their peak. PyTorch's float32 kernels emulate float32 by three TF32 products from compute
+    capability 8.0 on (``OpMultiplyAddFastF32`` in its gemm_kernel_utils.h), and run on the CUDA cores before.
+    """
+    rates = device.flops_per_second
+    if item_bytes == 1:
+        return rates.fp8 or rates.fp16
+    if item_bytes == 2:
+        return rates.bf16 or rates.fp16 or rates.fp32
+    return rates.tf32 / 3 if rates.tf32 else rates.fp32
+
+
+def tile_seconds(size: AttentionSize, design: Design, device: DeviceSpec, matrix_rate: float, c: Constants) -> float:
+    """Seconds in which the multiprocessors work off all tiles.
+
+    A tile costs a fixed time (its first loads, its store) and, for each block of keys, two products and an exponential
+    for each element, one after the other: kernels overlap them in part, which the constants ``mma`` and ``exp`` tell.
+    Tiles of equal length run in whole waves; under a causal mask the longest ones start first, and what is left at
+    the end is a share of the longest (``tail``).
+    """
+    multiprocessors, clock = device.multiprocessors or 1, device.clock_hertz or TYPICAL_CLOCK_HERTZ
+    group = size.heads // size.kv_heads if design.packs else 1
+    padded, rows, columns = design.choose(max(size.head_dim, size.value_dim), size.q_len * group)
+    tiles = size.batch * (size.heads // group) * math.ceil(size.q_len * group / rows)
+    mean, longest = count_blocks(size.q_len, size.kv_len, rows / group, columns, size.causal, size.window)
+    clocks = c["exp"] / EXPONENTIALS_PER_CLOCK
+    if size.dropout:
+        clocks += c.get("dropout", 0.0)
+    if size.masked:
+        clocks += c.get("mask", 0.0)
+    matrix_rate *= c["mma"] * (c.get("wide", 1.0) if padded > 128 else 1.0)
+    block = rows * columns * (4 * padded * multiprocessors / matrix_rate + clocks / clock)
+    fixed, waves = c["tile"] / clock, tiles / multiprocessors
+    if mean == longest:
+        return math.ceil(waves) * (fixed + mean * block)
+    last = fixed + longest * block
+    return max(last, min(waves * (fixed + mean * block) + c["tail"] * last, math.ceil(waves) * last))
+
+
+def decode_seconds(size: AttentionSize, design: Design, device: DeviceSpec, c: Constants) -> float:
+    """Seconds in which the multiprocessors work off one query for each sequence (flash decoding).
+
+    The query heads that share keys are one tile of up to 64 rows; where there are fewer tiles than multiprocessors
+    their keys are split among several, and a second kernel combines the parts. ``design.decode_group`` and a window
+    say where each head is a tile of its own instead; FlashAttention 2 then splits nothing either
+    (``seqlenq_ngroups_swapped`` in flash_api.cpp).
+    """
+    multiprocessors, clock = device.multiprocessors or 1, device.clock_hertz or TYPICAL_CLOCK_HERTZ
+    keys = min(size.kv_len, size.window or size.kv_len)
+    group = size.heads // size.kv_heads
+    largest = design.decode_group
+    is_alone = largest is not None and (size.window > 0 or group > largest or group == 1)
+    tiles = size.batch * (size.heads if is_alone else size.kv_heads * math.ceil(group / 64))
+    can_split = not (is_alone and design is FLASH_2)
+    width = (size.head_dim + size.value_dim) / 2
+    blocks = math.ceil(keys * width / DECODE_BLOCK_ELEMENTS)
+    splits = min(blocks, multiprocessors // tiles) if can_split and tiles < multiprocessors else 1
+    tile = c["tile"] * (0.5 + width / 256)  # half of it for the query and the output
+    clocks = max(tiles / multiprocessors * (tile + c["block"] * blocks),
+                 tile + c["alone"] * math.ceil(blocks / splits))
+    if splits > 1:
+        clocks += c["combine"]
+    if design is FLASH_2 and not is_alone and size.kv_heads > 1:
+        clocks += c["swap"]
+    return clocks / clock
+
+
+def count_bytes(size: AttentionSize) -> int:
+    """Bytes of queries, of the keys and values within reach, and of the output."""
+    keys = min(size.kv_len, size.window + size.q_len) if size.window else size.kv_len
+    width = size.batch * (size.head_dim + size.value_dim)
+    return width * (size.q_len * size.heads * size.item_bytes
+                    + keys * size.kv_heads * (size.kv_item_bytes or size.item_bytes))
+
+
+def memory_seconds(nbytes: float, device: DeviceSpec, c: Constants) -> float:
+    """Seconds to move bytes of which those that fit the last cache come from it.
+
+    A working set below a share of the cache is read at the cache's rate; one of twice that share is not found there
+    again, as the oldest bytes leave first.
+    """
+    bandwidth = (device.memory_bandwidth or 1.0) * c["memory"]
+    seconds = nbytes / bandwidth
+    cache = (device.l2_bytes or 0) * CACHE_SHARE
+    if nbytes < 2 * cache:
+        rate = CACHE_BYTES_PER_CLOCK * (device.multiprocessors or 1) * (device.clock_hertz or TYPICAL_CLOCK_HERTZ)
+        if rate > bandwidth:
+            share = min(1.0, 2 - nbytes / cache)
+            seconds *= 1 - share + share * bandwidth / rate
+    return seconds
+
+
+# Time of fused attention: PyTorch's kernels and those of serving libraries, prefill, decode, encoder and backward.
 
 #: Kernels of PyTorch's scaled_dot_product_attention.
 FUSED_KERNELS = ("flash", "cudnn", "efficient")

@@ -1,9 +1,4 @@
-"""How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones.
-
-On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two algorithms;
-the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
-PyTorch's default for convolutions) it has implicit products of channels-last tensors.
-"""
+"""Time of convolutions, by the algorithm that cuDNN chooses."""
 from __future__ import annotations
 
 import math
@@ -11,15 +6,112 @@ from collections.abc import Mapping
 
 from analyzer.errors import InputError
 from analyzer.hardware.device_spec import DeviceSpec
-from analyzer.hardware.roofline import find_peak
+from analyzer.hardware.listing import find_peak
 
-from .constants import find_constants
-from .convolution_depthwise import depthwise_seconds
-from .convolution_shape import ConvolutionShape, make_shape
-from .convolution_tensor import sum_seconds, tensor_seconds
-from .convolution_tile import CUDA_CORE_TILES, product_seconds, split_product_seconds
-from .convolution_winograd import fits_winograd, fused_seconds, nonfused_seconds
-from .estimate import NO_TIME, KernelTime
+from .convolution_tile import (
+    CUDA_CORE_TILES,
+    SUM_BYTES,
+    ConvolutionShape,
+    make_shape,
+    product_seconds,
+    split_product_seconds,
+    sum_seconds,
+    tensor_seconds,
+)
+from .estimate import NO_TIME, KernelTime, find_constants
+from .pointwise import CLOCK_HERTZ
+
+# Winograd's algorithms for 3x3 convolutions (Lavin and Gray, CVPR 2016): transforms that save multiplications.
+
+# cuDNN's fused kernel, winograd_128x128_ldg1_ldg4_tile148t and _tile442t: a block makes 32 channels of 32 squares of
+# 2x2 results, in 1 image as 4 by 8 squares or in 4 images as 4 by 2; volta_scudnn_winograd has the first only.
+_FUSED_CHANNELS = 32
+_FUSED_SQUARES = ((1, 8, 16), (4, 8, 4))  # images, rows, columns of results
+_ONE_SQUARE = ("Volta", "Turing")         # which run the kernels of Volta
+_LANES = 64  # of a multiprocessor that its one block keeps busy as well as it can: with twice as many it takes as long
+_FUSED_PRODUCTS = 16                      # of 4x4 inputs
+# winograd_nonfused::winogradForward{Data,Filter,Output}4x4: 4x4 results from 6x6 inputs, a product for each of the 36
+_SQUARE = 4
+_PRODUCTS = 36
+
+
+def fits_winograd(shape: ConvolutionShape) -> bool:
+    """Whether cuDNN has these algorithms for it: images, 3x3, neither strides, dilation nor groups."""
+    return (shape.kernel_size == (3, 3) and shape.steps == 1 and not shape.is_dilated and shape.groups == 1)
+
+
+def fused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec) -> float:
+    """Seconds of the two kernels that transform, multiply and transform back without leaving the multiprocessor."""
+    assert device.multiprocessors is not None and device.memory_bandwidth is not None
+    ins, outs, size = shape.in_channels, shape.out_channels, shape.out_size
+    if shape.way == "input":
+        ins, outs, size = outs, ins, shape.in_size
+    squares = _FUSED_SQUARES[:1] if device.architecture in _ONE_SQUARE else _FUSED_SQUARES
+    blocks = min(-(-shape.batch // images) * -(-size[0] // rows) * -(-size[1] // columns)
+                 for images, rows, columns in squares) * -(-outs // _FUSED_CHANNELS)
+    lanes = peak / (2 * device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ))
+    busiest = max(-(-blocks // device.multiprocessors), c["winograd_resident"] * lanes / _LANES)
+    work = 2 * _FUSED_PRODUCTS * _FUSED_CHANNELS * 32 * (ins + c["winograd_prologue"]) * busiest
+    arithmetic = work * device.multiprocessors / (peak * c["winograd_efficiency"])
+    nbytes = shape.item_bytes * (sum(shape.sizes[:2]) + _FUSED_PRODUCTS * ins * outs)
+    memory = nbytes / (device.memory_bandwidth * c["memory_efficiency"])
+    return math.hypot(arithmetic, memory) + 2 * c["kernel_seconds"]
+
+
+def nonfused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec) -> float:
+    """Seconds of the four kernels that write the transforms of images, weights and products to memory."""
+    assert device.memory_bandwidth is not None
+    ins, outs = shape.in_channels, shape.out_channels
+    squares = shape.batch * -(-shape.out_size[0] // _SQUARE) * -(-shape.out_size[1] // _SQUARE)
+    rows, columns, depth = {"forward": (squares, outs, ins), "input": (squares, ins, outs),
+                            "weight": (outs, ins, squares)}[shape.way]
+    arithmetic = product_seconds(rows, columns, depth, _PRODUCTS, peak * c["cuda_core_efficiency"], c,
+                                 "cuda_core", device, CUDA_CORE_TILES)
+    transformed = SUM_BYTES * _PRODUCTS * (squares * (ins + outs) + ins * outs)
+    memory = transformed / (device.memory_bandwidth * c["memory_efficiency"])
+    transforms = (transformed + shape.item_bytes * sum(shape.sizes)) / (
+        device.memory_bandwidth * c["transform_efficiency"])
+    return math.hypot(arithmetic, memory) + transforms + 4 * c["kernel_seconds"]
+
+
+# Depthwise convolutions: kernels of PyTorch itself, a thread for each result, no product of matrices.
+
+# A multiprocessor's units for loads and stores, and its lanes for integers: figures "SM" of NVIDIA's architecture
+# whitepapers (GP104 and GV100 32, TU102 16, GA100 32, GA102 and AD102 16, GH100 32; 64 lanes from Volta on).
+_LOAD_UNITS = 32
+_FEW_LOAD_UNITS = 16
+_WITH_FEW = ((7, 5), (8, 6), (8, 7), (8, 9), (12, 0))
+_INTEGER_LANES = 64
+_WARP = 32
+_DIVISIONS = 3  # of a result's number into image, channel, row and column
+
+
+def depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: DeviceSpec) -> tuple[float, float]:
+    """Seconds by instructions and by memory of the kernel of one way.
+
+    ``aten/src/ATen/native/cuda/DepthwiseConv2d.cu``: the thread of a result takes its number apart
+    (``depthwise_index`` instructions), then loads an input and a weight for each tap (``depthwise_loads``). The weight
+    gradient has a block for each weight, whose warps go through all results, with one division at each.
+    """
+    assert device.memory_bandwidth is not None and device.multiprocessors is not None
+    images, results, weights = shape.sizes
+    units = _FEW_LOAD_UNITS if device.compute_capability in _WITH_FEW else _LOAD_UNITS
+    index, loads = c["depthwise_index"] / _INTEGER_LANES, c["depthwise_loads"] / units
+    if shape.way == "weight":
+        filled = -(-shape.out_pixels // _WARP) * _WARP / shape.out_pixels
+        clocks = results * shape.taps * filled * (index / _DIVISIONS + loads)
+    else:
+        clocks = (images if shape.way == "input" else results) * (index + shape.taps * loads)
+    memory = shape.item_bytes * (images + results + weights) / (device.memory_bandwidth * c["memory_efficiency"])
+    return clocks / (device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ)), memory
+
+
+# How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones.
+#
+# On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two
+# algorithms;
+# the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
+# PyTorch's default for convolutions) it has implicit products of channels-last tensors.
 
 WAYS = ("forward", "input", "weight")
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

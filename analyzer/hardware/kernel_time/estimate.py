@@ -1,9 +1,117 @@
-"""What is predicted of the time of one operator on a device: seconds, their uncertainty, and what bounds them."""
+"""A kernel's time with its error, and the constants that models of kernels share."""
 from __future__ import annotations
 
+import functools
+import json
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from analyzer.hardware.device_spec import DeviceSpec
+
+# Fitted constants of the kernel models, by family and device.
+#
+# ``fitted/<family>.json`` is written by ``benchmarks/calibration/<family>.py`` and holds::
+#
+#     {"provenance": {"command": ..., "data": ..., "licence": ..., "date": ..., "note": ...},
+#      "generic": {constant: value, ...},             # any device
+#      "architectures": {"Hopper": {...}, ...},       # what differs for a generation
+#      "devices": {"h200": {...}, ...}}               # what differs for a device of which there is data
+#
+# A constant of a device stands before that of its architecture, and that before the generic one. ``spread`` is among
+# the
+# constants: half the width within which nine in ten measured times lie, cross-validated at that level. An architecture
+# of
+# which there is no data takes the constants of one that is built alike, and the generic spread.
+
+@functools.cache
+def read_fitted(family: str) -> Mapping[str, Any]:
+    """What is fitted of a family of kernels, with its provenance. Raises FileNotFoundError for an unknown family."""
+    text = resources.files(__package__).joinpath(f"fitted/{family}.json").read_text("utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    return data
+
+
+#: Architectures without data, and that whose multiprocessors are most like theirs: 128 lanes of float32, four tensor
+#: cores that a warp feeds from registers, GDDR memory (CUDA C++ Programming Guide, Compute Capabilities 8.x and 12.0).
+_ALIKE = {"Ampere GA10x": "Ada Lovelace", "RTX Blackwell": "Ada Lovelace"}
+
+
+@functools.lru_cache(maxsize=256)
+def _merge(family: str, name: str, architecture: str | None) -> Mapping[str, float]:
+    data = read_fitted(family)
+    own = data["architectures"].get(architecture)
+    if own is None:  # those of another generation, but not how sure they are there
+        like = data["architectures"].get(_ALIKE.get(architecture or ""), {})
+        own = {name: value for name, value in like.items() if not name.endswith("spread")}
+    return {**data["generic"], **own, **data["devices"].get(name, {})}
+
+
+def find_constants(family: str, device: DeviceSpec) -> Mapping[str, float]:
+    """The constants of a family of kernels on a device: its own calibration first, then what is fitted."""
+    merged = _merge(family, device.name, device.architecture)
+    own = device.calibration.get(family)
+    return merged if own is None else {**merged, **own}
+
+
+# How far the kernels of a step may be off together.
+
+FAMILY = "error"
+_PICOSECONDS = 10**12
+
+
+@functools.cache
+def common_share() -> float:
+    """The part of the variance of kernels' errors that kernels of a machine have in common, as
+    ``benchmarks/calibration/error.py`` finds it.
+    """
+    return float(read_fitted(FAMILY)["generic"]["common_share"])
+
+
+class ErrorSum:
+    """How many seconds nine in ten sums of measured kernels may be above the predicted ones.
+
+    The error of a kernel has two parts. One it has in common with all others: what is true of the machine and its
+    libraries is true of each, so these parts add up. The other is its own: it is the same each time that the kernel
+    runs on the same sizes, in every layer, and says nothing of other kernels, so those of different kernels add up as
+    the root of their squares.
+
+    >>> errors = ErrorSum(common_share=0.36)
+    >>> errors.add("mm of 4096", calls=24, seconds=0.01, spread=0.25)
+    >>> round(errors.seconds, 6)  # one kernel goes with itself, however often it runs
+    0.06
+    >>> errors.add("gelu", calls=24, seconds=0.01, spread=0.25)
+    >>> round(errors.seconds, 6) == round(0.06 * math.hypot(2 * 0.6, 0.8, 0.8), 6)
+    True
+    """
+
+    def __init__(self, common_share: float | None = None) -> None:
+        self._common_share = common_share
+        self._own: Counter[Hashable] = Counter()  # whole picoseconds, so that sums do not depend on their order
+        self.kernel_picoseconds = 0  #: of all kernels that were added
+
+    def add(self, kernel: Hashable, calls: int, seconds: float, spread: float) -> None:
+        """Add ``calls`` of a kernel of so many seconds each; ``kernel`` tells it from others, its sizes included."""
+        self._own[kernel] += calls * round(seconds * spread * _PICOSECONDS)
+        self.kernel_picoseconds += calls * round(seconds * _PICOSECONDS)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the sum of all kernels may be above its prediction."""
+        share = common_share() if self._common_share is None else self._common_share
+        together, apart = sum(self._own.values()) ** 2, sum(error * error for error in self._own.values())
+        return math.sqrt(share * together + (1 - share) * apart) / _PICOSECONDS
+
+    @property
+    def spread(self) -> float:
+        """The same as a part of the seconds of all kernels; 0.0 without kernels."""
+        return self.seconds / (self.kernel_picoseconds / _PICOSECONDS) if self.kernel_picoseconds else 0.0
+
+
+# What is predicted of the time of one operator on a device: seconds, their uncertainty, and what bounds them.
 
 #: What a kernel waits for. ``"latency"``: it is too small to fill the device, so neither rate is reached.
 BOUNDS = ("arithmetic", "memory", "latency", "communication")

@@ -10,7 +10,7 @@ import math
 from analyzer.hardware.device_spec import DeviceSpec
 
 from .estimate import NO_TIME, KernelTime, join
-from .memory_bound import Machine, kernel_time, missed_fraction, read_machine
+from .pointwise import Machine, kernel_time, missed_fraction, read_machine
 
 #: Blocks of 128 threads that a multiprocessor holds of the layer norm's forward kernel; registers limit it to half.
 ROW_BLOCKS = 8

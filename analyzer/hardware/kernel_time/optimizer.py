@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from analyzer.hardware.device_spec import DeviceSpec
 
 from .estimate import NO_TIME, KernelTime
-from .memory_bound import kernel_time, read_machine
+from .pointwise import kernel_time, read_machine
 
 CHUNK_ELEMENTS, CHUNK_THREADS = 65536, 512
 #: Tensors and chunks of a launch by the number of lists, as built with CUDA 13 (arguments of 32 KiB):

@@ -1,17 +1,142 @@
-"""Time of pointwise kernels and of copies that PyTorch does with them.
-
-PyTorch (``ATen/native/cuda/CUDALoops.cuh``) has three kinds. Operands that all lie alike are taken as one row, several
-elements a load. Operands of several types are converted element by element. Operands that lie differently (broadcast,
-transposed) have each element's address computed, by a division per dimension.
-"""
+"""Time of kernels that memory bounds: pointwise, gathers, pooling."""
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from analyzer.hardware.device_spec import DeviceSpec
 
-from .estimate import NO_TIME, KernelTime
-from .memory_bound import kernel_time, read_machine
+from .estimate import NO_TIME, KernelTime, find_constants, join
+
+# What kernels that stream through memory have in common: pointwise, reductions, norms, copies, gathers, optimizers.
+#
+# Such a kernel starts, fills the memory system and then moves bytes at what memory really gives, unless its
+# instructions
+# or the latency of its loads take longer. High bandwidth memory (HBM) gives more of its data sheet's rate than GDDR.
+
+FAMILY = "memory_bound"
+
+#: Compute capabilities of NVIDIA's dies with HBM (P100, V100, A100, H100 and H200, B200, B300): the CUDA C++
+#: Programming Guide's table of compute capabilities, beside each product's data sheet.
+HBM_CAPABILITIES = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
+#: Resident threads of a multiprocessor by compute capability, 2,048 for all others: the same guide, "Technical
+#: Specifications per Compute Capability".
+RESIDENT_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+#: Instructions that a multiprocessor issues a cycle, over all threads: four schedulers with a warp of 32 each (the
+#: guide's sections on each architecture).
+ISSUED_PER_CYCLE = 128
+#: Bytes that a multiprocessor takes from the last cache per cycle: half of the port's 64 (whitepaper of the A100).
+CACHE_BYTES_PER_CYCLE = 32
+#: Part of the last cache that holds different data, where it is not all: the A100's two partitions keep copies of what
+#: the multiprocessors next to the other read (its whitepaper, "L2 cache": each partition serves its own GPCs).
+DISTINCT_CACHE = {(8, 0): 0.5}
+#: Where figures of a device are unknown.
+MULTIPROCESSORS, CLOCK_HERTZ, L2_BYTES = 80, 1.5e9, 8 * 2**20
+
+
+class Machine(NamedTuple):
+    """What the models of this family take of a device.
+
+    - ``rate``: bytes per second of a long stream. ``cache_rate``: of data that lies in the last cache.
+    - ``issue_rate``: instructions per second over all threads.
+    - ``multiprocessors``, ``resident_threads`` (of one multiprocessor), ``l2_bytes``.
+    - ``floor``: seconds of a kernel that does nothing. ``latency``: seconds between a load and its data.
+    - ``constants``: all that is fitted of the family. ``spread``: see `KernelTime`.
+    """
+
+    rate: float
+    cache_rate: float
+    issue_rate: float
+    multiprocessors: int
+    resident_threads: int
+    l2_bytes: int
+    floor: float
+    latency: float
+    spread: float
+    constants: dict[str, float]
+
+
+@functools.lru_cache(maxsize=64)
+def read_machine(device: DeviceSpec) -> Machine | None:
+    """The figures of a device, None where its memory's bandwidth is unknown.
+
+    >>> from analyzer.hardware import find_device
+    >>> machine = read_machine(find_device("a100_40gb"))
+    >>> machine.multiprocessors, 0.8 < machine.rate / 1555e9 < 1
+    (108, True)
+    """
+    if device.memory_bandwidth is None:
+        return None
+    constants = dict(find_constants(FAMILY, device))
+    kind = "hbm_fraction" if device.compute_capability in HBM_CAPABILITIES else "gddr_fraction"
+    capability = device.compute_capability or (0, 0)
+    cache = (device.l2_bytes or L2_BYTES) * DISTINCT_CACHE.get(capability, 1)
+    count = device.multiprocessors or MULTIPROCESSORS
+    clock = device.clock_hertz or CLOCK_HERTZ
+    return Machine(
+        device.memory_bandwidth * constants[kind], count * clock * CACHE_BYTES_PER_CYCLE,
+        count * clock * ISSUED_PER_CYCLE, count, RESIDENT_THREADS.get(capability, 2048),
+        int(cache), constants["floor_seconds"], constants["latency_seconds"], constants["spread"], constants)
+
+
+def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, waiting: float = 0.0,
+                kernels: int = 1) -> KernelTime:
+    """Kernels that together move ``nbytes`` and issue ``instructions``, and whose threads wait ``waiting`` seconds for
+    loads that follow each other: the longest of the three. Starting a kernel overlaps with its first loads. What waits
+    is less certain than what streams.
+    """
+    memory = nbytes / machine.rate
+    arithmetic = instructions / machine.issue_rate
+    work = max(memory, arithmetic, waiting)
+    floor = kernels * machine.floor
+    seconds = math.hypot(floor, work)
+    if work < floor or waiting > memory and waiting > arithmetic:
+        bound = "latency"
+    else:
+        bound = "memory" if memory >= arithmetic else "arithmetic"
+    spread = machine.constants["latency_spread"] if bound == "latency" else machine.spread
+    return KernelTime(seconds, spread, bound, kernels)
+
+
+def stream_time(nbytes: float, device: DeviceSpec, instructions: float = 0.0, kernels: int = 1) -> KernelTime | None:
+    """Kernels that together move ``nbytes`` bytes to and from memory and issue ``instructions`` over all threads.
+
+    None where the device's bandwidth is unknown.
+
+    >>> from analyzer.hardware import find_device
+    >>> time = stream_time(2**30, find_device("h200"))
+    >>> time.bound, 0.22e-3 < time.seconds < 0.28e-3
+    ('memory', True)
+    >>> stream_time(0, find_device("h200")).bound
+    'latency'
+    """
+    machine = read_machine(device)
+    return None if machine is None else kernel_time(machine, nbytes, instructions, kernels=kernels)
+
+
+def missed_fraction(resident_bytes: float, machine: Machine) -> float:
+    """Part of a second reading that the last cache no longer holds, where what is in work at a time is
+    ``resident_bytes``: none well below the cache's size, all well above it.
+
+    >>> from analyzer.hardware import find_device
+    >>> machine = read_machine(find_device("a100"))
+    >>> [round(missed_fraction(part * machine.l2_bytes, machine), 2) for part in (0.5, 1, 2)]
+    [0.03, 0.5, 0.97]
+    """
+    # assumed: how steep it is; a cache is shared by more than one tensor and is not replaced in order of use
+    ratio: float = (resident_bytes / machine.l2_bytes)**5
+    return ratio / (1 + ratio)
+
+
+# Time of pointwise kernels and of copies that PyTorch does with them.
+#
+# PyTorch (``ATen/native/cuda/CUDALoops.cuh``) has three kinds. Operands that all lie alike are taken as one row,
+# several
+# elements a load. Operands of several types are converted element by element. Operands that lie differently
+# (broadcast,
+# transposed) have each element's address computed, by a division per dimension.
 
 SECTOR_BYTES = 32  #: what memory gives at least, whatever is asked for
 #: Assumed: part of a conversion's instructions that addresses computed element by element leave to be waited for.
@@ -102,3 +227,153 @@ def joined_dimensions(sizes: Sequence[int], strides: Sequence[Sequence[int]]) ->
 def scattered_bytes(elements: int, itemsize: int, step: int) -> int:
     """Bytes that memory gives for elements that lie ``step`` elements apart: whole sectors."""
     return elements * min(SECTOR_BYTES, max(step, 1) * itemsize)
+
+
+# Time of look-ups, scattered sums, sorting and what is built on them.
+#
+# ``ATen/native/cuda/EmbeddingBackwardKernel.cu`` and ``Embedding.cu``, ``Indexing.cu``, ``Sort.cpp``: gradients of
+# look-ups sort the indices, then sum the rows of each; up to 3,072 indices a kernel without sorting goes through them.
+
+UNSORTED_INDICES = 3072       #: up to which the gradient of an embedding does not sort
+INDICES_AT_A_TIME = 32        #: that a block of that kernel adds
+ROWS_OF_A_SUM = 10            #: ``NROWS_PER_THREAD``
+GRADIENT_KERNELS = 9          #: launches beside sorting: segments, partial sums, their offsets, the sums
+RADIX_BITS = 8                #: of a pass of CUB's radix sort
+SORT_BYTES = 3                #: times that keys and values move in a pass: counted, read, written
+
+
+def sort_time(count: int, key_bytes: int, value_bytes: int, device: DeviceSpec, *,
+              bits: int | None = None) -> KernelTime | None:
+    """CUB's radix sort of ``count`` keys with values: a histogram, then a pass for each 8 bits of the key.
+
+    >>> from analyzer.hardware import find_device
+    >>> h200 = find_device("h200")
+    >>> sort_time(10**8, 8, 8, h200).seconds > sort_time(10**8, 4, 8, h200).seconds
+    True
+    """
+    machine = read_machine(device)
+    return None if machine is None else sorting(count, key_bytes, value_bytes, bits, machine)
+
+
+def sorting(count: int, key_bytes: int, value_bytes: int, bits: int | None, machine: Machine) -> KernelTime:
+    """As `sort_time`."""
+    if count == 0:
+        return NO_TIME
+    passes = -(-(bits or 8 * key_bytes) // RADIX_BITS)
+    nbytes = count * (key_bytes + passes * SORT_BYTES * (key_bytes + value_bytes))
+    return kernel_time(machine, nbytes, waiting=(passes + 2) * machine.constants["library_seconds"],
+                       kernels=passes + 2)
+
+
+def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, device: DeviceSpec, *,
+                            index_bytes: int = 8) -> KernelTime | None:
+    """The gradient of a table of ``rows`` by ``width``: cleared, then what was looked up is added to it.
+
+    >>> from analyzer.hardware import find_device
+    >>> h200 = find_device("h200")
+    >>> [embedding_backward_time(n, 768, 30522, 4, h200).kernels for n in (2048, 4096)]
+    [2, 14]
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    table = kernel_time(machine, rows * width * itemsize)
+    nbytes = 3 * indices * width * itemsize + indices * index_bytes
+    if indices == 0:
+        return table
+    if indices <= UNSORTED_INDICES:
+        steps = -(-indices // INDICES_AT_A_TIME)
+        return join([table, kernel_time(machine, nbytes, waiting=steps * machine.constants["index_step_latencies"]
+                                        * machine.latency)])
+    of_a_row = indices / max(rows, 1) / ROWS_OF_A_SUM  # partial sums that one thread adds, if indices are even
+    waiting = GRADIENT_KERNELS * machine.constants["library_seconds"] + of_a_row * machine.latency / 2
+    return join([table, sorting(indices, index_bytes, index_bytes, max(rows - 1, 1).bit_length(), machine),
+                 kernel_time(machine, nbytes, waiting=waiting, kernels=GRADIENT_KERNELS)])
+
+
+def gather_rows_time(indices: int, width: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
+    """Rows of a table, copied by a block each where 16 bytes divide them; the device starts so many blocks a second."""
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if indices == 0:
+        return NO_TIME
+    waiting = 0.0
+    if width * itemsize % 16 == 0:
+        waiting = indices * machine.constants["block_seconds"] / machine.multiprocessors
+    return kernel_time(machine, indices * (2 * width * itemsize + 8), waiting=waiting)
+
+
+def lone_block_time(loads: int, device: DeviceSpec, latencies: float = 1.0) -> KernelTime | None:
+    """A kernel of one block that loads single elements from anywhere, as many at a time as a multiprocessor has under
+    way: the losses of few targets. None where the device's bandwidth is unknown.
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    waiting = latencies * machine.latency * (1 + min(loads, 1024) / machine.constants["lone_loads"])
+    return kernel_time(machine, 32 * loads, waiting=waiting)
+
+
+def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> KernelTime | None:
+    """The loss of each position of images: a block of 1,024 threads an image, more only beyond 131,072 positions
+    (``NLLLoss2d.cu``).
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    blocks = -(-positions // 1024)
+    an_image = max(1, blocks // 128)
+    waves = -(-batch * an_image // (2 * machine.multiprocessors))
+    waiting = waves * -(-blocks // an_image) * machine.constants["position_latencies"] * machine.latency
+    return kernel_time(machine, batch * positions * 40, waiting=waiting)
+
+
+def atomic_time(additions: int, distinct: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
+    """Sums by atomic additions: those to one address follow each other.
+
+    >>> from analyzer.hardware import find_device
+    >>> h200 = find_device("h200")
+    >>> atomic_time(10**7, 100, 8e7, h200).seconds > atomic_time(10**7, 10**6, 8e7, h200).seconds
+    True
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    if additions == 0:
+        return NO_TIME
+    crowding = max(1.0, additions / max(distinct, 1))
+    return kernel_time(machine, nbytes, additions * crowding * machine.constants["atomic_instructions"])
+
+
+# Time of pooling and resampling, whose kernels compute many addresses for few bytes.
+#
+# ``ATen/native/cuda/DilatedMaxPool2d.cu``, ``AveragePool2d.cu``, ``UpSampleBilinear2d.cu``.
+
+BLOCK_THREADS = 1024  #: of the resampling kernel
+SINGLE_POSITION = 3   #: times less that threads wait where all their loads are one: assumed
+
+
+def window_time(elements: int, taps: float, nbytes: float, device: DeviceSpec) -> KernelTime | None:
+    """A kernel that looks at ``taps`` neighbours for each of ``elements``: pooling forward over its window, backward
+    over the windows that hold an element. None where the device's bandwidth is unknown.
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    return kernel_time(machine, nbytes, elements * taps * machine.constants["tap_instructions"])
+
+
+def plane_time(planes: int, positions: int, nbytes: float, device: DeviceSpec,
+               source_positions: int = 0) -> KernelTime | None:
+    """Bilinear resampling forward: a thread a position goes through all ``planes`` (batch by channels), whose four
+    neighbours are one and the same where the source has a single position.
+    """
+    machine = read_machine(device)
+    if machine is None:
+        return None
+    blocks = -(-positions // BLOCK_THREADS)
+    waves = -(-blocks // (machine.multiprocessors * max(machine.resident_threads // BLOCK_THREADS, 1)))
+    latencies = machine.constants["plane_latencies"] / (SINGLE_POSITION if source_positions == 1 else 1)
+    waiting = waves * planes * latencies * machine.latency
+    return kernel_time(machine, nbytes, waiting=waiting)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.storage import MetaStorage
+from analyzer.meta.address_space import MetaStorage
 
 _WORTH = 8      # tensors in a list: shorter ones are looked at as fast
 _MOST = 1 << 12  # kinds of lists; a process that meets more starts over, to bound memory

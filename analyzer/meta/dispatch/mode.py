@@ -9,17 +9,16 @@ import torch
 
 from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta import collective
-from analyzer.meta.intercept.interrupt import call_handlers, waiting
+from analyzer.meta import argument as collective
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
+from analyzer.meta.intercept.replacement import call_handlers, waiting
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.signature import name_arguments
 from analyzer.meta.simulated_device import reopened
+from analyzer.meta.spec import name_arguments
 from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.value.data_dependent import answer_data_dependent
 
-from .account import account, account_for_answer
-from .accumulation import ADD_IN_PLACE, is_engines_sum
+from .account import ADD_IN_PLACE, account, account_for_answer, is_engines_sum
 from .execute import execute
 from .propagate import propagate
 from .resolve import OperatorCall, resolve

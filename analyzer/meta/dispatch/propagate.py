@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.plain_type import NUMBERS
+from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.value import expectation
 from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
 from analyzer.meta.value.known_value import Call, Known, Result, Written, Zeros, window_of
 
-from .absorb import decided_condition
+from .account import decided_condition
 from .resolve import OperatorCall
 
 Tensor = torch.Tensor

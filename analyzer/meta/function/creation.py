@@ -1,20 +1,23 @@
-"""Tensors made of data that the code gives: their contents are known."""
+"""Functions that make tensors, and indexing, as the function half of the mode answers them."""
 from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import torch
 
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState, indexed_device
-from analyzer.meta.storage import MetaStorage
-from analyzer.meta.tensor import device_of, new_tensor
+from analyzer.meta.tensor import PLAIN_TENSORS, device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred, small_enough
 
+from .answer import move
 from .handler import handles
-from .move import move
+
+# Tensors made of data that the code gives: their contents are known.
 
 Tensor = torch.Tensor
 
@@ -83,3 +86,87 @@ def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
 def _make_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """``torch.device(0)`` is the accelerator's first."""
     return torch.device("cuda", args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
+
+
+# Parts of tensors that are read and written by Python's brackets.
+
+@handles(Tensor.__getitem__)
+def _read(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0], _with_tensors(state, args[0], args[1]), **kwargs)
+
+
+@handles(Tensor.__setitem__)
+def _write(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """``x[0] = 1.0``: C++ fills a part with a number, or with a tensor of no dimensions on the host; on meta it copies.
+
+    So it is on a CPU and on CUDA, where a number becomes a tensor on the host (`THPVariable_setitem` in
+    torch/csrc/autograd/python_variable_indexing.cpp, `copy_to` in ATen/TensorIndexing.h).
+    """
+    x, index, value = args
+    if type(x) not in PLAIN_TENSORS or not _is_basic(index) or device_of(x).type not in ("cpu", "cuda"):
+        func(x, _with_tensors(state, x, index), value, **kwargs)
+        return
+    if isinstance(value, (bool, int, float, complex)):
+        value = torch.scalar_tensor(value, dtype=x.dtype, device=CPU)
+    if type(value) not in PLAIN_TENSORS or value.dim() or device_of(value).type != "cpu":
+        func(x, index, value, **kwargs)
+        return
+    part = x if _is_whole(index, x) else x[index]
+    if part.dim():
+        part.fill_(value)
+    else:
+        part.copy_(value)
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index makes a view, by integers, slices, new and all other dimensions."""
+    return all(part is None or part is ... or type(part) is int or type(part) is slice and all(
+        bound is None or type(bound) is int for bound in (part.start, part.stop, part.step)) for part in _parts(index))
+
+
+def _is_whole(index: Any, x: Tensor) -> bool:
+    """Whether an index takes all of ``x``, of which no view is made then (`applySlice` in ATen/TensorIndexing.h)."""
+    parts = _parts(index)
+    if not all(part is ... or type(part) is slice for part in parts) or parts.count(...) > 1 or len(parts) > x.dim():
+        return False
+    before = parts.index(...) if ... in parts else len(parts)
+    sizes = [*x.shape[:before], None, *x.shape[x.dim() - len(parts) + before + 1:]]
+    return all(part is ... or part.indices(size) == (0, size, 1) for part, size in zip(parts, sizes))
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if type(index) is tuple else (index,)
+
+
+def _with_tensors(state: MetaState, x: Tensor, index: Any) -> Any:
+    """``x[[0, 2]]``: C++ would make a tensor of the list where ``x`` really lives, and its contents would be lost."""
+    if type(index) is list and not all(type(i) in (int, bool) for i in index):
+        index = tuple(index)  # as treatSequenceAsTuple in torch/csrc/autograd/python_variable_indexing.cpp
+    if type(index) in _SEQUENCES or type(index) is tuple and any(type(i) in (*_SEQUENCES, tuple) for i in index):
+        device = device_of(x)
+        return _index_tensor(state, index, device) if type(index) is not tuple else tuple(
+            _index_tensor(state, i, device) for i in index)
+    return index
+
+_SEQUENCES = (list, numpy.ndarray)
+
+
+def _index_tensor(state: MetaState, index: Any, device: torch.device) -> Any:
+    if isinstance(index, numpy.ndarray):
+        return _known(state, index, device) if index.dtype.kind in "iub" else index
+    if type(index) not in (list, tuple) or not index:
+        return index
+    if _holds_numbers(index):
+        return _known(state, index, device)
+    if all(type(i) is int or isinstance(i, Tensor) and i.dim() == 0 for i in index):
+        return torch.stack([i if isinstance(i, Tensor) else _known(state, i, device) for i in index])
+    return index
+
+
+def _holds_numbers(values: Any) -> bool:
+    return all(type(v) in (int, bool) or type(v) in (list, tuple) and _holds_numbers(v) for v in values)
+
+
+def _known(state: MetaState, data: Any, device: torch.device) -> Tensor:
+    made: Tensor = make_tensor(state, torch.tensor, (data,), {"device": device})
+    return made

@@ -10,11 +10,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from analyzer.meta.opaque import call_opaque
-from analyzer.meta.shape_registry import register_shape_impl
+from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.state import MetaState, active_state, indexed_device
 from analyzer.meta.tensor import META, PLAIN_TENSORS
 
-from . import answer, creation, indexing, move  # noqa: F401  # which fill the table
+from . import answer, creation  # noqa: F401  # which fill the table
 from .handler import handlers
 
 Tensor = torch.Tensor

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.state import MetaState, current
-from analyzer.meta.storage import MetaStorage, find_storage
 from analyzer.meta.tensor import device_of, is_around_tensors, kernel
 
 from .replacement import Undo

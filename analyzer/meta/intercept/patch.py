@@ -18,9 +18,9 @@ import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
 
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.state import active, active_state, current, mode_in_force
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
 from .control_flow import control_flow_replacements

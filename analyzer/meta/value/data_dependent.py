@@ -8,21 +8,18 @@ from typing import Any
 import torch
 
 from analyzer.errors import DataDependentError
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.signature import Signature
 from analyzer.meta.source_line import asked_by
-from analyzer.meta.spec import spec_of
+from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 from analyzer.meta.tensor import META, kernel, new_tensor
-from analyzer.meta.value.contents import defer_call, read_known
 
+from .contents import defer_call, expected_scalar, going_on, passing_value, read_known
 from .expectation import distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .line_search import searching_answer
-from .unknown_scalar import expected_scalar, going_on
-from .validity_check import passing_value
 
 Tensor = torch.Tensor
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
-from analyzer.meta.storage import MetaStorage
 
 from .known_value import Deferred, Known
 

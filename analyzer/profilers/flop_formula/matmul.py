@@ -1,6 +1,4 @@
-"""Matrix products. An m×k by k×n product is m·k·n multiply-adds; an added bias or `beta * self` adds nothing
-(the convention of torch.utils.flop_counter, whose integers these are wherever it has a formula).
-"""
+"""FLOPs of matrix products and linear algebra."""
 from __future__ import annotations
 
 from math import prod
@@ -8,9 +6,10 @@ from typing import Any
 
 from analyzer.meta.spec import TensorSpec as Spec
 
-from .registration import FlopCount, register_each, register_flop_impl
-from .size import broadcast, multiply_adds
+from .registration import FlopCount, Formula, broadcast, multiply_adds, register_each, register_flop_impl
 
+# Matrix products. An m×k by k×n product is m·k·n multiply-adds; an added bias or `beta * self` adds nothing
+# (the convention of torch.utils.flop_counter, whose integers these are wherever it has a formula).
 
 def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
     """``a @ b`` with broadcast batches: [..., m, k] by [..., k, n], vectors as torch.matmul takes them.
@@ -115,3 +114,158 @@ register_each("bilinear",
 # out[i] = sum over j of coefficients[i, j] * x[j]
 register_each("_compute_linear_combination",
     lambda x, coefficients, *_, **__: multiply_adds(x.numel * coefficients[0], x))
+
+
+# Dense linear algebra: the leading terms of LAPACK Working Note 41 (Blackford and Dongarra, appendix C) for
+# factorizations and solves, and of Golub and Van Loan, Matrix Computations (4th ed.), for eigenvalues and singular
+# values, whose data-dependent iterations are averages. Rounded down; a complex matrix counts four times a real one.
+
+def matrices(a: Spec) -> int:
+    """Matrices in the batch, each counted 4 times if complex."""
+    return prod(a[:-2]) * (4 if a.dtype.is_complex else 1)
+
+
+def lu(m: int, n: int) -> int:
+    """Working Note 41, GETRF: m n² - n³/3 (m ≥ n); 2/3 n³ for a square."""
+    long, short = max(m, n), min(m, n)
+    return long * short * short - short ** 3 // 3
+
+
+def qr(m: int, n: int) -> int:
+    """GEQRF: 2 m n² - 2/3 n³ (m ≥ n)."""
+    long, short = max(m, n), min(m, n)
+    return 2 * long * short * short - 2 * short ** 3 // 3
+
+
+def form_q(m: int, n: int, k: int) -> int:
+    """ORGQR: 4 m n k - 2 (m + n) k² + 4/3 k³."""
+    return 4 * m * n * k - 2 * (m + n) * k * k + 4 * k ** 3 // 3
+
+
+def svd(m: int, n: int, vectors: bool) -> int:
+    """Golub and Van Loan, figure 8.6.1: 4 m n² - 4/3 n³ for the values, 14 m n² + 8 n³ with thin vectors."""
+    m, n = max(m, n), min(m, n)
+    return 14 * m * n * n + 8 * n ** 3 if vectors else 4 * m * n * n - 4 * n ** 3 // 3
+
+
+def of_square(per_matrix: Any) -> Formula:
+    """The formula of one n×n input: ``per_matrix(n)`` each."""
+    return lambda a, *_, **__: matrices(a) * int(per_matrix(a[-1]))
+
+
+def right_hand_sides(a: Spec, b: Spec) -> int:
+    """Columns of b for one matrix of a, whose rows b has too (a vector where b has a dimension less)."""
+    return max(1, b.numel // max(1, prod(a[:-1])))
+
+
+def triangular_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+    """TRSM: n² for each column of the result, one row or column of which has n elements."""
+    return out.numel * a[-1] * (4 if a.dtype.is_complex else 1)
+
+
+def qr_flops(a: Spec, mode: str = "reduced", *_: Any, out: Any = None, **__: Any) -> int:
+    """The factorization, and the forming of Q: min(m, n) columns reduced, m complete, none for mode "r"."""
+    m, n = a[-2:]
+    columns = {"reduced": min(m, n), "complete": m, "r": 0}[mode]
+    return matrices(a) * (qr(m, n) + (form_q(m, columns, min(m, n)) if columns else 0))
+
+
+def ormqr_flops(a: Spec, tau: Spec, other: Spec, left: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
+    """ORMQR: 4 n m k - 2 n k² from the left, roles exchanged from the right."""
+    m, n = other[-2:] if left else other[-2:][::-1]
+    k = tau[-1]
+    return matrices(other) * (4 * n * m * k - 2 * n * k * k)
+
+
+def pinv_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """A singular value decomposition and V Σ⁻¹ Uᵀ: k m (the scaling) and 2 m n k, k = min(m, n)."""
+    m, n = a[-2:]
+    k = min(m, n)
+    return matrices(a) * (svd(m, n, True) + k * m + 2 * m * n * k)
+
+
+def lstsq_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> int:
+    """GELS: QR, then Qᵀb (4 m n - 2 n²) and a triangular solve (n²) for each right-hand side."""
+    m, n = max(a[-2:]), min(a[-2:])
+    return matrices(a) * (qr(m, n) + right_hand_sides(a, b) * (4 * m * n - 2 * n * n + n * n))
+
+
+# POTRF, SYTRF: n³/3
+register_each("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", of_square(lambda n: n ** 3 // 3))
+register_each("linalg_lu linalg_lu_factor_ex", lambda a, *_, **__: matrices(a) * lu(a[-2], a[-1]))
+register_each("_linalg_det _linalg_slogdet", of_square(lambda n: lu(n, n) + n))  # and the product of the diagonal
+register_each("linalg_inv_ex", of_square(lambda n: 2 * n ** 3))  # GETRF + GETRI: 2/3 n³ + 4/3 n³
+register_each("cholesky_inverse", of_square(lambda n: 2 * n ** 3 // 3))  # POTRI
+# LU, and two triangular solves of n² a right-hand side each
+register_each("_linalg_solve_ex",
+    lambda a, b, *_, **__: matrices(a) * (lu(a[-1], a[-1]) + 2 * a[-1] ** 2 * right_hand_sides(a, b)))
+register_each("linalg_lu_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
+# SYTRS: 2 n² a right-hand side
+register_each("linalg_ldl_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
+register_each("linalg_solve_triangular", triangular_flops)
+# triangular_solve and cholesky_solve take the right-hand side first
+register_each("triangular_solve", lambda b, a, *_, **__: triangular_flops(a, b, out=b))
+# POTRS: two triangular solves
+register_each("cholesky_solve _cholesky_solve_helper", lambda b, a, *_, **__: 2 * triangular_flops(a, b, out=b))
+register_each("linalg_qr", qr_flops)
+register_each("geqrf", lambda a, *_, **__: matrices(a) * qr(a[-2], a[-1]))
+register_each("linalg_householder_product", lambda a, tau, *_, **__: matrices(a) * form_q(a[-2], a[-1], tau[-1]))
+register_each("ormqr", ormqr_flops)
+# Golub and Van Loan 8.3.5 (symmetric QR): 4/3 n³ for the values, 9 n³ with vectors
+register_each("_linalg_eigh", lambda a, uplo="L", compute_v=True, *_, **__: (
+    matrices(a) * (9 * a[-1] ** 3 if compute_v else 4 * a[-1] ** 3 // 3)))
+register_each("linalg_eig", of_square(lambda n: 25 * n ** 3))  # Golub and Van Loan 7.5.6: 25 n³ with vectors,
+register_each("linalg_eigvals _linalg_eigvals", of_square(lambda n: 10 * n ** 3))  # 10 n³ without
+register_each("_linalg_svd", lambda a, full_matrices=False, compute_uv=True, *_, **__: (
+    matrices(a) * svd(a[-2], a[-1], compute_uv)))
+register_flop_impl("prims::svd", lambda a, *, out, full_matrices=False: matrices(a) * svd(a[-2], a[-1], True))
+register_each("linalg_pinv", pinv_flops)
+register_each("linalg_lstsq", lstsq_flops)
+# Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
+register_each("linalg_matrix_exp", of_square(lambda n: 5 * 2 * n ** 3))
+
+
+# Operators of bitsandbytes. A quantized value is divided by its block's largest magnitude (1; which is the largest
+# counts nothing, as all comparisons), a dequantized one is multiplied by it (1).
+
+def product_4bit_flops(x: Spec, weight: Spec, shape: list[int], *_: Any, out: Any = None, **__: Any) -> FlopCount:
+    """Takes x [..., k] by a packed weight of ``shape`` [n, k], whose elements are multiplied by scales."""
+    return multiply_adds(x.numel * shape[0], x) + FlopCount(prod(shape))
+
+
+# By name: FLOPs per element, those of weight decay, and states (csrc/kernels.cu, kOptimizer32bit1State and 2State).
+# Adam's are those of `optimizer.adam`; Lion: β₁ m + (1 - β₁) g (3), p - lr × its sign (2), m (3); RMSprop: v (4),
+# p - lr × g ÷ (√v + ε) (5); Adagrad: sum + g g (2) and the same 5; momentum: β m + g (2), p - lr m (2).
+_OPTIMIZERS = {"adam": (13, 1, 2), "lion": (8, 1, 1), "rmsprop": (9, 2, 1), "adagrad": (7, 2, 1), "momentum": (4, 2, 1)}
+
+
+def optimizer_32bit_flops(name: str, gradient: Spec, *rest: Any, **__: Any) -> int | None:
+    """One parameter's update, by the optimizer's name; None for one that is not in the table."""
+    return _update_flops(name, gradient, weight_decay=rest[11])
+
+
+def optimizer_8bit_flops(name: str, gradient: Spec, *rest: Any, **__: Any) -> int | None:
+    """The same, and each state is dequantized and quantized again (1 each)."""
+    found = _update_flops(name, gradient, weight_decay=rest[14])
+    return None if found is None else found + 2 * _OPTIMIZERS[name][2] * gradient.numel
+
+
+def _update_flops(name: str, gradient: Spec, weight_decay: float) -> int | None:
+    if name not in _OPTIMIZERS:
+        return None
+    each, of_decay, _ = _OPTIMIZERS[name]
+    return gradient.numel * (each + (of_decay if weight_decay else 0))
+
+
+for _name in ("gemm_4bit", "gemv_4bit"):
+    register_flop_impl(f"bitsandbytes::{_name}", product_4bit_flops)
+register_flop_impl("bitsandbytes::int8_linear_matmul", linear_flops)
+register_flop_impl("bitsandbytes::int8_mm_dequant",  # × row's scale × column's scale, and the bias
+                   lambda a, rows, columns, dtype=None, bias=None, **_: a.numel * (2 + (bias is not None)))
+register_flop_impl("bitsandbytes::int8_vectorwise_dequant", lambda a, scales, **_: 2 * a.numel)
+for _name in ("int8_vectorwise_quant", "quantize_4bit", "quantize_blockwise"):
+    register_flop_impl(f"bitsandbytes::{_name}", lambda a, *_, **__: a.numel)
+register_flop_impl("bitsandbytes::dequantize_4bit", lambda a, absmax, blocksize, kind, shape, *_, **__: prod(shape))
+register_flop_impl("bitsandbytes::dequantize_blockwise", lambda a, *_, **__: a.numel)
+register_flop_impl("bitsandbytes::optimizer_update_8bit_blockwise", optimizer_8bit_flops)
+register_flop_impl("bitsandbytes::optimizer_update_32bit", optimizer_32bit_flops)

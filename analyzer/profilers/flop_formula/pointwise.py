@@ -1,20 +1,25 @@
-"""Operators that work on each element alone.
-
-The convention: one FLOP for each elementary operation that an output element needs. Elementary are + - × ÷, negation,
-absolute value, sign, rounding to an integer, minimum and maximum (so ReLU), remainder, and each function that libm or
-CUDA's math library gives in one call: exp, log, pow, square root, erf, tanh, lgamma and so on, sigmoid and the special
-functions too. Comparing into a boolean and choosing between values (where, masked_fill, the gradient of ReLU) are free,
-constants are folded, and of a piecewise function the longest branch counts. A complex element counts each operation
-once a part, save COMPLEX_FLOPS.
-"""
+"""FLOPs of pointwise operators, optimizers and Fourier transforms."""
 from __future__ import annotations
 
+from math import log2, prod
 from typing import Any
 
 from analyzer.meta.spec import TensorSpec as Spec
 
-from .registration import Formula, register_each
-from .size import first, per_input
+from .registration import Formula, components, first, per_input, register_each, register_flop_impl
+
+# Operators that work on each element alone.
+#
+# The convention: one FLOP for each elementary operation that an output element needs. Elementary are + - × ÷,
+# negation,
+# absolute value, sign, rounding to an integer, minimum and maximum (so ReLU), remainder, and each function that libm
+# or
+# CUDA's math library gives in one call: exp, log, pow, square root, erf, tanh, lgamma and so on, sigmoid and the
+# special
+# functions too. Comparing into a boolean and choosing between values (where, masked_fill, the gradient of ReLU) are
+# free,
+# constants are folded, and of a piecewise function the longest branch counts. A complex element counts each operation
+# once a part, save COMPLEX_FLOPS.
 
 # Each line gives the operations in order; a name without a line is one elementary operation.
 ELEMENTARY = """
@@ -161,3 +166,71 @@ RANDOM_FLOPS = {
 for _name, _flops in RANDOM_FLOPS.items():
     register_each(_name, pointwise(_name, _flops))
 del _name, _flops
+
+
+# Fused optimizer steps, per parameter element; what depends on the step alone (bias corrections) is left out.
+#
+# Options that are off cost nothing: weight decay 0, momentum 0, amsgrad, a gradient scale (÷ scale), maximize
+# (negation).
+
+def elements(parameters: list[Spec]) -> int:
+    """Elements of all parameters."""
+    return sum(p.numel for p in parameters)
+
+
+def gradient_flops(maximize: bool, grad_scale: Any) -> int:
+    """FLOPs of gradient."""
+    return bool(maximize) + (grad_scale is not None)
+
+
+def adam(decay_flops: int) -> Formula:
+    """m: lerp (3); v: β₂ v + (1 - β₂) g g (4); √v ÷ c + ε (3); p - step × m ÷ that (3); amsgrad's maximum (1)."""
+    def adam_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, amsgrad: bool = False,
+                   maximize: bool = False, grad_scale: Any = None, out: Any = None, **__: Any) -> int:
+        each = 13 + (decay_flops if weight_decay else 0) + bool(amsgrad) + gradient_flops(maximize, grad_scale)
+        return each * elements(params)
+
+    return adam_flops
+
+
+def sgd_flops(params: list[Spec], *_: Any, weight_decay: float = 0.0, momentum: float = 0.0, dampening: float = 0.0,
+              nesterov: bool = False, maximize: bool = False, is_first_step: bool = False, grad_scale: Any = None,
+              out: Any = None, **__: Any) -> int:
+    """Counts p - lr g (2); g + λ p (2); μ b + (1 - d) g (2; 3 with dampening; first a copy); Nesterov's g + μ b (2)."""
+    of_momentum = 0
+    if momentum:
+        of_momentum = (0 if is_first_step else 3 if dampening else 2) + (2 if nesterov else 0)
+    return elements(params) * (2 + (2 if weight_decay else 0) + of_momentum + gradient_flops(maximize, grad_scale))
+
+
+register_each("_fused_adam", adam(decay_flops=2))   # g + λ p
+register_each("_fused_adamw", adam(decay_flops=1))  # p × (1 - lr λ)
+register_each("_fused_sgd", sgd_flops)
+# sum + g g (2); p - lr × g ÷ (√sum + ε) (5); g + λ p (2)
+register_each("_fused_adagrad", lambda params, *_, weight_decay=0.0, maximize=False, grad_scale=None, **__: (
+    elements(params) * (7 + (2 if weight_decay else 0) + gradient_flops(maximize, grad_scale))))
+register_each("_amp_foreach_non_finite_check_and_unscale", lambda grads, *_, **__: elements(grads))  # grad × 1/scale
+register_each("_amp_update_scale", lambda scale, *_, **__: scale.numel)  # × growth or × backoff
+
+
+# Fourier transforms: 5 n log₂ n real operations for n complex points, half of it between real and complex ones
+# (the count of the radix-2 algorithm, by which FFTW's benchFFT reports speed), rounded to an integer.
+
+def transform_flops(shape: Spec, dims: list[int], per_point: float, scaled: bool) -> int:
+    """``per_point`` n log₂ n for each of the batch's transforms over ``dims``, a product for each scaled real number.
+
+    >>> import torch
+    >>> transform_flops(Spec.of((3, 8), (8, 1), torch.complex64, "cpu"), [1], 5, False)  # 3 × 5 × 8 × 3
+    360
+    """
+    points = prod(shape[d] for d in dims)
+    return round(per_point * shape.numel * log2(points)) + (components(shape) if scaled else 0) if points else 0
+
+
+register_flop_impl("prims::fft_c2c", lambda x, *_, dim, **__: transform_flops(x, dim, 5, False))
+register_flop_impl("prims::fft_r2c", lambda x, *_, dim, **__: transform_flops(x, dim, 2.5, False))
+register_flop_impl("prims::fft_c2r", lambda *_, dim, out, **__: transform_flops(out, dim, 2.5, False))
+register_each("_fft_c2c", lambda x, dim, normalization, *_, **__: transform_flops(x, dim, 5, normalization != 0))
+register_each("_fft_r2c", lambda x, dim, normalization, *_, **__: transform_flops(x, dim, 2.5, normalization != 0))
+register_each("_fft_c2r",
+    lambda x, dim, normalization, *_, out, **__: transform_flops(out, dim, 2.5, normalization != 0))

@@ -14,10 +14,10 @@ from typing import Any
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.meta.signature import Signature
+from analyzer.meta.spec import Signature
 from analyzer.meta.spec import TensorSpec as Spec
 
-from .registry import register_time_impl
+from .call import register_time_impl
 
 _FLASH, _EFFICIENT, _CUDNN = "flash", "efficient", "cudnn"
 #: Operators of [batch, heads, sequence, head] tensors; causality is aligned to the top left.

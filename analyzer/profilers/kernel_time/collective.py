@@ -4,12 +4,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
-from analyzer.hardware.kernel_time.collective import collective_time
-from analyzer.hardware.kernel_time.collective_path import find_path
+from analyzer.hardware.kernel_time.collective import collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
-from analyzer.meta.signature import Signature
-from analyzer.profilers.collective.omission import SILENT
-from analyzer.profilers.collective.rule import POINT_TO_POINT, kind_of, message_of
+from analyzer.meta.spec import Signature
+from analyzer.profilers.collective.rule import POINT_TO_POINT, SILENT, kind_of, message_of
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, find_group
 
 

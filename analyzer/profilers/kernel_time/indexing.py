@@ -6,24 +6,24 @@ from functools import partial
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join_known
-from analyzer.hardware.kernel_time.gather import (
+from analyzer.hardware.kernel_time.pointwise import (
     atomic_time,
     embedding_backward_time,
     gather_rows_time,
     lone_block_time,
+    plane_time,
+    pointwise_time,
     position_loss_time,
     sort_time,
+    stream_time,
+    window_time,
 )
-from analyzer.hardware.kernel_time.memory_bound import stream_time
-from analyzer.hardware.kernel_time.pointwise import pointwise_time
-from analyzer.hardware.kernel_time.pooling import plane_time, window_time
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.traffic import plan_of
 
-from .normalization import given
-from .placement import per_dimension
+from .call import per_dimension
 from .pointwise import register_all
+from .reduction import given
 
 
 def traffic_of(signature: Signature) -> int:

@@ -4,17 +4,15 @@ from __future__ import annotations
 from functools import partial
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join_known
-from analyzer.hardware.kernel_time.memory_bound import stream_time
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, find_constants, join_known
 from analyzer.hardware.kernel_time.optimizer import count_launches, foreach_time
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.hardware.kernel_time.pointwise import stream_time
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.flop_registry import is_list
 from analyzer.profilers.traffic import plan_of
 
+from .call import register_time_impl
 from .pointwise import register_all
-from .registry import register_time_impl
 
 #: Instructions of the arithmetic of fused optimizers, roots and divisions among them (``fused_adam_utils.cuh``).
 FUSED = {"_fused_adam_": 60, "_fused_adamw_": 60, "_fused_sgd_": 10, "_fused_adagrad_": 40}

@@ -8,23 +8,21 @@ from functools import partial
 import torch
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.constants import find_constants
-from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, join_known
-from analyzer.hardware.kernel_time.host_copy import host_copy_time
-from analyzer.hardware.kernel_time.memory_bound import FAMILY, stream_time
+from analyzer.hardware.kernel_time.collective import host_copy_time
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, find_constants, join_known
 from analyzer.hardware.kernel_time.pointwise import (
+    FAMILY,
     cast_time,
     joined_dimensions,
     pointwise_time,
     random_time,
     scattered_bytes,
+    stream_time,
 )
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.traffic import plan_of, touched_bytes
 
-from .placement import broadcast_strides, dense_strides, is_channels_last, is_dense
-from .registry import TimeRule, register_time_impl
+from .call import TimeRule, broadcast_strides, dense_strides, is_channels_last, is_dense, register_time_impl
 
 NAMES = """abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
 bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip complex conj_physical

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from analyzer.meta.plain_type import LEAVES
-from analyzer.record.module_walk import walk_modules
+from analyzer.meta.spec import LEAVES
+from analyzer.record.tensor_walk import walk_modules
+from analyzer.replay.match import Mismatch
 
-from ..match import Mismatch
 from ..state_value import look_up
 
 HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not

@@ -7,21 +7,22 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
-from analyzer.meta.stream_mark import StreamAction
-from analyzer.record.event import BORN, CALLED, DIED, OUTSIDE
+from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.meta.state import StreamAction
 from analyzer.record.log import Log
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, OUTSIDE
+from analyzer.replay.match import Mismatch
 
-from ..match import Mismatch
 from .chain import REFERENCE, TAIL
-from .stretch import LapKind, Origin, Stretch
 from .tape import LAP, ORDERED, STEP, Cut, Tape
 from .update import (
     RELEASE,
     UPDATE,
     WINDOW,
     Insertion,
+    LapKind,
+    Origin,
+    Stretch,
     UpdateMismatch,
     cut_releases,
     cut_updates,

@@ -4,13 +4,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analyzer.record.event import OUTSIDE
 from analyzer.record.log import Log
+from analyzer.record.storage_lifetime import OUTSIDE
+from analyzer.replay.match import Mismatch
 
-from ..match import Mismatch
 from .chain import REFERENCE
 from .layout import LOOK, Layout
-from .stretch import LapKind, Origin, Stretch
+from .update import LapKind, Origin, Stretch
 
 Placed = tuple[LapKind, int]
 """A lap there: its kind and the block."""

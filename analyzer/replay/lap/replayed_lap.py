@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import torch
 
 from analyzer.memory.allocator import Block
-from analyzer.memory.allocator_replay import Placements
-from analyzer.meta.stream_mark import StreamAction
-from analyzer.record.event import BORN, CALLED, DIED, HELD, Event
+from analyzer.memory.allocator_segment import Placements
+from analyzer.meta.state import StreamAction
+from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log, LogModuleCall, LogNode, Pending, PlacedPart, identifier
 from analyzer.record.memory_recorder import MemoryRecorder
-from analyzer.record.op_call import OpCall
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, Event
+from analyzer.replay.match import Mismatch
 
 from ..expansion import EventWriter
-from ..match import Mismatch
 from ..segment import START, Mark, Segment, run_instructions
 from .naming import Names, Naming
-from .stretch import Stretch
 from .tape import ORDERED
+from .update import Stretch
 
 _STATE = "optimizer state"
 Regions = dict[int, tuple[torch.device, Any]]

@@ -10,17 +10,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from analyzer.meta.address_space import Region
+from analyzer.meta.address_space import MetaStorage, Region
 from analyzer.meta.intercept.replacement import replace
-from analyzer.meta.storage import MetaStorage
-from analyzer.meta.stream_mark import StreamAction
-from analyzer.record.event import BORN, TAKEN
-from analyzer.record.module_walk import walk_modules
+from analyzer.meta.state import StreamAction
 from analyzer.record.recorder import Recorder
-from analyzer.record.tensor_walk import tensors_in
+from analyzer.record.storage_lifetime import BORN, TAKEN
+from analyzer.record.tensor_walk import tensors_in, walk_modules
+from analyzer.replay.match import Mismatch
 
 from ..cache_slot import fill_as
-from ..match import Mismatch
 from .chain import REFERENCE, Chain
 
 STEP, LAP, ORDERED, KEPT = range(TAKEN + 1, TAKEN + 5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from analyzer.report.data_table import ROOT, join_path
 from analyzer.report.module_comparison import list_layers
+from analyzer.report.quantity import ROOT, join_path
 from analyzer.results.info import ModuleInfo
 
 # Two module trees as one: each module of the first beside that of the second which takes its place.

@@ -8,14 +8,13 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
-from analyzer.record.progress import report_progress
-from analyzer.report.check import EXCEEDED
+from analyzer.record.options import report_progress
+from analyzer.report.check import CONDITION_GRAMMAR, EXCEEDED
 from analyzer.report.choice import emit, parse_depth, split_words
-from analyzer.report.column import FORMATS
-from analyzer.report.limit import CONDITION_GRAMMAR
-from analyzer.report.model_table import DEFAULT_COLUMNS, model_table
 from analyzer.report.module_comparison import compare_modules
+from analyzer.report.node_table import FORMATS
 from analyzer.report.page.document import check_page
+from analyzer.report.summary import DEFAULT_COLUMNS, model_table
 from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile

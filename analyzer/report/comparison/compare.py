@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.errors import InputError
-from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences
-from analyzer.report.column import Column, sort_by
-from analyzer.report.data_table import join_path
-from analyzer.report.limit import parse_condition
-from analyzer.report.module_row import OWN
-from analyzer.report.quantity import find_quantity, read_known
+from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences, parse_condition
+from analyzer.report.module_tree import OWN
+from analyzer.report.node_table import Column, sort_by
+from analyzer.report.quantity import find_quantity, join_path, read_known
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.results.profile import Profile

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.report.page.answer import Headline
-from analyzer.report.page.document import Part, columns_of, write_page
-from analyzer.report.page.fragment import fold, write_answer, write_fragment, write_rows
-from analyzer.report.page.headline import headline_part
-from analyzer.report.page.memory import thin_out
-from analyzer.report.page.plain_table import write_table
+from analyzer.report.page.document import Part, columns_of, headline_part, write_page, write_table
+from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
+from analyzer.report.page.part import thin_out
 from analyzer.report.summary import describe_run
 from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange, QuantityChange

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from analyzer.output import write_output
-from analyzer.report.column import Column, check_layout, format_quantity, print_rows
-from analyzer.report.data_table import print_data
+from analyzer.report.node_table import Column, check_layout, format_quantity, print_rows
+from analyzer.report.quantity import print_data
 from analyzer.report.summary import describe_run
 from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange, QuantityChange

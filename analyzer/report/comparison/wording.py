@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analyzer.report.column import format_quantity
-from analyzer.report.data_table import ROOT
-from analyzer.report.module_row import OWN
+from analyzer.report.module_tree import OWN
+from analyzer.report.node_table import format_quantity
+from analyzer.report.quantity import ROOT
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
 from analyzer.results.profile import Profile
 

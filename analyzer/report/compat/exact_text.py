@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.output import write_output
-from analyzer.report.module_row import Ignored, divide, find_root, leave_out
-from analyzer.report.notation import NOTATIONS
+from analyzer.report.module_tree import Ignored, divide, find_root, leave_out
 from analyzer.report.speed import note_prediction
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
@@ -20,9 +19,9 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, add_quantities
 
-from . import number
-from .deepspeed import sum_by_class
-from .functional import sum_functions
+from . import deepspeed as number
+from .deepspeed import NOTATIONS, sum_by_class
+from .torchinfo import sum_functions
 
 Write = Callable[[float], str]
 

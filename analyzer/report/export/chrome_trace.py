@@ -1,26 +1,144 @@
-"""The predicted step as Chrome trace events: what Perfetto and chrome://tracing open. The format is the "Trace Event
-Format" of the Chromium project: times and durations in microseconds, ``ph`` "X" for a complete event, "i" for an
-instant, "C" for a counter, "s" and "f" for the ends of an arrow, "M" for the names of tracks.
-"""
+"""The step in time for viewers of traces: Chrome and Perfetto, and speedscope."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from analyzer.errors import InputError
 from analyzer.output import write_output
-from analyzer.results.info import TimelinePoint
+from analyzer.profilers.schedule import PICOSECONDS
+from analyzer.report.quantity import ROOT
+from analyzer.results.info import ModuleInfo, OperatorInfo, TimelinePoint
+from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
-from .lane_trace import count_bytes, list_lane_events, name_track
+# The spans of a step as Chrome trace events: a track for the host and for each stream, arrows from launches to
+# kernels, counters of memory and of FLOP/s.
+
+HOST_PID, DEVICE_PID = 1, 2
+_PHASE_TID = 0                 # of the host: which phase it is in
+_MICROSECONDS = 1e6            # in a second
+_RESOLUTION = 1e-3             # Perfetto keeps nanoseconds
+_Key = tuple[str, str, str | None]  # module, phase, operator
+
+
+def list_lane_events(profile: Profile) -> list[dict[str, Any]]:
+    """The events of a profile that has spans, its steady step beginning at 0 unless memory is shown of an earlier one,
+    whose beginning is 0 then.
+    """
+    spans = profile.spans
+    shift = max(0.0, -min([point.seconds for point in profile.timeline if point.seconds is not None], default=0.0))
+    lanes = list(dict.fromkeys(span.lane for span in spans if span.lane != "host"))
+    tracks = {"host": (HOST_PID, 1), **{lane: (DEVICE_PID, i) for i, lane in enumerate(lanes, 1)}}
+    what = f"{profile.name} ({profile.mode}, {profile.how_timed})"
+    events = [name_track("process_name", HOST_PID, _PHASE_TID, f"{what}: host"),
+              name_track("process_name", DEVICE_PID, 0, f"{what}: {profile.device or 'device'}"),
+              name_track("thread_name", HOST_PID, _PHASE_TID, "phase"),
+              *[name_track("thread_name", *track, lane) for lane, track in tracks.items()],
+              *_list_phases(spans, shift)]
+    sources = {node.name: node.source for node in profile.nodes}
+    for i, span in enumerate(spans):
+        pid, tid = tracks[span.lane]
+        start = (span.start_seconds + shift) * _MICROSECONDS
+        args = {"operator": span.operator, "node": span.node, "module": span.module_path, "phase": span.phase,
+                "source": sources.get(span.node or "")}
+        events.append({"name": span.name, "cat": span.kind, "pid": pid, "tid": tid, "ph": "X", "ts": start,
+                       "dur": span.seconds * _MICROSECONDS,
+                       "args": {name: value for name, value in args.items() if value is not None}})
+        if span.launch is not None:
+            launched = (spans[span.launch].start_seconds + shift) * _MICROSECONDS
+            events.append(_arrow("s", i, HOST_PID, 1, launched))
+            events.append({**_arrow("f", i, pid, tid, start), "bp": "e"})
+    return [*events, *_count_memory_of_lanes(profile.timeline, shift), *_count_flops(profile, shift)]
+
+
+def name_track(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """The event that names a process or a thread."""
+    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}
+
+
+def _arrow(end: str, number: int, pid: int, tid: int, time: float) -> dict[str, Any]:
+    return {"name": "launch", "cat": "launch", "ph": end, "id": number, "pid": pid, "tid": tid, "ts": time}
+
+
+def _list_phases(spans: Sequence[SpanInfo], shift: float) -> Iterator[dict[str, Any]]:
+    """A slice for each stretch of one phase on the host."""
+    for phase, group in groupby([span for span in spans if span.lane == "host"], key=lambda span: span.phase):
+        stretch = list(group)
+        start, end = stretch[0].start_seconds, stretch[-1].end_seconds
+        yield {"name": phase, "cat": "phase", "pid": HOST_PID, "tid": _PHASE_TID, "ph": "X", "args": {},
+               "ts": (start + shift) * _MICROSECONDS, "dur": (end - start) * _MICROSECONDS}
+
+
+def _count_memory_of_lanes(timeline: Sequence[TimelinePoint], shift: float) -> Iterator[dict[str, Any]]:
+    """A counter of memory at the points whose time is known. Of points of one time the later ones follow at once."""
+    reached = float("-inf")
+    for point in timeline:
+        if point.seconds is None:
+            continue
+        reached = max((point.seconds + shift) * _MICROSECONDS, reached + _RESOLUTION)
+        yield count_bytes(point, DEVICE_PID, reached)
+
+
+def count_bytes(point: TimelinePoint, pid: int, time: float) -> dict[str, Any]:
+    """The event of a counter of memory."""
+    args = {"allocated": point.allocated_bytes}
+    if point.reserved_bytes is not None:
+        args["reserved"] = point.reserved_bytes
+    return {"ph": "C", "pid": pid, "tid": 0, "ts": time, "name": "memory bytes", "args": args}
+
+
+def _count_flops(profile: Profile, shift: float) -> Iterator[dict[str, Any]]:
+    """A counter of the FLOP/s of the kernels that run; of those whose FLOPs are unknown there are none."""
+    rates = _find_rates(profile)
+    changes: defaultdict[int, list[tuple[int, float | None]]] = defaultdict(list)  # by picosecond
+    for i, span in enumerate(profile.spans):
+        if rate := rates.get(_key(span)) if span.kind == "kernel" else None:
+            changes[round(span.start_seconds * PICOSECONDS)].append((i, rate))
+            changes[round(span.end_seconds * PICOSECONDS)].append((i, None))
+    running: dict[int, float] = {}
+    for time in sorted(changes):
+        for i, rate in changes[time]:
+            if rate is None:
+                running.pop(i)
+            else:
+                running[i] = rate
+        yield {"ph": "C", "pid": DEVICE_PID, "tid": 0, "ts": (time / PICOSECONDS + shift) * _MICROSECONDS,
+               "name": "FLOP/s", "args": {"FLOP/s": sum(running.values())}}
+
+
+def _key(span: SpanInfo) -> _Key:
+    return span.module_path, span.phase, span.operator
+
+
+def _find_rates(profile: Profile) -> Mapping[_Key, float]:
+    """FLOPs to a second of the kernels of each operator, by its module and phase, where they are known."""
+    flops: dict[_Key, int | None] = {}
+    for module in () if profile.modules is None else profile.modules.walk():
+        for row in module.operators:
+            key = module.path, "backward" if row.phase == "recompute" else row.phase, row.operator
+            before = flops.get(key, 0)
+            flops[key] = None if before is None or row.flops is None else before + row.flops
+    seconds: defaultdict[_Key, float] = defaultdict(float)
+    for span in profile.spans:
+        if span.kind == "kernel":
+            seconds[_key(span)] += span.seconds
+    return {key: known / seconds[key] for key, known in flops.items() if known and seconds[key]}
+
+
+# The predicted step as Chrome trace events: what Perfetto and chrome://tracing open. The format is the "Trace Event
+# Format" of the Chromium project: times and durations in microseconds, ``ph`` "X" for a complete event, "i" for an
+# instant, "C" for a counter, "s" and "f" for the ends of an arrow, "M" for the names of tracks.
 
 _PID = 1
 _TRACKS = {"forward": 1, "backward": 2, "optimizer": 3}
-_MICROSECONDS = 1e6  # in a second
+  # in a second
 
 
 @register_exporter.shipped("chrome_trace")
@@ -113,3 +231,106 @@ def _place(points: Sequence[TimelinePoint], start: float, end: float, ends: dict
     for (i, before), (j, after) in pairwise(anchors):
         times += [before + (after - before) * (k - i) / (j - i) for k in range(i + 1, j + 1)]
     return times
+
+
+# Modules and operators over the time of a step, in the file format of speedscope.app, a viewer of flame graphs
+# (https://www.speedscope.app/file-format-schema.json).
+
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_Stack = tuple[str, ...]
+
+
+class _Frames:
+    """Names of frames, each with its number."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def find(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+    def list(self) -> list[dict[str, str]]:
+        return [{"name": name} for name in self.numbers]
+
+
+@register_exporter.shipped("speedscope")
+def to_speedscope(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
+    """The file as a dictionary, also written to ``path`` as JSON if one is given.
+
+    A profile with spans gives a flame graph for each lane, in time: the phase, the modules from the outermost, the
+    operator. A module lasts from its first kernel (or launch) to its last, waits within included. Of another profile
+    there is one of all operators, as long as their seconds where all are known, as they are where they were measured,
+    else as their FLOPs; those of which FLOPs are unknown are left out. Raises InputError where neither is known.
+    """
+    frames = _Frames()
+    types = {} if profile.modules is None else {module.path: module.type for module in profile.modules.walk()}
+    lanes = dict.fromkeys(span.lane for span in profile.spans)
+    flames = [_draw_lane(lane, [span for span in profile.spans if span.lane == lane], profile, types, frames)
+              for lane in sorted(lanes, key=lambda lane: (lane == "host", lane != "compute"))]
+    if not flames:
+        flames = [_sum_operators(profile, types, frames)]
+    data = {"$schema": _SCHEMA, "name": f"{profile.name} ({profile.mode}, {profile.how_timed})",
+            "exporter": f"analyzer {profile.analyzer_version}".strip(), "activeProfileIndex": 0,
+            "shared": {"frames": frames.list()}, "profiles": flames}
+    if path is not None:
+        write_output(path, json.dumps(data, allow_nan=False, separators=(",", ":")))
+    return data
+
+
+def _list_stack(phase: str, path: str, operator: str, types: dict[str, str]) -> _Stack:
+    """Phase, modules and operator, the outermost first."""
+    parts = path.split(".") if path else []
+    paths = ["", *(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))]
+    modules = [f"{path or ROOT}: {types[path]}" if path in types else path for path in paths if path or "" in types]
+    return (phase, *modules, operator)
+
+
+def _draw_lane(lane: str, spans: Sequence[SpanInfo], profile: Profile, types: dict[str, str],
+               frames: _Frames) -> dict[str, Any]:
+    events: list[dict[str, Any]] = []
+    stack: _Stack = ()
+    end = 0.0
+    for span in spans:
+        start = _to_nanoseconds(span.start_seconds)
+        found = _list_stack(span.phase, span.module_path, span.operator or span.name, types)
+        kept = _count_common(stack, found[:-1])  # an operator is a frame for each call
+        events += [{"type": "C", "frame": frames.find(name), "at": end} for name in reversed(stack[kept:])]
+        events += [{"type": "O", "frame": frames.find(name), "at": start} for name in found[kept:]]
+        stack, end = found, _to_nanoseconds(span.end_seconds)
+    events += [{"type": "C", "frame": frames.find(name), "at": end} for name in reversed(stack)]
+    whole = _to_nanoseconds(profile.step_seconds or 0.0)
+    return {"type": "evented", "name": lane, "unit": "nanoseconds", "startValue": 0, "endValue": max(whole, end),
+            "events": events}
+
+
+def _to_nanoseconds(seconds: float) -> float:
+    """Nanoseconds with three decimals, so that times that are equal stay so."""
+    return round(seconds * PICOSECONDS) / 1000
+
+
+def _count_common(one: _Stack, other: _Stack) -> int:
+    """How many frames two stacks have in common, from the outermost on."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _sum_operators(profile: Profile, types: dict[str, str], frames: _Frames) -> dict[str, Any]:
+    rows = list(_list_operators(() if profile.modules is None else profile.modules.walk()))
+    seconds = [row.seconds for _, row in rows]
+    is_timed = None not in seconds and any(seconds)
+    weights = seconds if is_timed else [row.flops for _, row in rows]
+    samples = [([frames.find(name) for name in _list_stack(row.phase, path, row.operator, types)], weight)
+               for (path, row), weight in zip(rows, weights) if weight]
+    if not samples:
+        raise InputError("to_speedscope(): neither the time nor the FLOPs of an operator are known; profile with a "
+                         "device")
+    return {"type": "sampled", "name": "operators by " + ("time" if is_timed else "FLOPs"),
+            "unit": "seconds" if is_timed else "none", "startValue": 0, "endValue": sum(w for _, w in samples),
+            "samples": [stack for stack, _ in samples], "weights": [weight for _, weight in samples]}
+
+
+def _list_operators(modules: Iterable[ModuleInfo]) -> Iterator[tuple[str, OperatorInfo]]:
+    """The operators of each module with its path, phase after phase."""
+    rows = [(module.path, row) for module in modules for row in module.operators]
+    phases = dict.fromkeys(row.phase for _, row in rows)
+    for phase in phases:
+        yield from ((path, row) for path, row in rows if row.phase == phase)

@@ -1,4 +1,4 @@
-"""A profile as JSON text and back, without loss. The dataclasses are the schema."""
+"""A profile as JSON: rows as columns, and what must hold among the fields that are read."""
 from __future__ import annotations
 
 import dataclasses
@@ -7,23 +7,142 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.json_text import decode_json, read_text
+from analyzer.hardware.device_file import is_device_file
 from analyzer.output import write_output
 from analyzer.report.speed import RATES, read_rate
-from analyzer.results.moment import SIGNED
+from analyzer.results.lane import SIGNED, SpanInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
-from analyzer.saved_format import Fields, SavedFormat, name_json, shorten
+from analyzer.results.world import RankRun, WorldInfo
+from analyzer.saved_format import Fields, SavedFormat, decode_json, name_json, read_text, shorten
 
-from .json_column import IN_COLUMNS, Decoder, columns_decoder, write_columns
-from .record_check import find_fault
+# What must hold among the fields of a record that was saved, which no field's own type says.
+
+_MOST_RANKS = 2**24  # more than were ever run: views list them
+
+
+def find_fault(record: Any) -> str | None:
+    """What is wrong with a record as a whole; None where nothing is.
+
+    >>> find_fault(RankRun(0, 6, 2)), find_fault(RankRun(0, 6, 0))
+    (None, 'no run of ranks: RankRun(first=0, last=6, step=0)')
+    """
+    check = _CHECKS.get(type(record))
+    return None if check is None else check(record)
+
+
+def _check_run(run: RankRun) -> str | None:
+    is_run = run.first <= run.last and run.step >= 1 and (run.last - run.first) // run.step < _MOST_RANKS
+    return None if is_run else f"no run of ranks: {run}"
+
+
+def _check_world(world: WorldInfo) -> str | None:
+    return None if world.rank < world.size else f"rank {world.rank} of {world.size}"
+
+
+def _check_profile(profile: Profile) -> str | None:
+    """Whether what is told by its place in a list is there, and a device is named by its name: a saved profile opens no
+    other file.
+    """
+    cluster = None if profile.world is None else profile.world.cluster
+    for name, value in (("device", profile.device), ("world.cluster", cluster)):
+        if value is not None and is_device_file(value):
+            return f"{name} {value[:80]!r}: the name of a file, not of a {name.rpartition('.')[2]}"
+    modules = [] if profile.modules is None else list(profile.modules.walk())
+    deep = next((module for module in modules if module.depth >= len(modules)), None)
+    if deep is not None:
+        return f"modules: {deep.path!r} is at depth {deep.depth} of {len(modules)} modules"
+    for i, call in enumerate(profile.module_calls):
+        if call.parent is not None and call.parent >= i:
+            return f"module_calls[{i}].parent: {call.parent} is no earlier call"
+    spans = profile.spans
+    lost = next((span.launch for span in spans if span.launch is not None and span.launch >= len(spans)), None)
+    return None if lost is None else f"spans: one was launched by {lost}, of {len(spans)} spans"
+
+
+_CHECKS: dict[Any, Callable[[Any], str | None]] = {
+    RankRun: _check_run, WorldInfo: _check_world, Profile: _check_profile}
+
+
+# Many rows of one kind as columns: a text that stands in many rows is written once.
+
+Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
+
+IN_COLUMNS: tuple[Any, ...] = (SpanInfo,)  #: kinds of rows that are written so
+_VALUES, _PLACES = "values", "places"      # of a column of texts: each once, and for each row which of them it is
+
+
+def write_columns(rows: Sequence[Any]) -> dict[str, Any]:
+    """Rows of one of `IN_COLUMNS` as lists by name of their fields.
+
+    >>> span = SpanInfo("host", "launch", "fc", None, None, "", "forward", 0.0, 1e-6)
+    >>> columns = write_columns([span, span])
+    >>> columns["seconds"], columns["lane"]
+    ([1e-06, 1e-06], {'values': ['host'], 'places': [0, 0]})
+    """
+    columns = zip(_list_hints(type(rows[0])), zip(*rows, strict=True))
+    return {name: _write_texts(column) if is_text(hint) else list(column) for (name, hint), column in columns}
+
+
+def _write_texts(column: Sequence[Any]) -> dict[str, list[Any]]:
+    places = {value: i for i, value in enumerate(dict.fromkeys(column))}
+    return {_VALUES: list(places), _PLACES: [places[value] for value in column]}
+
+
+def columns_decoder(kind: Any, decoder_of: Callable[[Any], Decoder]) -> Decoder:
+    """The decoder of rows of a kind of `IN_COLUMNS`; none of them are written as an empty list."""
+    decoders = {name: (is_text(hint), decoder_of(hint)) for name, hint in _list_hints(kind)}
+
+    def decode(value: Any, where: str) -> Any:
+        if value == []:
+            return ()
+        if type(value) is not dict or list(value) != list(decoders):
+            raise ProfileFormatError(f"{where}: expected columns {', '.join(decoders)}")
+        columns = [_read_column(value[name], f"{where}.{name}", *decoder) for name, decoder in decoders.items()]
+        if len({len(column) for column in columns}) != 1:
+            raise ProfileFormatError(f"{where}: expected columns of one length, got " + ", ".join(
+                f"{name} of {len(column)}" for name, column in zip(decoders, columns)))
+        return tuple([kind(*row) for row in zip(*columns, strict=True)])
+    return decode
+
+
+def _read_column(value: Any, where: str, is_texts: bool, decoder: Decoder) -> list[Any]:
+    if not is_texts:
+        if type(value) is not list:
+            raise ProfileFormatError(f"{where}: expected list")
+        return [decoder(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if type(value) is not dict or list(value) != [_VALUES, _PLACES] or {*map(type, value.values())} != {list}:
+        raise ProfileFormatError(f"{where}: expected {_VALUES} and {_PLACES}")
+    texts = [decoder(item, f"{where}.{_VALUES}[{i}]") for i, item in enumerate(value[_VALUES])]
+    for i, place in enumerate(value[_PLACES]):
+        if type(place) is not int or not 0 <= place < len(texts):
+            raise ProfileFormatError(
+                f"{where}.{_PLACES}[{i}]: expected a place among {len(texts)} values, got {place!r}")
+    return [texts[place] for place in value[_PLACES]]
+
+
+def _list_hints(kind: Any) -> list[tuple[str, Any]]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [(name, hints[name]) for name in kind._fields]
+
+
+def is_text(hint: Any) -> bool:
+    """Whether values of a type are text.
+
+    >>> is_text(str | None), is_text(float)
+    (True, False)
+    """
+    return str in (hint, *typing.get_args(hint))
+
+
+# A profile as JSON text and back, without loss. The dataclasses are the schema.
 
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},

@@ -1,17 +1,103 @@
-"""Rows of a profile as a table in a file: CSV, Markdown, LaTeX or Parquet."""
+"""Rows of a profile as tables: files, pandas and networkx, and the option that names them."""
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import io
-from collections.abc import Callable, Mapping
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
-from analyzer.report.column import Column
-from analyzer.report.data_table import DataTable, print_data, read_modules, read_nodes
+from analyzer.report.node_table import Column
+from analyzer.report.page.document import check_page
+from analyzer.report.quantity import DataTable, print_data, read_modules, read_nodes
+from analyzer.report.roofline import check_roofline
+from analyzer.results.info import CostInfo, MemoryEvent, ModuleInfo
+from analyzer.results.lane import SpanInfo
+from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
+from analyzer.results.run_cost import CommInfo
 from analyzer.results.view import register_exporter
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+# The annotated graph as a networkx DiGraph, which is what a solver reads.
+
+@register_exporter.shipped("networkx")
+def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
+    """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
+    ``graph.graph`` holds the ``name``, ``mode`` and ``device`` of the profile and the ``schema_version`` of the
+    attributes (docs/node_info.md). Raises InputError where two nodes have one name or an input is no node.
+    """
+    import networkx
+
+    graph: networkx.DiGraph[str] = networkx.DiGraph(name=profile.name, mode=profile.mode, device=profile.device,
+                                                    schema_version=NodeInfo.schema_version)
+    for node in profile.nodes:
+        if node.name in graph:
+            raise InputError(f"to_networkx(): two nodes are named {node.name!r}; names must be unique")
+        graph.add_node(node.name, **{field.name: getattr(node, field.name) for field in dataclasses.fields(node)})
+    output_bytes = {node.name: sum(tensor.nbytes for tensor in node.outputs) for node in profile.nodes}
+    for node in profile.nodes:
+        for source in node.inputs:
+            if source not in output_bytes:
+                raise InputError(
+                    f"to_networkx(): node {node.name!r} reads {source!r}, which is no node of this profile")
+            graph.add_edge(source, node.name, bytes=output_bytes[source])
+    return graph
+
+
+# Rows of a profile as a pandas table with nullable columns, so that integers stay exact.
+
+# pandas' own names; other columns hold objects
+_NULLABLE = {int: "Int64", int | None: "Int64", float: "Float64", float | None: "Float64"}
+_NOT_COLUMNS = ("own", "children")
+#: By the field of a profile that holds them.
+_RECORDS: dict[str, Any] = {"nodes": NodeInfo, "comm": CommInfo, "spans": SpanInfo, "memory_events": MemoryEvent}
+
+
+@register_exporter.shipped("dataframe")
+def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
+    """One row a node, one row a module (parents first) with its ``own_`` quantities beside its totals, or one row a
+    call that communicates (``"comm"``), a span of the step, or a memory event. Raises InputError for another ``what``,
+    MissingExtraError without pandas.
+    """
+    if what != "modules" and what not in _RECORDS:
+        raise InputError(f"to_dataframe({what!r}): choose one of {', '.join(map(repr, ('modules', *_RECORDS)))}")
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
+                                "pip install 'symbolic-analyzer[report]'") from error
+    if what != "modules":
+        columns = _list_columns(_RECORDS[what])
+        rows = [[getattr(record, name) for name in columns] for record in getattr(profile, what) or ()]
+    else:
+        of_module, of_own = _list_columns(ModuleInfo), _list_columns(CostInfo)
+        columns = {**of_module, **{f"own_{name}": kind for name, kind in of_own.items()}}
+        rows = [[*(getattr(module, name) for name in of_module), *(getattr(module.own, name) for name in of_own)]
+                for module in (() if profile.modules is None else profile.modules.walk())]
+    return pandas.DataFrame({name: pandas.Series([row[i] for row in rows], dtype=_NULLABLE.get(kind, "object"))
+                             for i, (name, kind) in enumerate(columns.items())})
+
+
+def _list_columns(record: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    is_dataclass = dataclasses.is_dataclass(record)
+    fields = [field.name for field in dataclasses.fields(record)] if is_dataclass else record._fields
+    names = [name for name in fields if name not in _NOT_COLUMNS]
+    if record is ModuleInfo:
+        names.sort(key=lambda name: name in CostInfo.__slots__)  # what a module is, before what it costs
+    return {name: hints[name] for name in names}
+
+
+# Rows of a profile as a table in a file: CSV, Markdown, LaTeX or Parquet.
 
 _SPANS = tuple(Column(name, name.replace("_", " ").capitalize(), unit) for name, unit in (
     ("lane", "text"), ("kind", "text"), ("name", "text"), ("operator", "text"), ("node", "text"),
@@ -53,7 +139,7 @@ def export_table(profile: Profile, path: str | Path | None = None, what: str = "
     others are those of the printed tables, in their units. Raises InputError for another ``what``, ``fmt`` or ending,
     MissingExtraError for Parquet without pyarrow.
 
-    >>> from analyzer.results.span import SpanInfo
+    >>> from analyzer.results.lane import SpanInfo
     >>> span = SpanInfo("compute", "kernel", "fc", "aten.addmm.default", "fc", "fc", "forward", 5e-6, 2e-6)
     >>> print(Profile(name="Net", mode="infer", spans=(span,)).export("table", what="spans"))
     lane,kind,name,operator,node,module_path,phase,start_seconds,seconds,launch
@@ -112,3 +198,71 @@ def _write_parquet(table: DataTable) -> bytes:
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(arrays), file)
     return file.getvalue()
+
+
+# ``--export KIND=FILE``: files of a profile, each by the exporter of that name or of the file's ending.
+
+#: Kinds by the endings of files, the longer ones first.
+ENDINGS = {".trace.json": "chrome_trace", ".speedscope.json": "speedscope", ".snapshot.pickle": "memory_snapshot",
+           ".json": "json", ".html": "html", ".dot": "dot", **dict.fromkeys(FORMATS, "nodes")}
+_KIND = re.compile(r"(\w+)=(.*)", re.DOTALL)
+
+
+class Export(NamedTuple):
+    """A file that is asked for: the exporter that writes it, with its options."""
+
+    exporter: str
+    path: Path
+    options: dict[str, Any]
+
+
+def add_export_option(parser: argparse.ArgumentParser) -> None:
+    """``--export``, as often as there are files."""
+    parser.add_argument("--export", action="append", default=[], metavar="[KIND=]FILE",
+                        help=f"save a file for another tool, of one of {', '.join(list_kinds())}, or one that the "
+                        "TARGET's file registers with register_exporter; without KIND by the file's ending, one of "
+                        f"{', '.join(ENDINGS)}; may be given several times")
+
+
+def list_kinds() -> list[str]:
+    """What files there are: exporters that write one, and tables."""
+    return [*(name for name in register_exporter if name != "table" and register_exporter.takes(name, "path")), *TABLES]
+
+
+def read_exports(given: Sequence[str]) -> list[Export]:
+    """The files that ``--export`` asks for. Raises InputError, OutputError and MissingExtraError before any work."""
+    found = [_read_export(text) for text in given]
+    for export in found:
+        if export.exporter == "table":
+            check_table(export.path)
+        elif export.exporter == "roofline":
+            check_roofline(export.path)
+        elif export.exporter == "html":
+            check_page(export.path)
+        else:
+            check_output(export.path)
+        if sum(other.path == export.path for other in found) > 1:
+            raise InputError(f"--export {export.path}: two files of that name are asked for")
+    return found
+
+
+def _read_export(text: str) -> Export:
+    match = _KIND.fullmatch(text)
+    kind, file = (match[1], match[2]) if match else ("", text)
+    if not kind:
+        kind = next((kind for ending, kind in ENDINGS.items() if file.lower().endswith(ending)), "")
+        if not kind:
+            raise InputError(f"--export {text}: its ending tells no kind of file; write KIND={file}, of one of "
+                             f"{', '.join(list_kinds())}, or end it in {', '.join(ENDINGS)}")
+    if kind not in list_kinds():
+        raise InputError(f"--export {text}: {kind!r} is no kind of file; there are {', '.join(list_kinds())}; "
+                         "register_exporter in the TARGET's file adds one")
+    if not file:
+        raise InputError(f"--export {text}: which file? write {kind}=FILE")
+    return Export("table", Path(file), {"what": kind}) if kind in TABLES else Export(kind, Path(file), {})
+
+
+def write_exports(profile: Profile, exports: Iterable[Export]) -> None:
+    """Write the files."""
+    for export in exports:
+        profile.export(export.exporter, path=export.path, **export.options)

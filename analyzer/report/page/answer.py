@@ -4,11 +4,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from analyzer.report.bound import find_remedy
-from analyzer.report.column import format_quantity
-from analyzer.report.communication import sum_exposed
-from analyzer.report.peak import format_peak, format_range
-from analyzer.report.speed import describe_seconds, format_step, read_rate
+from analyzer.report.fits import format_peak, format_range
+from analyzer.report.holder_group import sum_exposed
+from analyzer.report.node_table import format_quantity
+from analyzer.report.speed import describe_seconds, find_remedy, format_step, read_rate
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.results.profile import Profile
 

@@ -1,6 +1,4 @@
-"""One HTML file that opens offline: its parts as JSON, the scripts that draw them, the style, and plotly where a part
-needs charts. Nothing is fetched: a content policy in the file forbids it.
-"""
+"""One HTML file that opens offline: its parts, tables and headlines."""
 from __future__ import annotations
 
 import base64
@@ -17,6 +15,30 @@ from typing import Any
 
 from analyzer.errors import MissingExtraError
 from analyzer.output import check_output, write_output
+from analyzer.report.text_width import escape_controls
+
+from .answer import Headline, Tile
+
+# A small table of a page, as HTML that needs no script; large ones are drawn by ``assets/grid.js``.
+
+def write_table(headers: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """HTML of a table whose rows begin with their names.
+
+    >>> write_table(("Phase", "Time"), [("<f>", "3 s")]).partition("<tbody>")[2]
+    '<tr><th scope="row">&lt;f&gt;</th><td>3 s</td></tr></tbody></table></div>'
+    """
+    head = "".join(f'<th scope="col">{_write(text)}</th>' for text in headers)
+    body = "".join(f'<tr><th scope="row">{_write(row[0])}</th>' + "".join(
+        f"<td>{_write(cell)}</td>" for cell in row[1:]) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _write(text: str) -> str:
+    return escape(escape_controls(text))
+
+
+# One HTML file that opens offline: its parts as JSON, the scripts that draw them, the style, and plotly where a part
+# needs charts. Nothing is fetched: a content policy in the file forbids it.
 
 #: Scripts that each part may need, in the order in which they are put into the page.
 _BASE = ("format.js", "theme.js", "grid.js")
@@ -175,3 +197,24 @@ def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs()).replace("</script", "<\\/script")
+
+
+# What a page says first: a sentence, what is added to it, and a row of figures. HTML that needs no script.
+
+def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = "") -> Part:
+    """The part with which a page begins; ``more`` is HTML that stands below the figures.
+
+    >>> headline_part(Headline("fits", "It <fits>"), [Tile("Peak", "3 B")]).lead
+    '<p class="headline fits">It &lt;fits&gt;</p><dl class="tiles"><div><dt>Peak</dt><dd>3 B</dd></div></dl>'
+    """
+    said = "".join([f'<p class="said">{escape(line)}</p>' for line in headline.said])
+    cells = "".join([_write_tile(tile) for tile in tiles])
+    return Part("verdict", "", lead=f'<p class="headline {headline.state}">{escape(headline.title)}</p>{said}'
+                f'<dl class="tiles">{cells}</dl>{more}', has_chart=False)
+
+
+def _write_tile(tile: Tile) -> str:
+    """A figure under its name, with a note below it and an explanation where a mouse rests on it."""
+    title = f' title="{escape(tile.explained)}"' if tile.explained else ""
+    return (f"<div{title}><dt>{escape(tile.name)}</dt><dd>{escape(tile.figure)}</dd>"
+            + (f'<dd class="note">{escape(tile.note)}</dd>' if tile.note else "") + "</div>")

@@ -17,7 +17,7 @@ from analyzer.results.profile import Profile
 from analyzer.units import format_bytes
 
 from .document import read_asset
-from .memory import find_blocks, sort_categories, thin_out
+from .part import find_blocks, sort_categories, thin_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

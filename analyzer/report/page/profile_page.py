@@ -1,4 +1,4 @@
-"""The page of a profile: the first screen answers, what follows lets one look."""
+"""The page of a profile: its first screen, and what follows."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -6,18 +6,75 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from analyzer.report.summary import describe_run, summarize
+from analyzer.report.node_table import format_quantity
+from analyzer.report.speed import list_bounds
+from analyzer.report.summary import PHASE_COLUMNS, describe_run, summarize
+from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
-from .communication import describe_communication
-from .document import Part, write_page
-from .lanes import describe_lanes
-from .memory import describe_memory
-from .modules import describe_modules
-from .nodes import describe_nodes
-from .roofline import describe_roofline
-from .verdict import verdict_part, write_phases
+from .answer import find_headline, list_tiles
+from .document import Part, headline_part, write_page, write_table
+from .part import (
+    describe_communication,
+    describe_lanes,
+    describe_memory,
+    describe_modules,
+    describe_nodes,
+    describe_roofline,
+)
+
+# The first screen of a page: the verdict in a sentence, the figures that people ask for, and the phases.
+
+def verdict_part(profile: Profile) -> Part:
+    """The sentence, the tiles, what was run and the command that asks again; it needs no script."""
+    _, *run = describe_run(profile)
+    asked = "" if profile.made_by is None else f"<p>Asked by <code>{escape(str(profile.made_by))}</code></p>"
+    return headline_part(
+        find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
+        f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
+
+
+def write_phases(profile: Profile) -> str:
+    """HTML of the table of phases, of both steps, and of what bounds the steady one."""
+    tables = [("Steady step", profile.phases), ("First step", profile.first_step)]
+    written = [_write_phases(title, phases) for title, phases in tables if phases]
+    bars = [_write_bound(name, phase) for name, phase in profile.phases.items()]
+    if not any(bars):
+        return "".join(written)
+    keys = "".join(f'<span class="key {bound}">{bound}</span>' for bound in BOUNDS)
+    rows = "".join(f"<li>{escape(' · '.join(cell for cell in row if cell != '-'))}</li>"
+                   for row in _told_bounds(profile))
+    return "".join([*written, f'<h3>What bounds it</h3><div class="keys" aria-hidden="true">{keys}</div>', *bars,
+                    f'<ul class="spoken">{rows}</ul>'])
+
+
+def _told_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
+    for name, *cells in list_bounds(profile):
+        yield name, *(f"{bound} {cell}" for bound, cell in zip(BOUNDS, cells) if cell != "-")
+
+
+def _write_phases(title: str, phases: dict[str, PhaseInfo]) -> str:
+    return write_table((title, *(column.header for column in PHASE_COLUMNS)), [
+        (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
+        for name, phase in phases.items()])
+
+
+def _write_bound(name: str, phase: PhaseInfo) -> str:
+    """One bar: the shares of a phase's time."""
+    parts = bound_seconds(phase)
+    total = sum(parts.values())
+    if phase.launch_seconds is None or not total:
+        return ""
+    cells = "".join(
+        f'<span class="{bound}" style="width:{100 * part / total:.2f}%" '
+        f'title="{bound} {escape(format_quantity(part, "seconds"))}"></span>'
+        for bound, part in parts.items() if part)
+    return (f'<div class="bound"><span>{escape(name)}</span><div class="bar" aria-hidden="true">{cells}</div>'
+            f'<span>{escape(format_quantity(phase.seconds, "seconds"))}</span></div>')
+
+
+# The page of a profile: the first screen answers, what follows lets one look.
 
 _Describe = Callable[[Profile], Mapping[str, Any] | None]
 #: After the verdict, the memory and the phases, in their order: kind of part, title, and its data (None: left out).

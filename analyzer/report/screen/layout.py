@@ -1,14 +1,94 @@
-"""Lines of a screen: columns that line up, bars, and blocks side by side."""
+"""Lines of a screen: what a terminal shows, colours, and columns that line up."""
 from __future__ import annotations
 
+import os
+import re
+import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 
-from .paint import Paint
+# What a stream shows: colours or not, and how many columns.
+
+WIDEST, NARROWEST = 120, 80  # columns
+_ESCAPES_ON = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING of a Windows console
+
+
+def takes_color(stream: TextIO) -> bool:
+    """Whether text for ``stream`` is coloured: on a terminal, unless ``TERM`` is ``dumb`` or ``NO_COLOR`` has a value,
+    and elsewhere where ``FORCE_COLOR`` or ``CLICOLOR_FORCE`` has one other than 0; ``NO_COLOR`` wins.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return os.environ.get("TERM") != "dumb" and stream.isatty() and _reads_escapes(stream)
+
+
+def _reads_escapes(stream: TextIO) -> bool:
+    """Whether a terminal understands escape sequences; a Windows console is asked to."""
+    if sys.platform != "win32":
+        return True
+    import ctypes
+    import msvcrt
+
+    mode = ctypes.c_uint32()
+    try:
+        console = msvcrt.get_osfhandle(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    kernel = ctypes.windll.kernel32
+    return bool(kernel.GetConsoleMode(console, ctypes.byref(mode))
+                and kernel.SetConsoleMode(console, mode.value | _ESCAPES_ON))
+
+
+def find_width(stream: TextIO) -> int:
+    """The columns to fill: those of the terminal (or what ``COLUMNS`` says of it) between 80 and 120, and 120 where the
+    stream is none.
+    """
+    if not stream.isatty():
+        return WIDEST
+    said = os.environ.get("COLUMNS", "")
+    try:
+        columns = int(said) if said.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return max(NARROWEST, min(WIDEST, columns or WIDEST))
+
+
+# Colours of text on a terminal.
+
+# ECMA-48: the codes that switch a rendition on and off again
+_STYLES = {"bold": (1, 22), "dim": (2, 22), "red": (31, 39), "green": (32, 39), "yellow": (33, 39), "cyan": (36, 39)}
+_UNIT = re.compile(r"(?<=\d) (?:[KMGTP]iB|B|[num]?s|%|[KMGTPE](?:FLOP)?(?:/s)?)(?![\w/])")
+
+
+class Paint:
+    r"""Styles a text where colours are on; off, all text stays as it is.
+
+    >>> Paint(True)("fits", "green"), Paint(False)("fits", "green"), Paint(True).units("2.16 GiB")
+    ('\x1b[32mfits\x1b[39m', 'fits', '2.16\x1b[2m GiB\x1b[22m')
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+    def __call__(self, text: str, *styles: str) -> str:
+        """``text`` in these styles."""
+        for style in styles if self.is_on and text else ():
+            on, off = _STYLES[style]
+            text = f"\x1b[{on}m{text}\x1b[{off}m"
+        return text
+
+    def units(self, text: str) -> str:
+        """``text`` with the units of its quantities dimmed."""
+        return _UNIT.sub(lambda match: self(match[0], "dim"), text) if self.is_on else text
+
+
+# Lines of a screen: columns that line up, bars, and blocks side by side.
 
 T = TypeVar("T")
 _GAP = "  "

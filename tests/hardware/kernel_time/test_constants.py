@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.kernel_time import constants
-from analyzer.hardware.kernel_time.constants import find_constants
+from analyzer.hardware.kernel_time import estimate as constants
+from analyzer.hardware.kernel_time.estimate import find_constants
 
 FITTED = {"generic": {"share": 0.5, "floor": 1.0, "spread": 0.4, "half.spread": 0.5},
           "architectures": {"Hopper": {"share": 0.7},

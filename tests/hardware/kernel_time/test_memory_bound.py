@@ -1,7 +1,7 @@
 import pytest
 
 from analyzer.hardware import DeviceSpec, PeakRates
-from analyzer.hardware.kernel_time.memory_bound import stream_time
+from analyzer.hardware.kernel_time.pointwise import stream_time
 
 CARD = DeviceSpec("card", memory_bandwidth=1e12, flops_per_second=PeakRates(fp32=10e12), compute_capability=(8, 0),
                   multiprocessors=108, clock_hertz=1e9)

@@ -1,7 +1,6 @@
 import pytest
 
 from analyzer.hardware import find_device
-from analyzer.hardware.kernel_time.memory_bound import read_machine
 from analyzer.hardware.kernel_time.norm import (
     channel_loads,
     cudnn_batch_norm_time,
@@ -11,9 +10,8 @@ from analyzer.hardware.kernel_time.norm import (
     native_batch_norm_time,
 )
 from analyzer.hardware.kernel_time.optimizer import MAX_TENSORS, count_launches, foreach_time
-from analyzer.hardware.kernel_time.pointwise import joined_dimensions, pointwise_time
-from analyzer.hardware.kernel_time.reduction import divide, reduction_time
-from analyzer.hardware.kernel_time.softmax import softmax_time
+from analyzer.hardware.kernel_time.pointwise import joined_dimensions, pointwise_time, read_machine
+from analyzer.hardware.kernel_time.reduction import divide, reduction_time, softmax_time
 
 H200, T4, A100 = find_device("h200"), find_device("t4"), find_device("a100")
 

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from analyzer.hardware import DeviceSpec, PeakRates
-from analyzer.profilers.kernel_time.call import signature_time
-from analyzer.profilers.kernel_time.default import default_time
+from analyzer.profilers.kernel_time.call import default_time, signature_time
 
 CARD = DeviceSpec("card", memory_bandwidth=1e12, flops_per_second=PeakRates(fp32=10e12, bf16=100e12),
                   compute_capability=(8, 0))

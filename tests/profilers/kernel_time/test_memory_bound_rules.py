@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from analyzer.hardware import find_device
-from analyzer.profilers.kernel_time.call import signature_time
-from analyzer.profilers.kernel_time.registry import find_rule
+from analyzer.profilers.kernel_time.call import find_rule, signature_time
 
 H200 = find_device("h200")
 META = {"device": "meta"}
@@ -41,8 +40,7 @@ def test_operands_that_lie_differently_take_longer(log_signatures):
 
 
 def test_counters_on_the_host_take_no_time_of_the_device(log_signatures):
-    from analyzer.meta.signature import Signature
-    from analyzer.meta.spec import TensorSpec
+    from analyzer.meta.spec import Signature, TensorSpec
     step = TensorSpec.of((), (), torch.float32, "cpu")
     op = torch.ops.aten._foreach_add_.Tensor
     signature = Signature(op, ([step] * 200, step), {}, (step,) * 201, ())
@@ -50,8 +48,7 @@ def test_counters_on_the_host_take_no_time_of_the_device(log_signatures):
 
 
 def test_copies_between_host_and_device_take_the_link():
-    from analyzer.meta.signature import Signature
-    from analyzer.meta.spec import TensorSpec
+    from analyzer.meta.spec import Signature, TensorSpec
     host, there = (TensorSpec.of((2**28,), (1,), torch.float32, d) for d in ("cpu", "cuda:0"))
     op = torch.ops.aten._to_copy.default
     time = find_rule(op)(Signature(op, (host,), {}, (host,), (there,)), H200)
@@ -65,7 +62,7 @@ def test_a_softmax_is_as_long_for_each_layout(log_signatures):
 
 
 def test_every_name_with_a_rule_is_an_operator():
-    from analyzer.profilers.kernel_time import indexing, normalization, optimizer, pointwise, reduction  # noqa: F401
+    from analyzer.profilers.kernel_time import indexing, optimizer, pointwise, reduction  # noqa: F401
     known = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     unknown = [n for n in (*pointwise.NAMES, *pointwise.FILLS, *pointwise.RANDOM, *reduction.NAMES)
                if f"aten::{n}" not in known]

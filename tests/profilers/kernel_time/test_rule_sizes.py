@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from analyzer.hardware import find_device
-from analyzer.meta.signature import Signature
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.kernel_time.call import signature_time
 
 H200 = find_device("h200")

@@ -1,0 +1,96 @@
+"""Private torch API: what FSDP keeps of a module: flat parameters, groups of parameters and their chunks."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import torch
+import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+from torch import nn
+from torch.distributed.fsdp import _runtime_utils
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from analyzer.meta.intercept.replacement import Undo, answer
+
+from .world_state import current_world, working_for
+
+# Private torch API: the flat parameters of `FullyShardedDataParallel`, which no module registers where
+# ``use_orig_params`` lets it register views of them.
+
+def list_flat_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[torch.Tensor, nn.Module]]:
+    """Each flat parameter with its wrapper: torch/distributed/fsdp/_flat_param.py, ``FlatParamHandle``."""
+    for module in modules:
+        handle = module.__dict__.get("_handle")
+        parameter = getattr(handle, "flat_param", None)
+        if isinstance(parameter, torch.Tensor):
+            yield parameter, module
+
+
+def shapes_in(parameter: torch.Tensor) -> tuple[torch.Size, ...]:
+    """The shapes of the parameters that a flat one is made of."""
+    found: tuple[torch.Size, ...] = parameter._shapes  # type: ignore[attr-defined]
+    return found
+
+
+def views_of(parameter: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parameters that modules register in place of a flat one; none where they do not."""
+    found: tuple[torch.Tensor, ...] | None = parameter._params  # type: ignore[attr-defined]
+    return found or ()
+
+
+# Private torch API: for which module FSDP gathers parameters and reduces gradients, whichever one's hook does it.
+
+def _for_its_module(original: Any, group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
+    modules: tuple[nn.Module, ...] = group.modules
+    with working_for(modules[0]):
+        return original(group, *args, **kwargs)
+
+
+def _for_the_module_of_its_handle(original: Any, state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
+    with working_for(handle._fully_sharded_module):  # a prefetch is in the state of another one
+        return original(state, handle, *args, **kwargs)
+
+
+def parameter_group_replacements() -> Iterator[Undo]:
+    """What is done for a group of parameters, or a flat one, between the layers' own operators; each result undoes one
+    replacement.
+    """
+    for owner, names, simulated in (
+            (FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward"), _for_its_module),
+            (_runtime_utils, ("_unshard", "_post_backward_hook"), _for_the_module_of_its_handle)):
+        for name in names:
+            yield answer(owner, name, simulated, passes_original=True, where=current_world)
+
+
+# Private torch API: the parts that FSDP cuts a parameter into, of which one rank looks at two or three.
+
+class Chunks(Sequence[torch.Tensor]):
+    """What ``torch.chunk(tensor, count, dim)`` gives, padded to ``count`` with empty tensors; each is made when it is
+    read: there are as many as ranks.
+    """
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+        self._step = -(-tensor.size(dim) // count)  # ATen/native/TensorShape.cpp, ``chunk``
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        start, size = index % self._count * self._step, self._tensor.size(self._dim)
+        if start >= size > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._step, size - start))
+
+
+def shard_chunk_replacements() -> Iterator[Undo]:
+    """How a parameter is cut; each result undoes one replacement."""
+    yield answer(fsdp_param, "_chunk_with_empty", Chunks, where=current_world)
