@@ -21,10 +21,11 @@ from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
-from analyzer.profilers.communication import BUILT, name_buffers
+from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer
+from analyzer.record.memory_recorder import BUILT
 from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
+from analyzer.record.memory_recorder import BUILT
 from analyzer.record.process_group import communicates, takes_group
 from analyzer.record.storage_lifetime import StorageLifetime
 
@@ -74,7 +75,6 @@ def _is_view(call: OpCall) -> bool:
 
 # What data-parallel wrappers hold beside parameters, gradients and states: told by the collectives that use it.
 
-BUILT = "held by the model"  #: what a wrapper made that is neither parameter nor buffer
 CAST = "cast copy"  #: of a parameter
 _GATHERS = {"_allgather_base_", "allgather_into_tensor_coalesced_"}
 _SENDS = {"send"}  # what is sent is what a stage computed

@@ -1,7 +1,7 @@
 """Writes down the lifetimes of storages, and what the allocator says over each phase of a step."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from .log import Log, PhaseRecord
 from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, StorageLifetime
 from .tensor_walk import describe, tensors_in
 
+BUILT = "held by the model"  #: category of what is there before the first step and no parameter, buffer or input
 ROOT = 0  #: the root's index in `Log.modules`
 
 
@@ -26,6 +27,8 @@ class MemoryRecorder:
 
     ``claim`` is the device whose memory is watched.
     """
+
+    undecided: Collection[str] = ("",)  #: categories that are kept until more is known of a storage
 
     def __init__(self, mode: MetaTensorMode, claim: torch.device) -> None:
         self.mode = mode
@@ -191,16 +194,16 @@ class MemoryRecorder:
         storage = find_storage(tensor)
         return storage if type(storage) is MetaStorage else None
 
-    def mark(self, tensors: Any, category: str, label: str = "") -> None:
-        """Put the storages of ``tensors`` that have no category yet into ``category``."""
+    def mark(self, tensors: Any, category: str, label: str = "", undecided: Collection[str] = ()) -> None:
+        """Put the storages of ``tensors`` that have no category yet, or one that is `undecided`, into ``category``."""
         lifetimes = self.log.storage_table
         for tensor in tensors:
             if is_around_tensors(tensor):
-                self.mark([getattr(tensor, name) for name in names_of_parts(tensor)], category, label)
+                self.mark([getattr(tensor, name) for name in names_of_parts(tensor)], category, label, undecided)
             elif tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 lifetime = None if storage is None else lifetimes.get(storage.number)
-                if lifetime is not None and not lifetime.category:
+                if lifetime is not None and lifetime.category in (undecided or self.undecided):
                     lifetime.category, lifetime.label = category, label
                     lifetime.requires_grad = tensor.requires_grad
                     lifetime.spec = describe(tensor) if category == "input" else None
@@ -210,4 +213,5 @@ class MemoryRecorder:
         `ZeroRedundancyOptimizer` does.
         """
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
-            self.mark(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
+            self.mark(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state",
+                      undecided=(*self.undecided, BUILT))

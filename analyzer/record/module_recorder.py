@@ -295,7 +295,7 @@ class ModuleRecorder(MemoryRecorder):
         storage = self.storage_of(tensor)
         lifetime = None if storage is None else self.log.storage_table.get(storage.number)
         if lifetime is not None:
-            if not lifetime.category:
+            if lifetime.category in self.undecided:
                 lifetime.belongs(category, label, index)
             self.log.number_of_label[label] = lifetime.number
             lifetime.requires_grad = tensor.requires_grad

@@ -39,6 +39,8 @@ class Script(torch.nn.Module):
 class ScriptRecorder(Recorder):
     """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together."""
 
+    undecided = ("", HELD)  # until a module that has it is called, an optimizer steps, or it is given to a module
+
     def __init__(self, mode: MetaTensorMode, device: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int) -> None:
         self.script = Script()
@@ -168,13 +170,6 @@ class ScriptRecorder(Recorder):
         self.script.add_module(name, module)  # which keeps it alive, so that no other gets its id
         self._collect_modules(walk_modules(module, name))
         self.own_parameters(module)
-
-    def _own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
-        storage = self.storage_of(tensor)
-        lifetime = None if storage is None else self.log.storage_table.get(storage.number)
-        if lifetime is not None and lifetime.category == HELD:  # until a module that holds it is called
-            lifetime.category = ""
-        super()._own(tensor, category, label, index)
 
     def owner_of(self, variable: torch.Tensor) -> int:
         """As in the base class; a leaf of no module may be a parameter of the script's own."""
