@@ -65,10 +65,9 @@ def profile(
     real, meta or `MetaTensor` tensors, also in containers, dataclasses and other objects. ``mode`` is ``"train"``
     (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a scalar; by default ``output.loss``
     where there is one, else the only scalar among the outputs, else the sum of the floating ones. ``optimizer`` is a
-    callable ``params -> torch.optim.Optimizer``, a name (``sgd momentum adam adamw adamw_fused adamw8bit
-    adamw_offloaded adafactor lion muon``) or ``module:Class``. ``autocast`` is a dtype. ``step(model, optimizer,
-    *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to the default ones, or replaces them by
-    name.
+    callable ``params -> torch.optim.Optimizer``, a name (docs/usage.md) or ``module:Class``. ``autocast`` is a
+    dtype. ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to the
+    default ones, or replaces them by name.
 
     Training flags of modules are left as they are, whatever the ``mode``: ``mode="infer"`` runs dropout in a model that
     is in training mode, and ``assumptions`` says so. With ``eval=True`` the profile is that after ``model.eval()``; the
@@ -76,19 +75,16 @@ def profile(
     train: then ``mode="train"`` profiles the forward pass (and ``loss_fn``), and the result's ``mode`` is ``"infer"``.
 
     In a `world` the profile is of the rank that it runs (docs/parallel.md); outside of one what ranks of
-    `DistributedDataParallel` communicate is None. Bytes are exact integers; FLOPs count a multiply-add as two. A step
-    that would reserve more than the device has, but allocate less, runs again with that limit: PyTorch then gives
-    cached memory back. If it fits so, that is the step of the profile, and ``assumptions`` says what the limit was.
-    Raises InputError for arguments that cannot be used and outside of a world for models sharded over ranks,
+    `DistributedDataParallel` communicate is None. A step that would reserve more than the device has, but allocate
+    less, runs again with that limit, as PyTorch then gives cached memory back; ``assumptions`` says so. Raises
+    InputError for arguments that cannot be used and outside of a world for models sharded over ranks,
     UnknownDeviceError, UnsupportedOperatorError and DataDependentError, and whatever the model itself raises.
 
     >>> import torch
     >>> p = profile(torch.nn.Linear(1024, 4096), args=(torch.rand(8, 1024),), mode="infer", device="a100")
     >>> p.params, p.param_bytes, p.fwd_flops
     (4198400, 16793600, 67108864)
-
-    Weight, bias, input and output, and the workspaces of cuBLAS (8,519,680 bytes before Hopper) and cuBLASLt (1 MiB):
-
+    >>> # weight, bias, input, output; workspaces of cuBLAS (8,519,680 bytes before Hopper) and cuBLASLt (1 MiB)
     >>> tensors = 4096 * 1024 * 4 + 4096 * 4 + 8 * 1024 * 4 + 8 * 4096 * 4
     >>> p.phases["forward"].peak_allocated_bytes == tensors + 8_519_680 + 2**20
     True
