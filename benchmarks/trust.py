@@ -18,6 +18,7 @@ from .speed_process import ROOT
 from .trust_section import Section, load_sections, run_section, save_section
 
 PAGE = ROOT / "docs" / "reliability.md"
+BY_HAND = "## Faults that were reported\n"  #: the part of the page that no section prints
 #: Sections in the order of the page, each with the module whose `measure` makes it.
 MODULES = {
     "versions": "trust_versions",
@@ -32,8 +33,9 @@ MODULES = {
 
 
 def write_page(sections: dict[str, Section]) -> None:
-    """Write docs/reliability.md: what was tried and lost in a table, and then each section."""
-    PAGE.write_text(make_page([sections[name] for name in MODULES if name in sections]))
+    """Write docs/reliability.md: what was tried and lost in a table, each section, and what was written by hand."""
+    _, heading, by_hand = PAGE.read_text().partition(BY_HAND)
+    PAGE.write_text(make_page([sections[name] for name in MODULES if name in sections]) + "\n" + heading + by_hand)
 
 
 def make_page(sections: Sequence[Section]) -> str:
