@@ -336,3 +336,20 @@ def test_modes_of_torch_are_no_users_modes() -> None:
             return x + torch.ones(6)
 
     assert torch.equal(symbolic_trace(forward, meta_args={"x": X})(X), X + 1)
+
+
+def test_a_full_backward_hook_of_a_module_is_no_part_of_the_graph_and_told() -> None:
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.a.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 3,))
+            return self.a(x * 1)
+
+    model, x = Hooked(), X.clone().requires_grad_()
+    gm = symbolic_trace(model, meta_args={"x": x})
+    assert "backward hooks of the module 'a' are not part of the graph" in gm.meta["assumptions"]
+    given, = torch.autograd.grad(gm(x).sum(), x)
+    torch.testing.assert_close(given, model.a.weight.sum(0).expand(2, 6))

@@ -97,10 +97,12 @@ class TracedNode:
         return getattr(self._node, name)
 
 
-def _grad_fn(tensor: torch.Tensor, *kind: type) -> TracedNode | None:
+def _grad_fn(tensor: torch.Tensor, *kind: type) -> Any:
     """``tensor.grad_fn``."""
     node = tensor.grad_fn
-    return None if node is None else TracedNode(node, partial(_find_node, tensor))
+    if node is None or node.name() == "BackwardHookFunctionBackward":  # of a module's hooks (torch/utils/hooks.py),
+        return node  # which are no part of the graph: `tracing_patch` says so
+    return TracedNode(node, partial(_find_node, tensor))
 
 
 def _find_node(tensor: torch.Tensor) -> fx.Node:
