@@ -169,16 +169,20 @@ def _held_by_optimizers(log: Log) -> int:
 
 
 def forward_ends(log: Log) -> dict[int, list[int]]:
-    """By step: the event at which each backward pass begins that has a forward pass before it."""
+    """By step: the event at which each backward pass begins that has a forward pass before it; of a step without any,
+    that at which its last forward pass ends.
+    """
     ends: dict[int, list[int]] = {}
+    lasts: dict[int, list[int]] = {}
     end: int | None = None  # of a forward pass that no backward pass follows yet
     for record in log.phases:
         if record.phase == "forward":
             end = record.end_event
+            lasts[record.step] = [end]
         elif record.phase == "backward" and end is not None:
             ends.setdefault(record.step, []).append(end)
             end = None
-    return ends
+    return {**lasts, **ends}
 
 
 def outlives_forward(lifetime: StorageLifetime, ends: Sequence[int], log: Log) -> bool:

@@ -50,7 +50,13 @@ def costs(found):
 ], ids=str)
 def test_a_recurrent_layer_costs_what_the_processor_runs(layer, mode, autocast):
     given = {"args": (X,), "loss_fn": total, "mode": mode, "autocast": autocast}
-    assert costs(profile(layer, device="cpu", reuse=False, **given)) == costs(measure(layer, **given, steps=1))
+    try:
+        measured = measure(layer, **given, steps=1)
+    except RuntimeError as error:
+        if autocast is None or "could not create a primitive descriptor" not in str(error):
+            raise
+        pytest.skip("oneDNN has no LSTM in bfloat16 for this processor")
+    assert costs(profile(layer, device="cpu", reuse=False, **given)) == costs(measured)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

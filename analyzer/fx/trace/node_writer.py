@@ -129,7 +129,7 @@ class NodeWriter:
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
         is_fake = tensor.layout is torch.strided and isinstance(tensor.untyped_storage(), MetaStorage)
-        if not is_fake and device_of(tensor).type != "meta":
+        if not is_fake and (tensor.layout is not torch.strided or device_of(tensor).type != "meta"):
             return tensor
         originals = [original for original, _ in self.borrowed.fakes]
         if originals and all(torch._C.TensorBase.device.__get__(t).type == "meta" for t in originals):
