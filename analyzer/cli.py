@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from analyzer.advice.search import add_advise_command, find_advice, run_advise
-from analyzer.api.fits import add_models_command, run_models
+from analyzer.api.models_command import add_models_command, run_models
 from analyzer.api.prediction import add_prediction_options, check_world_options, predict
 from analyzer.calibration.calibrate import add_calibrate_command, run_calibrate
 from analyzer.dryrun.command import add_dryrun_command, run_dryrun

@@ -1,7 +1,6 @@
-"""`fits`: on which devices a step fits; ``analyzer models``: the open models whose shapes are known."""
+"""`fits`: on which devices a step fits."""
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -12,17 +11,12 @@ from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions, progress_of
-from analyzer.report.node_table import FORMATS, print_rows
 from analyzer.results.verdict import FitTable, Verdict
 from analyzer.results.view import register_view
-from analyzer.units import UNKNOWN
-from analyzer.zoo.input_spec import find_close
-from analyzer.zoo.published_shape import PublishedShape, find_shape, list_names, list_shapes
 
 from .argument import build_model
 from .profile import profile
 
-# `fits`: on which devices a step fits.
 
 @leaves_no_tensor
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
@@ -69,82 +63,3 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
 def _list_known() -> list[DeviceSpec]:
     """The host, and the devices of the catalogue whose memory is known: of others nothing can be told."""
     return [spec for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"]
-
-
-# ``analyzer models``: the open models whose published shapes come with the package.
-
-_HELP = """\
-Lists the open models whose published shapes come with analyzer, to be given as hf:NAME, with or without the
-organisation, in any case. Shapes are config files as they were published, without weights.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer models                     all of them
-  analyzer models llama               those with "llama" in a name
-  analyzer models llama-3.1-8b        this one, with the sources of its figures
-  analyzer models --format csv
-"""
-
-_HEADERS = ("Name", "Parameters", "Weights", "Class")
-_FIELDS = ("name", "parameters", "weights", "model_class", "alike", "published", "published_by", "sources")
-
-
-def add_models_command(commands: Any) -> None:
-    """Add ``models`` to the subparsers of the command line."""
-    parser = commands.add_parser("models", help="list the open models that hf:NAME takes, or one with its sources",
-                                 description=_HELP, epilog=_EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a model, or a part of its name")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text",
-                        help="of the table (default text); csv has the sources too")
-
-
-def run_models(arguments: argparse.Namespace) -> int:
-    """``analyzer models``; the result is the exit code."""
-    shape = None if arguments.name is None else find_shape(arguments.name)
-    if shape is not None and arguments.format == "text":
-        print(describe_shape(shape))
-    else:
-        print(list_models(arguments.name or "", arguments.format))
-    return 0
-
-
-def list_models(part: str = "", fmt: str = "text") -> str:
-    """A table of the published shapes that have ``part`` in one of their names: name, parameters, type of the published
-    weights, class; in CSV also the models of the same shape and the sources. Raises InputError where there is none.
-
-    >>> print(list_models("mistral-7b", "csv").splitlines()[1][:79])
-    mistralai/Mistral-7B-v0.1,7241732096,bfloat16,MistralForCausalLM,mistralai/Mist
-    """
-    found = [shape for shape in list_shapes() if any(part.lower() in name.lower() for name in shape.names)]
-    if not found:
-        raise InputError(f"models {part}: no published shape has this in its name{find_close(part, list_names())}")
-    if fmt == "csv":
-        return print_rows(_FIELDS, [_list_cells(shape) for shape in found], fmt=fmt)
-    rows = [(shape.name, f"{shape.parameters:,}", shape.weights or UNKNOWN, shape.model_class) for shape in found]
-    return print_rows(_HEADERS, rows, left=(0, 2, 3), fmt=fmt)
-
-
-def _list_cells(shape: PublishedShape) -> list[str]:
-    said = shape.published
-    return [shape.name, str(shape.parameters), shape.weights or "", shape.model_class, " ".join(shape.alike),
-            str(said.parameters), said.source, "; ".join(shape.sources)]
-
-
-def describe_shape(shape: PublishedShape) -> str:
-    """A published shape with the sources of its figures.
-
-    >>> print(describe_shape(find_shape("pythia-70m")).splitlines()[1])
-    parameters: 70,426,624 (GPTNeoXForCausalLM)
-    """
-    said, own = shape.published, shape.config.items()
-    count = f"{said.parameters:,}" if isinstance(said.parameters, int) else said.parameters
-    published = f"published: {count}" + (f" for {said.of}" if said.of else "") + f", {said.source}"
-    if said.why is not None:
-        published += f"; {said.more:+,} here: {said.why}"
-    return "\n".join([
-        shape.name, f"parameters: {shape.parameters:,} ({shape.model_class})", published,
-        f"weights: {shape.weights or 'their type is not in the config'}",
-        *([f"of the same shape: {', '.join(shape.alike)}"] if shape.alike else []),
-        *(f"config: {source}" for source in shape.sources), "", *(f"  {name} = {value}" for name, value in own)])

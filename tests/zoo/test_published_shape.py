@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from analyzer.api.argument import build_model
-from analyzer.api.fits import list_models
+from analyzer.api.models_command import list_models
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError
 from analyzer.zoo import input_spec as model_target
