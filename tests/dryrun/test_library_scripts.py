@@ -7,7 +7,6 @@ SHAPES = ((512, 256), (512,), (8, 512), (8,))
 PARAMETERS = 512 * 256 + 512 + 8 * 512 + 8
 LARGE, MIDDLE, SMALL = 512 * 256, 8 * 512, 512 + 8  # elements of the tensors that have 4,096 or more, and of the others
 MACS = 64 * (256 * 512 + 512 * 8)
-STEPS = 4 * len(SHAPES)  # one float32 a tensor
 QMAPS = 2 * 256 * 4
 
 
@@ -18,7 +17,7 @@ def test_trainers_of_other_libraries(run_dry):
     for name, p in profiles.items():
         assert (p.params, p.mode, p.optimizer, p.batch_size) == (PARAMETERS, "train", "AdamW", 128), name
         assert p.fwd_macs == 2 * MACS and p.bwd_macs == 2 * (2 * MACS - 64 * 256 * 512), name  # two micro-batches
-        assert p.optimizer_bytes == 2 * 4 * PARAMETERS + STEPS, name
+        assert p.optimizer_bytes == 2 * 4 * PARAMETERS, name  # steps are counted on the host
         assert p.peak_by_category["gradient"] == 4 * (PARAMETERS + 120), name  # the last in a block of 512 bytes
         assert not p.uncounted and p.peak_by_category.keys() <= {
             "workspace", "optimizer state", "temporary", "parameter", "gradient", "input", "activation"}, name
@@ -35,13 +34,14 @@ def test_states_of_few_bits(run_dry):
     blocks = eight // 256
     expected = {
         "bnb AdamW8bit": 2 * eight + 2 * 4 * blocks + 2 * 4 * SMALL + QMAPS,
-        "bnb PagedAdamW8bit": 2 * eight + 2 * 4 * blocks + 2 * 4 * SMALL + QMAPS,
+        # paged states of the large tensor are in unified memory, which is not the device's
+        "bnb PagedAdamW8bit": 2 * MIDDLE + 2 * 4 * blocks + 2 * 4 * SMALL + QMAPS,
         "bnb Lion8bit": eight + 4 * blocks + 4 * SMALL + QMAPS // 2,
         "bnb AdamW": 2 * 4 * PARAMETERS,
         # each tensor has maps of its own
-        "ao AdamW8bit": 2 * (eight + 4 * blocks) + 2 * QMAPS + 2 * 4 * SMALL + STEPS,
-        "ao AdamW4bit": 2 * (eight // 2 + 4 * eight // 128) + 2 * 2 * 16 * 4 + 2 * 4 * SMALL + STEPS,
-        "ao AdamWFp8": 2 * (eight + 4 * blocks) + 2 * 4 * SMALL + STEPS}
+        "ao AdamW8bit": 2 * (eight + 4 * blocks) + 2 * QMAPS + 2 * 4 * SMALL,
+        "ao AdamW4bit": 2 * (eight // 2 + 4 * eight // 128) + 2 * 2 * 16 * 4 + 2 * 4 * SMALL,
+        "ao AdamWFp8": 2 * (eight + 4 * blocks) + 2 * 4 * SMALL}
     assert {name: p.optimizer_bytes for name, p in profiles.items()} == expected
     for name, p in profiles.items():
         assert (p.params, p.fwd_macs, p.uncounted) == (PARAMETERS, MACS, ()), name
