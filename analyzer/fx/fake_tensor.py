@@ -119,8 +119,6 @@ class FakeTensors:
         self._fakes: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._originals: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._adopted: list[int] = []  # keys put into state.fakes
-        #: number and region for an original's storage, by its address
-        self.places: dict[int, tuple[int, Any]] = {}
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of original and fake tensor, in order of making."""

@@ -283,9 +283,11 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., to
         return OPTIMIZERS[name]
     if isinstance(optimizer, str) and ":" in optimizer:
         return _import_optimizer(optimizer)
-    known = {**{_fold(name): f"torch.optim:{name}" for name in dir(torch.optim) if name[0].isupper()},
-             **{_fold(name): name for name in OPTIMIZERS}}
-    near = difflib.get_close_matches(_fold(str(optimizer)), known, n=1)
+    shipped = {_fold(name): name for name in OPTIMIZERS}
+    known = {**{_fold(name): f"torch.optim:{name}" for name in dir(torch.optim) if name[0].isupper()}, **shipped}
+    given = _fold(str(optimizer))
+    near = [given] if given in known else difflib.get_close_matches(
+        given, shipped, n=1) or difflib.get_close_matches(given, known, n=1)
     hint = f"did you mean {known[near[0]]}? " if near else ""
     raise InputError(f"optimizer={optimizer!r}: {hint}not one of {', '.join(OPTIMIZERS)}, not {FORM}, and not a "
                      "callable `params -> torch.optim.Optimizer`")
