@@ -125,7 +125,7 @@ def load_seconds(division: Division, machine: Machine) -> float:
 WARP_ELEMENTS, WARP_BYTES = 1024, 4096  #: of a row that a warp keeps: ``dim_size <= 1024 && dim_size*size <= 4096``
 SHARED_BYTES = 48 * 1024                #: that a block has without asking for more
 ALIGNED_BYTES = 16                      #: of a vector of shared memory
-THREADS = 1024
+SOFTMAX_THREADS = 1024                  #: of a block at most: ``max_threads`` there
 
 
 def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, written_itemsize: int | None = None,
@@ -153,10 +153,10 @@ def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, 
     if not backward and row <= SHARED_BYTES - 512 and row % ALIGNED_BYTES == 0:
         return kernel_time(machine, nbytes, instructions)
     threads = 32
-    while threads < min(columns * itemsize // ALIGNED_BYTES, THREADS) // 2:
+    while threads < min(columns * itemsize // ALIGNED_BYTES, SOFTMAX_THREADS) // 2:
         threads *= 2
-    resident = machine.multiprocessors * min(machine.resident_threads // THREADS if columns > 2 * THREADS
-                                             else machine.resident_threads // threads, 16)
+    threads = SOFTMAX_THREADS if columns > 2 * SOFTMAX_THREADS else threads
+    resident = machine.multiprocessors * min(machine.resident_threads // threads, 16)
     again = rows * row * tensors * (1 if backward else 2)
     missed = again * missed_fraction(resident * (tensors * row + written), machine)
     waiting = (nbytes + missed) / machine.rate + (again - missed) / machine.cache_rate
