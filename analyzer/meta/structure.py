@@ -17,7 +17,8 @@ from .spec import VALUES
 
 Tensor = torch.Tensor
 
-_PLAIN = (*VALUES, slice, range, type, type(Ellipsis))
+# storages of tensors without data hold what is known of their contents, which is not the user's
+_PLAIN = (*VALUES, slice, range, type, type(Ellipsis), torch.UntypedStorage)
 
 
 class Access(NamedTuple):
