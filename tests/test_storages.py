@@ -69,6 +69,22 @@ def largest(layer, x):
     return layer(x).max(1)[0] + x.sort(1)[0][:, 0]
 
 
+def fold(layer, x):
+    return F.fold(layer(x), (7, 8), (2, 3)) * 2  # Col2Im.cpp: a storage as large as the input
+
+
+def fold_to_more(layer, x):
+    return F.fold(layer(x)[0].mT, (10, 12), (2, 3), stride=(8, 3)) * 2
+
+
+def unfold(layer, x):
+    return F.unfold(layer(x).unsqueeze(1), 2) * 2 + F.unfold(x.unsqueeze(1).mT.contiguous(), 2)
+
+
+def unfold_to_less(layer, x):
+    return F.unfold(layer(x), 1, stride=2) * 2  # not a batch
+
+
 class Images(nn.Module):
     """Convolutions and norms on images."""
 
@@ -95,11 +111,16 @@ TOKENS, PIXELS = (4, 6, 8), (2, 3, 9, 9)
     (lambda: Runs(normalize), TOKENS),
     (lambda: Runs(divide_a_size), TOKENS),
     (lambda: Runs(largest), TOKENS),
+    (lambda: Runs(fold, 36), (2, 24, 36)),
+    (lambda: Runs(fold_to_more, 24), (1, 8, 24)),
+    (lambda: Runs(unfold), TOKENS),
+    (lambda: Runs(unfold_to_less), TOKENS),
     (lambda: Images(torch.contiguous_format), PIXELS),
     (lambda: Images(torch.channels_last, bias=False), PIXELS),
     (lambda: nn.Sequential(nn.Conv3d(3, 4, 2), nn.BatchNorm3d(4)), (2, 3, 4, 4, 4)),
     (lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)).double(), PIXELS),
-], ids="bias mask causal gather normalize size largest images channels-last volumes double".split())
+], ids=("bias mask causal gather normalize size largest fold fold-more unfold unfold-less images channels-last volumes "
+        "double").split())
 def test_operators_allocate_and_release_in_the_order_of_the_processor(build, shape, mode):
     def make_inputs(model, trains):
         return (torch.rand(shape, dtype=next(model.parameters()).dtype),), {}

@@ -88,6 +88,20 @@ def binary_cross_entropy_shape(self: Tensor, target: Tensor, weight: Tensor | No
     return out.resize_(()) if reduction else out
 
 
+def _resized(op: torch._ops.OpOverload) -> Callable[..., Tensor]:
+    """``empty_like`` of the input that is resized to the result: a storage never shrinks. Im2Col.cpp, Col2Im.cpp and
+    cuda/Im2Col.cu, Col2Im.cu; `kernel_temporary` has what is held where it grows.
+    """
+    def shape(self: Tensor, *args: Any) -> Tensor:
+        out = op(self, *args)
+        return self.new_empty(max(self.numel(), out.numel())).resize_(out.shape)
+    return shape
+
+
+device_shape("im2col", on_any_device=True)(_resized(aten.im2col.default))
+device_shape("col2im", on_any_device=True)(_resized(aten.col2im.default))
+
+
 @device_shape("multi_margin_loss")
 def shape_multi_margin(self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
                        reduction: int = 1) -> Tensor:

@@ -69,6 +69,18 @@ def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
     return [copy_bytes(t) for t in given if isinstance(t, TensorSpec)]
 
 
+@kernel_stages(_aten.im2col, _aten.col2im)
+def _columns(signature: Signature) -> tuple[Stage, ...]:
+    """Im2Col.cu and Col2Im.cu: the result begins as large as the input, and one that grows is allocated once more."""
+    x, out = signature.inputs[0], signature.outputs[0]
+    return _kept(x.nbytes, copy_bytes(x)) if out.numel > x.numel else one_stage(copy_bytes(x))
+
+
+@host_memory(_aten.im2col, _aten.col2im)
+def _columns_on_host(signature: Signature) -> KernelMemory:
+    return _columns(signature), None
+
+
 @kernel_stages(_aten._safe_softmax)
 def _safe_softmax(signature: Signature) -> tuple[Stage, ...]:
     """transformers/attention.cpp: which elements and which rows are masked, a zero; the result reuses the output."""
