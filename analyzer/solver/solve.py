@@ -157,7 +157,7 @@ class Planner:
             plan = replay(division, "auto" if method == "auto" else "chain")
             if peaks[-1] <= budget:
                 best = plan
-        return best if best is not None else min(peaks)
+        return best if best is not None else min(*peaks, self._peak(self.unplanned, of))
 
     def frontier(self, budgets: Sequence[int | float | str], method: str = "auto") -> tuple[FrontierPoint, ...]:
         """A point for each budget that can be met, largest first."""

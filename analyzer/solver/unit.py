@@ -5,6 +5,7 @@ divided, so that the memory of a plan is a sum, and the best plan a shortest pat
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,8 @@ _NEARER = 6
 _MOST_PLACES = 2000     # in a program, for that
 # longer units begin and end where little passes, at as many places as keeps their number below this
 _MOST_FAR_UNITS = 8000
+_LONG_STRETCH, _STRIDE = 32, 8  # atoms without a product that have a boundary in every stride of so many
+_FEW_UNITS = 2          # up to the next product, that may each count a value that all of them read
 _MOST_SHARES = 8        # between keeping no product of a region and keeping all
 
 
@@ -65,22 +68,25 @@ def choose_boundaries(problem: Problem) -> np.ndarray:
     """The atoms after which a unit may end, the last atom before the loss among them.
 
     After a product: what it makes is dear to run again, and as the last of a region it need not be. And between two
-    products at the first of the places where fewest bytes pass: block ends; what lies between is cheap to run again.
+    products at the first of the places where fewest bytes pass: block ends; what lies between is cheap to run again. A
+    long stretch without products, as a scan or a chain of gates, has such a place in every few atoms.
     """
     count = len(problem)
     passing = passing_bytes(problem)
     chosen = np.zeros(count, dtype=bool)
-    lowest: int | None = None
+    before = -1
     for i in range(count):
         if any(c.is_product for c in problem.calls[i]) or problem.pinned[i] or i == count - 1:
             chosen[i] = True
             if problem.pinned[i] and i:
                 chosen[i - 1] = True
-            if lowest is not None:
-                chosen[lowest] = True
-            lowest = None
-        elif passing[i] < passing[i + 1] and (lowest is None or passing[i] < passing[lowest]):
-            lowest = i
+            if i - before > _LONG_STRETCH:
+                for first in range(before + 1, i, _STRIDE):
+                    chosen[first + passing[first:min(first + _STRIDE, i)].argmin()] = True
+            rising = [k for k in range(before + 1, i) if passing[k] < passing[k + 1]]
+            if rising:
+                chosen[min(rising, key=passing.__getitem__)] = True
+            before = i
     while chosen.sum() > _MOST_STARTS:  # give up those where most passes
         candidates = np.flatnonzero(chosen[:-1])
         worst = candidates[np.argsort(passing[candidates])[_MOST_STARTS // 2:]]
@@ -98,6 +104,26 @@ def passing_bytes(problem: Problem) -> np.ndarray:
     return np.cumsum(change)[:len(problem) + 1]
 
 
+def product_atoms(problem: Problem) -> np.ndarray:
+    """The atoms with products, and the end."""
+    count = len(problem)
+    return np.array([*(i for i in range(count) if any(c.is_product for c in problem.calls[i])), count])
+
+
+def _held_for_many(problem: Problem, boundaries: np.ndarray) -> Problem:
+    """``problem`` with values that are arguments of many units, as what each step of a scan reads, saved for all of
+    these: they are held once, and each unit would count them.
+    """
+    products = product_atoms(problem)
+    first, last = problem.first_saver.copy(), problem.last_saver.copy()
+    for v in np.flatnonzero(~problem.saved & (problem.maker < len(problem))):
+        near = products[np.searchsorted(products, problem.maker[v], "right")]
+        users = [u for u in problem.users[v] if u <= near]
+        if len(set(np.searchsorted(boundaries, users))) > _FEW_UNITS:
+            first[v], last[v] = users[0], users[-1]
+    return replace(problem, first_saver=first, last_saver=last)
+
+
 class UnitMaker:
     """Makes units from atoms ``first`` to ``last``."""
 
@@ -110,13 +136,20 @@ class UnitMaker:
         # values that nothing saves, by the atoms that compute with them: the first region that does so holds it as its
         # argument, or the next where the first, up to the next product after the value is made, may lie in one unit
         # with its maker
-        products = np.array([*(i for i in range(count) if any(c.is_product for c in problem.calls[i])), count])
+        products = product_atoms(problem)
         self.arguments: list[list[int]] = [[] for _ in range(count + 1)]
         for v in np.flatnonzero(~problem.saved & (problem.maker < count)):
             near = int(products[np.searchsorted(products, problem.maker[v])])
             users = problem.users[v]
             for atom in users[:sum(u <= near for u in users) + 1]:
                 self.arguments[atom].append(int(v))
+        # and what a list of many is joined from, as the states of a scan: no unit holds it for that but the join's own
+        reads = Counter(atom for users in problem.users for atom in users)
+        for v in np.flatnonzero(problem.saved):
+            *others, join = problem.users[v] or (-1,)
+            if reads[join] > _NEAR and problem.last_saver[v] >= max(others, default=-1):
+                self.last_use[v] = problem.last_saver[v]
+                self.arguments[join].append(int(v))
         unsaved = np.flatnonzero(~problem.saved & (problem.last_reader > problem.maker))
         self.unsaved_maker, self.unsaved_reader, self.unsaved_bytes = (
             problem.maker[unsaved], problem.last_reader[unsaved], problem.nbytes[unsaved])
@@ -222,14 +255,14 @@ class UnitMaker:
 
 def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Unit]:
     """All units that a plan within ``limit_bytes`` may use, the loss last; ``spans``: checkpoints around these."""
-    make = UnitMaker(problem)
     count = len(problem)
+    boundaries = choose_boundaries(problem)
+    make = UnitMaker(_held_for_many(problem, boundaries))
     if spans is not None:
         ends = np.unique(np.concatenate([[count - 1], *([s - 1, e] for s, e in spans)]))
         ends = ends[ends >= 0]
         pairs = list(spans)
     else:
-        boundaries = choose_boundaries(problem)
         pairs = _pair(boundaries, passing_bytes(problem))
         ends = boundaries
         if count <= _MOST_PLACES:  # what is cheap to keep, as a norm's deviations, need not be run again with the rest

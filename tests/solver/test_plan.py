@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -103,6 +104,72 @@ def test_planned_graphs_can_be_copied(copied):
     again = copy.deepcopy(planned) if copied == "deepcopy" else pickle.loads(pickle.dumps(planned))
     found, expected = take_step(again, again, inputs), take_step(planned, model, inputs)
     assert_same(found, expected)
+
+
+class Stretch(nn.Module):
+    """Many steps of elementwise operators, which a function makes of all, with no product between them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.rand(64))
+        self.before, self.after = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.function(x, self.scale, self)
+
+
+def gate(x, scale, _):
+    for _ in range(32):
+        x = x + torch.sigmoid(x * scale) * torch.tanh(x)
+    return x
+
+
+def scan(x, scale, model):
+    x, h, seen = model.before(x), torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        g = torch.sigmoid(x[:, t])
+        h = scale * h * g + (1 - g) * torch.tanh(x[:, t])
+        seen.append(h)
+    return model.after(torch.stack(seen, 1))
+
+
+def scan_states(x, scale, model):
+    x, h, seen = F.softplus(model.before(x)), x.new_zeros(len(x), 64, 16), []
+    for t in range(x.shape[1]):
+        h = torch.exp(-x[:, t, :, None] * scale[:16]) * h + x[:, t, :, None] * x[:, t, None, :16]
+        seen.append(h.sum(-1))
+    return model.after(torch.stack(seen, 1))
+
+
+def normalize(x, scale, _):
+    for _ in range(16):
+        x = F.dropout(F.gelu(F.layer_norm(x, (64,), scale)), 0.1)
+    return x
+
+
+# shares of the memory that are possible; one division in each stretch leaves more than 90 %
+@pytest.mark.parametrize(("function", "share"), [(gate, 0.25), (scan, 0.61), (scan_states, 0.31), (normalize, 0.31)])
+def test_stretches_without_products_are_divided_too(function, share):
+    torch.manual_seed(0)
+    model, inputs = Stretch(function), {"x": torch.rand(8, 32, 64)}
+    gm = symbolic_trace(model, meta_args=inputs)
+    plan = solve(gm, share, kwargs=inputs)
+    assert profile(plan.apply(gm), kwargs=inputs, device="cpu").peak_allocated_bytes < plan.unplanned.peak_bytes
+    assert plan.planned.peak_activation_bytes <= share * plan.unplanned.peak_activation_bytes
+    assert_same_step(plan, gm, model, inputs)
+
+
+def test_the_smallest_budget_is_not_above_doing_nothing():
+    def few_steps(x, scale, model):
+        x, h, seen = model.before(x), torch.zeros_like(x[:, 0]), []
+        for t in range(8):
+            h = torch.tanh(scale * h + x[:, t])
+            seen.append(h)
+        return model.after(torch.stack(seen, 1))
+
+    model, inputs = Stretch(few_steps), {"x": torch.rand(8, 8, 64)}
+    with pytest.raises(InfeasibleBudgetError, match=r", 100\.0% of the activations"):
+        solve(symbolic_trace(model, meta_args=inputs), 0.05, kwargs=inputs)
 
 
 def test_budgets_of_the_whole_step():
