@@ -5,7 +5,6 @@ import argparse
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
@@ -13,31 +12,6 @@ from analyzer.parallel.rank_table import RankTable
 from analyzer.report.comparison.compare import compare
 from analyzer.report.page.document import check_page
 from analyzer.results.profile import Profile
-
-_HELP = """\
-Writes the page of a saved profile and opens it. FILE is what `analyzer profile --json` wrote, or a table of ranks
-(`analyzer dryrun --json`, RankTable.to_json). Of two profiles it is the page of what changed from the first to the
-second.
-
-The page has the command that made its profile: with another batch, device or precision it asks what if.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer profile hf:BertConfig --optimizer adamw --json bert.json && analyzer view bert.json
-  analyzer view before.json after.json --no-browser --html changed.html
-
-exit codes: 0 done; 2 the command line or a file cannot be used
-"""
-
-
-def add_view_command(commands: Any) -> None:
-    """Add ``view`` to the subparsers of the command line."""
-    parser = commands.add_parser("view", help="look at saved profiles in a browser", description=_HELP,
-                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a profile saved with --json")
-    parser.add_argument("--html", type=Path, metavar="PAGE", help="where the page is written (default: a new folder)")
-    parser.add_argument("--no-browser", action="store_true", help="write the page and open nothing")
 
 
 def run_view(arguments: argparse.Namespace) -> int:

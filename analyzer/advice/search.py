@@ -19,19 +19,11 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
 from analyzer.recipe.option import read_recipe
 from analyzer.record.options import progress_part
-from analyzer.report.node_table import FORMATS
 from analyzer.report.verdict import describe_step
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option
 from analyzer.solver.plan import Plan
-from analyzer.zoo.command_option import (
-    add_step_options,
-    add_target_options,
-    choose_inputs,
-    find_autocast,
-    make_inputs,
-    model_errors,
-)
+from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors
 
 from .variant import Change, Trial, Variant, list_changes
 
@@ -237,33 +229,6 @@ def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
 
 
 # ``analyzer advise``: what to change so that a step fits.
-
-_HELP = """\
-Says what to change so that a step fits on a device, or takes less there: checkpointing, parts of the loss, the
-optimizer, precision, adapters, attention and micro-batches, each profiled alone, then in combinations until three fit.
-TARGET and the options of a step are those of `analyzer profile`; they say how the step is now.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer advise hf:llama-3.1-8b --input input_ids=int64:4x2048 --optimizer adamw --device a100_80gb
-  analyzer advise resnet50 --input 256x3x224x224 --optimizer adamw --device t4
-  analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --device l4
-
-exit codes: 0 it fits, as it is or with a change; 1 the model failed; 2 the command line or an input cannot be used;
-3 no change that was tried makes it fit
-"""
-
-
-def add_advise_command(commands: Any) -> None:
-    """Add ``advise`` to the subparsers of the command line."""
-    parser = commands.add_parser("advise", help="find what to change so that a step fits", description=_HELP,
-                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_target_options(parser)
-    add_step_options(parser)
-    parser.add_argument("--device", default="h200", help="whose memory and speed (default h200)")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
-
 
 def run_advise(arguments: argparse.Namespace) -> int:
     """``analyzer advise``; the result is the exit code."""

@@ -2,39 +2,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.report.node_table import FORMATS, print_rows
+from analyzer.hardware import format_catalogue, format_device
+from analyzer.report.node_table import print_rows
 from analyzer.units import UNKNOWN
 from analyzer.zoo.input_spec import find_close
 from analyzer.zoo.published_shape import PublishedShape, find_shape, list_names, list_shapes
 
-_HELP = """\
-Lists the open models whose published shapes come with analyzer, to be given as hf:NAME, with or without the
-organisation, in any case. Shapes are config files as they were published, without weights.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer models                     all of them
-  analyzer models llama               those with "llama" in a name
-  analyzer models llama-3.1-8b        this one, with the sources of its figures
-  analyzer models --format csv
-"""
-
 _HEADERS = ("Name", "Parameters", "Weights", "Class")
 _FIELDS = ("name", "parameters", "weights", "model_class", "alike", "published", "published_by", "sources")
-
-
-def add_models_command(commands: Any) -> None:
-    """Add ``models`` to the subparsers of the command line."""
-    parser = commands.add_parser("models", help="list the open models that hf:NAME takes, or one with its sources",
-                                 description=_HELP, epilog=_EXAMPLES,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a model, or a part of its name")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text",
-                        help="of the table (default text); csv has the sources too")
 
 
 def run_models(arguments: argparse.Namespace) -> int:
@@ -44,6 +21,12 @@ def run_models(arguments: argparse.Namespace) -> int:
         print(describe_shape(shape))
     else:
         print(list_models(arguments.name or "", arguments.format))
+    return 0
+
+
+def run_devices(arguments: argparse.Namespace) -> int:
+    """``analyzer devices``."""
+    print(format_device(arguments.name) if arguments.name else format_catalogue())
     return 0
 
 

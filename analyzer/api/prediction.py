@@ -23,21 +23,6 @@ from analyzer.zoo.input_spec import InputSpec, Target
 _NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster")
 
 
-def add_world_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add them; ``several`` ranks can be asked for at once."""
-    group = parser.add_argument_group("ranks of a job")
-    group.add_argument("--world", type=int, metavar="N",
-                       help="run as one of N ranks: torch.distributed is there and moves no data")
-    group.add_argument("--rank", type=int, metavar="R", help="which one" + ("" if several else " (default 0)"))
-    if several:
-        group.add_argument("--ranks", type=_read_ranks, metavar="R,R",
-                           help="several, each in a process of its own (default: chosen, see above)")
-    group.add_argument("--devices-per-host", type=int, metavar="N",
-                       help="how many ranks are on a host (default: as many as hosts of the cluster have, else 8)")
-    group.add_argument("--cluster", metavar="NAME",
-                       help="the hosts and links, e.g. dgx_h100 (default: the usual ones of the device)")
-
-
 def check_world_options(arguments: argparse.Namespace) -> None:
     """Raise InputError for an option that no other one gives a meaning."""
     if arguments.world is None:
@@ -58,30 +43,11 @@ def read_world(arguments: argparse.Namespace) -> World | None:
     return world(arguments.world, arguments.rank or 0, arguments.devices_per_host, arguments.cluster)
 
 
-def _read_ranks(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers of ranks between commas, as in 0,8,63")
-    return [int(word) for word in words]
-
-
 # What ``analyzer profile`` runs: a step of a TARGET by its options, which a saved profile holds.
 
-def add_prediction_options(parser: argparse.ArgumentParser) -> None:
-    """TARGET, its inputs, the step, the device, the ranks, and what is counted."""
-    command_option.add_target_options(parser)
-    command_option.add_step_options(parser)
-    parser.add_argument("--device", default="h200",
-                        help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
-    parser.add_argument(
-        "--convention", choices=("own", "deepspeed", "fvcore"), default="own", help=
-        "whose way of counting FLOPs (default own: every operator, forward and backward; the others: the forward pass "
-        "alone, as those packages print it)")
-    parser.add_argument("--fused", action="store_true",
-                        help="predict the step's time under torch.compile too, beside eager's (--compile implies it)")
-    parser.add_argument("--cuda-graphs", action="store_true", help="with --fused: in its mode \"reduce-overhead\", "
-                        "which launches each pass as one CUDA graph; alone: the eager kernels launched so")
-    add_world_options(parser)
+_SAVED = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
+          "compile", "optimizer", "accumulate", "device", "convention", "fused", "cuda_graphs", "world", "rank",
+          "devices_per_host", "cluster")
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:
@@ -127,11 +93,8 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
 
 def describe_command(target: str, arguments: argparse.Namespace, inputs: Sequence[InputSpec]) -> CommandInfo:
     """The command that `predict` runs for one target, its inputs written out."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_prediction_options(parser)
-    known = vars(parser.parse_args([target])).keys() - {"target"}
-    given: dict[str, Option] = {name: value for name, value in vars(arguments).items()
-                                if name in known and value not in (None, False)}
+    given: dict[str, Option] = {name: value for name in _SAVED
+                                if (value := getattr(arguments, name)) not in (None, False)}
     return CommandInfo(target, {**given, "input": tuple([str(spec) for spec in inputs])})
 
 

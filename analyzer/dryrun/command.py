@@ -5,66 +5,15 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from analyzer.api.prediction import add_world_options, check_world_options, read_world
+from analyzer.api.prediction import check_world_options, read_world
 from analyzer.output import check_output
-from analyzer.report.choice import (
-    add_file_options,
-    check_rows,
-    draw_screen,
-    end_with_verdict,
-    parse_depth,
-    read_shown,
-    save_profile,
-)
+from analyzer.report.choice import check_rows, draw_screen, end_with_verdict, read_shown, save_profile
 from analyzer.report.page.document import check_page
 from analyzer.report.summary import describe_for_verdict
 from analyzer.results.profile import Profile
 
-_HELP = """\
-Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
-costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
-what it does besides torch (files it writes, servers it calls) happens. What was taken for granted is listed with the
-profile.
-
-With --world the script runs as torchrun would start it, one rank at a time: torch.distributed is there for so many
-ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further
-pipeline stage, and rank 1 where first and last differ. Each runs in a process of its own; what the first one prints is
-passed through. --json saves the table of ranks with a profile of each, --html a page of the table and its ranks.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer dryrun train.py
-  analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
-  analyzer dryrun --world 64 train.py                        as torchrun would start it on 64 GPUs, some ranks of it
-  analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
-
-exit codes: 0 done; 1 the script failed; 2 the command line cannot be used; 3 the script would run out of memory,
-or does not fit on the device
-"""
-
 _SHOWN = ("screen", "summary", "table", "modules", "brief")
-
-
-def add_dryrun_command(commands: Any) -> None:
-    """Add ``dryrun`` to the subparsers of the command line."""
-    parser = commands.add_parser("dryrun", help="execute a training script without data or a GPU", description=_HELP,
-                                 epilog=_EXAMPLES, usage="analyzer dryrun [options] SCRIPT [-- ARG ...]",
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("script", metavar="SCRIPT", type=Path, help="a Python script that trains or infers")
-    parser.add_argument("arguments", nargs="*", metavar="ARG", help="the script's own arguments, after --")
-    parser.add_argument("--device", default="h200",
-                        help="whose memory and speed to predict (default h200); `analyzer devices` lists them")
-    parser.add_argument("--steps", type=int, default=3, metavar="N",
-                        help="end the script after so many optimizer steps (default 3)")
-    parser.add_argument("--show", default="screen", metavar="WHAT",
-                        help=f"what to print, of {', '.join(_SHOWN)} (default screen, all at a glance)")
-    parser.add_argument("--depth", type=parse_depth, metavar="N",
-                        help="show modules (and nodes by the module that holds them) down to this depth")
-    add_world_options(parser, several=True)
-    add_file_options(parser)
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:

@@ -4,50 +4,28 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
-from analyzer.recipe.option import add_recipe_options, read_dtype, read_recipe
+from analyzer.recipe.option import read_dtype, read_recipe
 from analyzer.recipe.recipe import Recipe
-from analyzer.report.choice import add_report_options, emit, end_with_verdict, print_report, read_report_options
+from analyzer.report.choice import emit, end_with_verdict, print_report, read_report_options
 from analyzer.report.node_table import FORMATS
 from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.input_spec import Target
 from analyzer.zoo.target import load_target
 
-from .serving import PREFILL_CHUNK, ServingPoint
-from .stored_cache import BLOCK_SIZE, CACHES
+from .serving import ServingPoint
+from .stored_cache import BLOCK_SIZE
 
 # The options of ``analyzer generate`` for inference as it is served: its cache, several sequences, draft models.
 
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn,
                 "int8": torch.int8}
-
-
-def add_serving_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to the command."""
-    group = parser.add_argument_group("serving (decoders of transformers)")
-    group.add_argument("--cache", choices=CACHES,
-                       help="grow with each token (default), take room for all at once, or in pages (default of "
-                       "--max-sequences, --batches and --draft)")
-    group.add_argument("--cache-dtype", choices=tuple(CACHE_DTYPES), metavar="DTYPE",
-                       help=f"of the cache, of {', '.join(CACHE_DTYPES)} (default: the model's)")
-    group.add_argument("--block-size", type=int, default=BLOCK_SIZE, metavar="N",
-                       help=f"tokens of a page (default {BLOCK_SIZE})")
-    group.add_argument("--max-sequences", action="store_true",
-                       help="the largest number of sequences of --prompt and --new-tokens that fits")
-    group.add_argument("--memory-share", type=float, default=1.0, metavar="F",
-                       help="of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)")
-    group.add_argument("--batches", metavar="N,N,...", help="a row for each number of sequences: decode speed, memory")
-    group.add_argument("--prefill-chunk", type=int, default=PREFILL_CHUNK, metavar="N",
-                       help=f"tokens of a prompt that a server reads at once (default {PREFILL_CHUNK})")
-    group.add_argument("--draft", metavar="TARGET", help="a speculative step with this draft model")
-    group.add_argument("--speculate", type=int, default=4, metavar="N", help="draft tokens of a step (default 4)")
 
 
 def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -144,48 +122,6 @@ def read_numbers(option: str, text: str) -> list[int]:
 
 
 # ``analyzer generate``: what reading a prompt and generating tokens costs.
-
-_HELP = """\
-Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
-while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer generate gpt2 --prompt 512 --new-tokens 128
-  analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
-  analyzer generate hf:llama-3.1-8b --quantize int4 --cache paged --cache-dtype fp8 --batch 16
-  analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
-  analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
-  analyzer generate hf:llama-3.1-70b --draft hf:llama-3.2-1b --speculate 5
-  analyzer generate hf:T5Config:T5ForConditionalGeneration --report tree --depth 1  (of prefill and last token)
-
-exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used; 3 the generation does not fit on
-the device
-"""
-
-
-def add_generate_command(commands: Any) -> None:
-    """Add ``generate`` to the subparsers of the command line."""
-    parser = commands.add_parser("generate", help="predict what generating tokens costs", description=_HELP,
-                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
-    parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of the prompt (default 512)")
-    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default 1)")
-    add_serving_options(parser)
-    parser.add_argument("--autocast", metavar="DTYPE", help="run under torch.autocast with this dtype, bf16 or fp16")
-    parser.add_argument("--device", default="h200",
-                        help="whose memory and speed (default h200); `analyzer devices` lists them")
-    parser.add_argument(
-        "--samples", type=int, default=16, metavar="N", help=
-        "how many of the passes after the first are run, those between them are on straight lines (default 16; 0: all)")
-    parser.add_argument("--rows", type=int, default=20, metavar="N", help="rows of the table (default 20; 0: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE",
-                        help="save the result (read it with GenerationProfile.from_json)")
-    add_recipe_options(parser, ("dtype", "quantize", "lora", "attention", "compile"))
-    add_report_options(parser)
-
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""

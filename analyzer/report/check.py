@@ -5,20 +5,17 @@ import argparse
 import operator
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.results.profile import Profile
 from analyzer.units import parse_bytes
 
 from .module_tree import divide
-from .node_table import FORMATS, Column, check_layout, print_rows
-from .quantity import OF_MODEL, QUANTITIES, SETTINGS, find_quantity, list_names, read_quantity
+from .node_table import Column, check_layout, print_rows
+from .quantity import OF_MODEL, QUANTITIES, SETTINGS, find_quantity, read_quantity
 from .summary import describe_run
 from .text_width import escape_controls
 
@@ -275,52 +272,9 @@ def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:
         yield f"inputs ({', '.join(before) or None}, now {', '.join(after) or None})"
 
 
-def _fold(names: Iterable[str]) -> str:
-    return textwrap.fill(", ".join(names), 110, initial_indent="  ", subsequent_indent="  ")
-
-
-_HELP = f"""\
-Compares a saved profile with a baseline, and exits with {EXCEEDED} where a quantity is above its limit.
-
-LIMIT is one of
-  'FIELD +N%'   at most N percent above the baseline (-N%: at least N percent below)
-  'FIELD +N'    at most so much above the baseline, e.g. 'peak_allocated_bytes +100MiB', 'step_seconds +5ms'
-  'FIELD N'     at most N, whatever the baseline, e.g. 'peak_reserved_bytes 40GiB', 'fwd_flops 2.5T'
-FIELD is a quantity of the profile:
-{_fold(list_names([]))}
-or a path, e.g. phases.forward.peak_allocated_bytes, first_step.backward.flops, peak_by_category.activation.
-Without --max, none of these may grow:
-{_fold(MAIN)}
-"""
-
-_EXAMPLES = f"""\
-examples:
-  analyzer profile mynet.py:Net --input 8x3x224x224 --json baseline.json        # on the main branch
-  analyzer profile mynet.py:Net --input 8x3x224x224 --json profile.json         # with a change
-  analyzer check profile.json --against baseline.json --max "peak_allocated_bytes +2%" --max "fwd_flops +0%"
-  analyzer check profile.json --max "peak_reserved_bytes 40GiB"                 # no baseline
-  analyzer check profile.json --against baseline.json --format markdown >> "$GITHUB_STEP_SUMMARY"
-
-exit codes: 0 all within their limits; 2 the command line or an input cannot be used; {EXCEEDED} a limit is exceeded, or
-a quantity that it needs is unknown
-"""
-
-
-def add_check_command(commands: Any) -> None:
-    """Add ``check`` to the subparsers of the command line."""
-    parser = commands.add_parser(
-        "check", help="whether a saved profile is within limits, for CI", epilog=_EXAMPLES,
-        description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", type=Path, metavar="FILE", help="a profile saved with --json")
-    parser.add_argument("--against", type=Path, metavar="BASELINE", help="another one, which it is compared with")
-    parser.add_argument("--max", action="append", default=[], metavar="LIMIT", dest="limits",
-                        help=f"{GRAMMAR.replace('%', '%%')}; may be repeated")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
-
-
 def run_check(arguments: argparse.Namespace) -> int:
     """``analyzer check``; the result is the exit code."""
-    now = Profile.from_json(arguments.profile)
+    now = Profile.from_json(arguments.file)
     baseline = None if arguments.against is None else Profile.from_json(arguments.against)
     rows = check_profile(now, baseline, arguments.limits)
     failed = [row.text for row in rows if not row.holds]

@@ -13,10 +13,6 @@ from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
 from analyzer.results.view import register_report
 
-from .compat.torchinfo import COLUMNS as TORCHINFO_COLUMNS
-from .module_tree import COLUMNS as TREE_COLUMNS
-from .module_tree import SHARE
-from .node_table import FORMATS
 from .quantity import find_quantity, is_drawn, list_modules, list_nodes
 from .screen.layout import find_width, takes_color
 
@@ -24,45 +20,6 @@ from .screen.layout import find_width, takes_color
 LONG_TABLES = "--show summary,modules,table, --html FILE, --json FILE"
 #: By the words of ``--show``.
 _TABLES: dict[str, Callable[..., str]] = {"table": list_nodes, "modules": list_modules}
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a command that prints a report of a profile."""
-    group = parser.add_argument_group("reports of modules")
-    group.add_argument("--report", metavar="NAME",
-                       help=f"print this report, in the layout of the tool of that name: {', '.join(register_report)}, "
-                       "or one that the TARGET's file registers with register_report")
-    group.add_argument("--depth", type=parse_depth, metavar="N",
-                       help="show modules (and nodes by the module that holds them) down to this depth")
-    group.add_argument(
-        "--sort", metavar="COLUMN",
-        help="sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)")
-    group.add_argument(
-        "--columns", type=split_words, metavar="NAMES",
-        help="columns, separated by commas; of the tree, besides the usual: "
-        f"{', '.join(name for name in TREE_COLUMNS if not name.endswith(SHARE))}, those of costs also with {SHARE} for "
-        f"their share of the model's; of torchinfo: {', '.join(TORCHINFO_COLUMNS)}")
-    group.add_argument("--module-depth", type=int, metavar="N",
-                       help="how deep the largest modules are named (deepspeed, largest; default all)")
-    group.add_argument("--top-modules", type=int, metavar="K",
-                       help="how many of them at each depth (deepspeed, largest; default 1)")
-    group.add_argument("--no-detail", action="store_true", help="leave out the tree of modules (deepspeed)")
-    group.add_argument("--ignore-modules", type=split_words, metavar="NAMES",
-                       help="classes or paths that count as their parent's own (deepspeed, largest, tree)")
-    group.add_argument("--format", choices=tuple(FORMATS),
-                       help="of the tables: tree, largest, torchinfo (default text); without a report, of the table "
-                       "that `profile --show` names, with modules by their paths, and in csv all quantities, unrounded")
-    group.add_argument("--raw", action="store_true",
-                       help="plain numbers, in bytes and seconds (deepspeed, largest, tree)")
-    group.add_argument("--output", type=Path, metavar="FILE",
-                       help="write the report, or the table of --format, to this file instead of printing it")
-
-
-def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a command that saves a profile."""
-    parser.add_argument("--json", type=Path, metavar="FILE",
-                        help="save the whole profile (read it with Profile.from_json)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="save the profile as one HTML page")
 
 
 def save_profile(profile: Profile, json: Path | None, html: Path | None) -> None:
@@ -102,20 +59,13 @@ def read_report_options(arguments: argparse.Namespace, own: Collection[str] = ()
 
 def read_shown(text: str, known: Collection[str]) -> list[str]:
     """The words of ``--show``. Raises InputError where there is none, or one that is not known."""
-    shown = split_words(text)
+    shown = [word.strip() for word in text.split(",") if word.strip()]
     if not shown:
         raise InputError(f"--show {text!r}: nothing to print; give some of {', '.join(known)}")
     for word in shown:
         if word not in known:
             raise InputError(f"--show {text}: {word!r} is none of {', '.join(known)}")
     return shown
-
-
-def parse_depth(text: str) -> int:
-    """The number that ``--depth`` gives, as a type of argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of levels, 0 or more")
-    return int(text)
 
 
 def read_table_options(arguments: argparse.Namespace, shown: Sequence[str]) -> Callable[[Profile], str] | None:
@@ -198,8 +148,3 @@ def end_with_verdict(verdict: Verdict | None, arguments: argparse.Namespace | No
 def is_text(arguments: argparse.Namespace) -> bool:
     """Whether a command prints for people, neither to a file nor for a program."""
     return arguments.output is None and arguments.format in (None, "text") and not arguments.raw
-
-
-def split_words(text: str) -> list[str]:
-    """Words between commas, as a type of argparse."""
-    return [word.strip() for word in text.split(",") if word.strip()]

@@ -149,6 +149,7 @@ _FACTS = (Column("flops_per_second", "Fwd FLOPS", "count"), Column("calls", "Cal
           Column("input_shapes", "Input shape", "text"), Column("output_shapes", "Output shape", "text"),
           Column("kernel_size", "Kernel size", "text"), Column("extra_repr", "Arguments", "text"))
 COLUMNS = name_columns(*_COSTS, *_SHARES, *_FACTS)
+CHOSEN = name_columns(*_COSTS, *_FACTS)  # which help lists
 _OF_MODULE: dict[str, Callable[[ModuleInfo], Any]] = {
     "calls": lambda module: module.calls, "input_shapes": lambda module: format_shapes(module.inputs),
     "output_shapes": lambda module: format_shapes(module.outputs), "extra_repr": lambda module: module.extra_repr,

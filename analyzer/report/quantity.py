@@ -83,7 +83,7 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
     return Column(name, name, _find_unit(name))
 
 
-def list_names(profiles: Iterable[Profile]) -> list[str]:
+def list_names(profiles: Iterable[Profile] = ()) -> list[str]:
     """The quantities of the step, and by their paths those of the phases and categories that any profile has."""
     names = [*QUANTITIES, *SUMS]
     for profile in profiles:

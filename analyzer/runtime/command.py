@@ -18,41 +18,7 @@ if TYPE_CHECKING:
     from analyzer.results.profile import Profile
     from analyzer.zoo.input_spec import InputSpec
 
-_HELP = """\
-Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
-took. TARGET is as for `analyzer profile`.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
-  analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --report deepspeed
-  analyzer measure torchvision:resnet18 --device cuda --against predicted
-
-exit codes: 0 done; 1 the model failed; 2 the command line or an input cannot be used
-"""
-
 COMPARED = ("fwd_flops", "activation_bytes", "fwd_seconds", "bwd_seconds")
-
-
-def add_measure_command(commands: Any) -> None:
-    """Add ``measure`` to the subparsers of the command line."""
-    run = commands.add_parser("measure", help="measure a step of a model on the device at hand", description=_HELP,
-                              epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command_option.add_target_options(run)
-    command_option.add_step_options(run)
-    run.add_argument("--device", default="cpu", help="where to run: cpu (default), cuda, cuda:1, ...")
-    run.add_argument("--steps", type=int, default=3, metavar="N",
-                     help="how many steps the times are the mean of (default 3)")
-    run.add_argument("--warm-up", type=int, default=1, metavar="N", help="how many steps go before them (default 1)")
-    run.add_argument("--convention", choices=("own", "deepspeed", "fvcore"), default="own",
-                     help="whose way of counting FLOPs")
-    run.add_argument("--against", choices=("predicted", ),
-                     help="print the modules beside those of a prediction instead of a report")
-    run.add_argument("--predicted-device", metavar="DEVICE",
-                     help="whose speed to predict (default: the device it runs on, where the catalogue has it)")
-    choice.add_file_options(run)
-    choice.add_report_options(run)
 
 
 def run_measure(arguments: argparse.Namespace) -> int:

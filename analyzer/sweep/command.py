@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.recipe.optimizer import FORM, OPTIMIZERS
 from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
@@ -18,25 +17,6 @@ from analyzer.report.progress_bar import ProgressBar
 from .configuration import AXES
 from .result import Row, SweepResult, check_table
 from .run import SweepInterrupted, sweep
-
-_HELP = """\
-Profiles many configurations of a model: every combination of the values given, one row each.
-
-TARGET and --input are those of `analyzer profile`; in an --input, {batch} and {sequence} may stand for sizes.
-Without them the batch is the first dimension of every input, the sequence the second of inputs of token indices.
-A configuration that fails is kept as a row with its error.
-"""
-
-_EXAMPLES = """\
-examples:
-  analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16
-  analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --html sweep.html --workers 2
-  analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
-
-With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after
-an interruption.
-exit codes: 0 done; 1 every configuration failed; 2 the command line or an input cannot be used; 130 interrupted
-"""
 
 _NO, _YES = "no", "yes"
 
@@ -59,37 +39,6 @@ def _read_name(word: str) -> str | None:
 
 _READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch,
                                            "accumulate": _read_size}
-_AXIS_HELP = {
-    "batch": "batch sizes, e.g. 1,2,4", "sequence": "sequence lengths, e.g. 512,1024",
-    "dtype": "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)",
-    "optimizer": f"of none, {', '.join(OPTIMIZERS)}, or {FORM} (default none)",
-    "autocast": "of none, bf16, fp16 (default none)",
-    "checkpointing": "no, yes or both: recompute each block in the backward pass (default no)",
-    "quantize": "of none, int8, int4, nf4, fp8: how the weights of linear layers are held (default none)",
-    "lora": "ranks of adapters that are trained instead of the model, e.g. none,r=8,r=64 (default none)",
-    "accumulate": "micro-batches of a step, e.g. 1,8 (default 1)",
-    "device": "names of `analyzer devices` (default h200)", "mode": "train, infer or both (default train)"}
-
-
-def add_sweep_command(commands: Any) -> None:
-    """Add ``sweep`` to the subparsers of the command line."""
-    parser = commands.add_parser("sweep", help="profile many configurations of a model", description=_HELP,
-                                 epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
-    parser.add_argument("--input", action="append", default=[], metavar="SPEC",
-                        help="an input as for `analyzer profile`; may be repeated")
-    for axis in AXES:
-        parser.add_argument(f"--{axis}", metavar="VALUES", help=_AXIS_HELP[axis])
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here: .csv, .jsonl or .parquet")
-    parser.add_argument("--html", type=Path, metavar="FILE",
-                        help="write a page: time against memory with the Pareto front, and the rows as a table")
-    parser.add_argument("--retry-failed", action="store_true", help="run configurations again that failed before")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default one a core; 0: none but this one)")
-    parser.add_argument(
-        "--dask", metavar="ADDRESS", help="run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its "
-        "workers with distributed.worker.profile.enabled: false")
-
-
 def run_sweep(arguments: argparse.Namespace) -> int:
     """``analyzer sweep``; the result is the exit code."""
     grid = {axis: _read_values(axis, getattr(arguments, axis)) for axis in AXES if getattr(arguments, axis) is not None}

@@ -9,23 +9,10 @@ from typing import Any
 import torch
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
-from analyzer.recipe.option import add_recipe_options
 from analyzer.recipe.recipe import Recipe
 from analyzer.record.collector import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, Target, parse_inputs
-
-AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
-
-
-def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """The model and its inputs."""
-    parser.add_argument("target", metavar="TARGET", help="the model; see `analyzer profile --help`")
-    parser.add_argument(
-        "--input", action="append", default=[], metavar="SPEC",
-        help="an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; may be "
-        "repeated; default: what the model is usually called with")
-    parser.add_argument("--batch-size", "--bs", type=int, help=argparse.SUPPRESS)  # many tools have it
 
 
 def refuse_batch_size(arguments: argparse.Namespace) -> None:
@@ -38,14 +25,6 @@ def refuse_batch_size(arguments: argparse.Namespace) -> None:
     specs = load_target(arguments.target).choose_inputs(parse_inputs(arguments.input), train=False)
     said = " ".join(f"--input {spec.resize('batch', size)}" for spec in specs or ()) or f"e.g. --input {size}x3x224x224"
     raise InputError(f"--batch-size {size}: the batch is the first size of an input; write {said}")
-
-
-def add_step_options(parser: argparse.ArgumentParser) -> None:
-    """What a step consists of, and the recipe of the model."""
-    parser.add_argument("--mode", choices=("train", "infer"), default="train",
-                        help="train: forward, loss, backward, optimizer (default); infer: forward")
-    parser.add_argument("--autocast", choices=AUTOCAST, help="run the forward pass under torch.autocast")
-    add_recipe_options(parser)
 
 
 def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:

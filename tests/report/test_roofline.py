@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import cli, profile
+from analyzer import cli, profile, show
 from analyzer.errors import InputError, MissingExtraError, OutputError
 from analyzer.hardware import find_device
 from analyzer.results.info import ModuleInfo, OperatorInfo
@@ -169,7 +169,7 @@ def test_the_command_saves_the_roofline_and_prints_the_cost(capsys, tmp_path):
     (("resnet18", "--tokens", "1e9"), "--tokens 1000000000.0: is of one model, and here are 2"),
 ])
 def test_what_the_command_refuses(capsys, argv, words, monkeypatch):
-    monkeypatch.setattr(cli, "predict", lambda *arguments: pytest.fail("refused too late"))
+    monkeypatch.setattr(show, "predict", lambda *arguments: pytest.fail("refused too late"))
     code, out, err = run(capsys, "profile", "gpt2", *argv)
     assert code == 2 and out == "" and words in err
 

@@ -1,7 +1,6 @@
 """Rows of a profile as tables: files, pandas and networkx, and the option that names them."""
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import re
@@ -214,14 +213,6 @@ class Export(NamedTuple):
     exporter: str
     path: Path
     options: dict[str, Any]
-
-
-def add_export_option(parser: argparse.ArgumentParser) -> None:
-    """``--export``, as often as there are files."""
-    parser.add_argument("--export", action="append", default=[], metavar="[KIND=]FILE",
-                        help=f"save a file for another tool, of one of {', '.join(list_kinds())}, or one that the "
-                        "TARGET's file registers with register_exporter; without KIND by the file's ending, one of "
-                        f"{', '.join(ENDINGS)}; may be given several times")
 
 
 def list_kinds() -> list[str]:

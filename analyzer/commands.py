@@ -1,0 +1,285 @@
+"""The commands as records: what they are for, their options by name, examples, exit codes, and the function of each."""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from textwrap import fill, indent
+
+from .options import OPTIONS, fill_in
+
+_MODEL, _INPUT = "the model failed", "the command line or an input cannot be used"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. Options are by their names in `OPTIONS`, with blanks between them."""
+
+    name: str
+    help: str                           #: in a line
+    run: str                            #: the place of its function, which is imported when it is called
+    options: str
+    description: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)  #: further options, by the title they stand under
+    examples: str = ""
+    exits: Mapping[int, str] = field(default_factory=dict)
+    usage: str | None = None
+
+    def add_to(self, commands: argparse._SubParsersAction[argparse.ArgumentParser], with_options: bool) -> None:
+        """Add it to those of the command line; ``with_options`` only where it is the one that is called."""
+        if not with_options:
+            commands.add_parser(self.name, help=self.help)
+            return
+        codes = "; ".join(f"{code} {text}" for code, text in self.exits.items())
+        parser = commands.add_parser(
+            self.name, help=self.help, usage=self.usage, description=fill_in(self.description),
+            formatter_class=argparse.RawDescriptionHelpFormatter, epilog="\n".join(
+                [f"examples:\n{indent(self.examples, '  ', lambda line: line.startswith('analyzer '))}"]
+                * bool(self.examples) + [fill(f"exit codes: {codes}", 118)] * bool(codes)))
+        for title, names in {"": self.options, **self.groups}.items():
+            group = parser.add_argument_group(title) if title else parser
+            for name in _split(names):
+                OPTIONS[name].add_to(group)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
+
+
+_STEP = "target, input, batch-size, mode, autocast"
+_RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointing, compile, optimizer, accumulate"}
+_REPORTS = {"reports of modules": "report, depth, sort, columns, module-depth, top-modules, no-detail, ignore-modules, "
+            "format of reports, raw, output"}
+
+COMMANDS = {command.name: command for command in (
+    Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
+            f"{_STEP}, device, convention, fused, cuda-graphs, others, show, explain-replay, json, html, export, "
+            "roofline", """\
+Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
+No GPU is needed and no weights are made.
+
+TARGET is one of
+  vit_b_16 resnet18 resnet50 gpt2 llama_1b llama_405b   models that ship with analyzer
+  torchvision:NAME                                      e.g. torchvision:resnet50
+  timm:NAME                                             e.g. timm:convnext_tiny
+  hf:ConfigClass[:ModelClass]                           e.g. hf:BertConfig, hf:LlamaConfig:LlamaForCausalLM
+  hf:NAME[:ModelClass]                                  e.g. hf:llama-3.1-8b; `analyzer models` lists them
+  hf:CONFIG.json[:ModelClass]                           a config file, or the folder that holds config.json
+  package.module:factory                                a callable of no arguments that returns an nn.Module
+  FILE.py:factory                                       such a callable in a file, e.g. a class: mynet.py:Net
+
+Several targets make one table with a row each. With --world, a factory wraps the model as a script would (DDP,
+fully_shard, parallelize_module), and the profile is that of one rank.
+""",
+            {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster",
+             "cost of a run": "tokens, samples, price, gpus, power", **_REPORTS}, """\
+analyzer profile vit_b_16 --input 8x3x224x224
+analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
+analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit
+analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary
+analyzer profile torchvision:resnet18 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
+analyzer profile hf:BertConfig --mode infer --convention deepspeed --report deepspeed --top-modules 3
+analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
+analyzer profile mynet.py:Net --input 8x3x224x224 --show modules --format csv --output modules.csv
+analyzer profile resnet18 resnet50 vit_b_16 --optimizer adamw --format markdown
+analyzer profile llama_1b --device h100 --tokens 2e12 --price 2.5 --gpus 64 --roofline llama.png
+""", {0: "done", 1: _MODEL, 2: _INPUT, 3: "a step does not fit on the device"}),
+
+    Command("measure", "measure a step of a model on the device at hand", "analyzer.runtime.command:run_measure",
+            f"{_STEP}, place, measured steps, warm-up, convention, against predicted, predicted-device, json, "
+            "html", """\
+Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
+took. TARGET is as for `analyzer profile`.
+""", {**_RECIPE, **_REPORTS}, """\
+analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
+analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --report deepspeed
+analyzer measure torchvision:resnet18 --device cuda --against predicted
+""", {0: "done", 1: _MODEL, 2: _INPUT}),
+
+    Command("calibrate", "measure the device at hand and write a file that --device takes",
+            "analyzer.calibration.calibrate:run_calibrate", "written file, measured device, quick, again", """\
+Measures the device at hand: bandwidth, products by format and size, attention, convolutions, copies, and what the host
+needs for each operator. Writes FILE, which --device takes in every command. A few minutes; a measurement that was
+interrupted goes on when the command is given again.
+""", {}, """\
+analyzer calibrate lab_card.json
+analyzer calibrate host.json --device cpu --quick
+analyzer profile resnet50 --input 8x3x224x224 --device lab_card.json
+""", {0: "done", 2: "the command line cannot be used", 130: "interrupted"}),
+
+    Command("compare", "what changed between two saved profiles, and which modules explain it",
+            "analyzer.report.comparison.command:run_compare", "first, second, more, by, fail-if, markdown, html of "
+            "compare, columns of compare, depth of compare, format of compare, output of compare", """\
+Tells what changed from the first profile to the second: peaks, time, FLOPs, memory at the peak by category, and for
+each quantity the deepest modules that explain it, alike blocks as one.
+
+--fail-if CONDITION makes it a gate: it exits with {analyzer.report.check:EXCEEDED} where a condition is met, or asks \
+for what is unknown.
+  'FIELD > +N%'   more than N percent above the first profile (-N%: less than N percent below it)
+  'FIELD > +N'    more than so much above it, e.g. 'peak_allocated_bytes > +200MiB'
+  'FIELD > N'     more than N, whatever the first one's, e.g. 'step_seconds > 0.5'
+with >, >=, < or <=. FIELD is any quantity of `analyzer check`, also by its path: peak_by_category.activation.
+
+With --by module (or --columns, --depth), the modules of two profiles, predicted or measured, stand side by side, joined
+by their paths; of more profiles, or with --by model, one table has a row for each.
+""", {}, """\
+analyzer profile mynet.py:Net --input 8x3x224x224 --json before.json          # on the base branch
+analyzer profile mynet.py:Net --input 8x3x224x224 --json after.json           # with a change
+analyzer compare before.json after.json
+analyzer compare before.json after.json --fail-if "peak_allocated_bytes > +2%" --fail-if "step_seconds > 0.5"
+analyzer compare before.json after.json --markdown "$GITHUB_STEP_SUMMARY"     # examples/ci/ has the workflow
+analyzer compare predicted.json measured.json --depth 2 --columns fwd_seconds,bwd_seconds,fwd_flops
+analyzer compare small.json medium.json large.json
+analyzer compare before.json after.json --by model --columns params,phases.forward.peak_allocated_bytes
+analyzer compare *.json --by model --format latex --output models.tex     # or csv: numbers unrounded; markdown
+""", {0: "done", 2: _INPUT, 4: "a condition of --fail-if is met, or a quantity that it needs is unknown"}),
+
+    Command("check", "whether a saved profile is within limits, for CI", "analyzer.report.check:run_check",
+            "file, against, max, format", """\
+Compares a saved profile with a baseline, and exits with {analyzer.report.check:EXCEEDED} where a quantity is above \
+its limit.
+
+LIMIT is one of
+  'FIELD +N%'   at most N percent above the baseline (-N%: at least N percent below)
+  'FIELD +N'    at most so much above the baseline, e.g. 'peak_allocated_bytes +100MiB', 'step_seconds +5ms'
+  'FIELD N'     at most N, whatever the baseline, e.g. 'peak_reserved_bytes 40GiB', 'fwd_flops 2.5T'
+FIELD is a quantity of the profile:
+{analyzer.report.quantity:list_names}
+or a path, e.g. phases.forward.peak_allocated_bytes, first_step.backward.flops, peak_by_category.activation.
+Without --max, none of these may grow:
+{analyzer.report.check:MAIN}
+""", {}, """\
+analyzer profile mynet.py:Net --input 8x3x224x224 --json baseline.json        # on the main branch
+analyzer profile mynet.py:Net --input 8x3x224x224 --json profile.json         # with a change
+analyzer check profile.json --against baseline.json --max "peak_allocated_bytes +2%" --max "fwd_flops +0%"
+analyzer check profile.json --max "peak_reserved_bytes 40GiB"                 # no baseline
+analyzer check profile.json --against baseline.json --format markdown >> "$GITHUB_STEP_SUMMARY"
+""", {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),
+
+    Command("generate", "predict what generating tokens costs", "analyzer.generation.command:run_generate",
+            "target, prompt, new-tokens, sequences, autocast of generate, device, passes, rows, json of generate", """\
+Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
+while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
+""", {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
+      "prefill-chunk, draft, speculate", "recipe": "dtype, quantize, lora, attention, compile", **_REPORTS}, """\
+analyzer generate gpt2 --prompt 512 --new-tokens 128
+analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
+analyzer generate hf:llama-3.1-8b --quantize int4 --cache paged --cache-dtype fp8 --batch 16
+analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
+analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
+analyzer generate hf:llama-3.1-70b --draft hf:llama-3.2-1b --speculate 5
+analyzer generate hf:T5Config:T5ForConditionalGeneration --report tree --depth 1  (of prefill and last token)
+""", {0: "done", 1: _MODEL, 2: _INPUT, 3: "the generation does not fit on the device"}),
+
+    Command("fit", "find the largest batch or sequence that fits a device", "analyzer.solver.command:run_fit",
+            f"{_STEP}, of batch, of sequence, device, memory, world size, start, multiple-of, at-most", """\
+Finds the largest batch (or with --sequence the longest sequence) whose training or inference step fits a device.
+
+TARGET and --input are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the size that is
+sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of token indices.
+""", _RECIPE, """\
+analyzer fit resnet50 --device a100_80gb --optimizer adamw
+analyzer fit gpt2 --sequence --at-most 1024 --multiple-of 64 --device t4 --optimizer adamw
+analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
+""", {0: "found", 1: _MODEL, 2: _INPUT, 3: "not even the smallest fits"}),
+
+    Command("fits", "list the devices that a step fits on", "analyzer.solver.command:run_fits",
+            f"{_STEP}, devices, world size, format", """\
+Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
+whether it fits. TARGET and the options of a step are those of `analyzer profile`.
+""", _RECIPE, """\
+analyzer fits vit_b_16 --input 64x3x224x224 --optimizer adamw
+analyzer fits hf:BertConfig --input input_ids=int64:8x512 --mode infer --device t4 --device l4
+""", {0: "it fits on some device", 1: _MODEL, 2: _INPUT, 3: "it fits on none"}),
+
+    Command("advise", "find what to change so that a step fits", "analyzer.advice.search:run_advise",
+            f"{_STEP}, device, format", """\
+Says what to change so that a step fits on a device, or takes less there: checkpointing, parts of the loss, the
+optimizer, precision, adapters, attention and micro-batches, each profiled alone, then in combinations until three fit.
+TARGET and the options of a step are those of `analyzer profile`; they say how the step is now.
+""", _RECIPE, """\
+analyzer advise hf:llama-3.1-8b --input input_ids=int64:4x2048 --optimizer adamw --device a100_80gb
+analyzer advise resnet50 --input 256x3x224x224 --optimizer adamw --device t4
+analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --device l4
+""", {0: "it fits, as it is or with a change", 1: _MODEL, 2: _INPUT, 3: "no change that was tried makes it fit"}),
+
+    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.solver.command:run_plan",
+            "target, input, batch-size, budget, device of plan, method, granularity, autocast, offload, frontier, "
+            "plot, html of plan, json of plan", """\
+Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
+memory, and runs as little as possible again. The plan is replayed before it is printed: the peak and the overhead are
+those of the planned program.
+
+TARGET and --input are those of `analyzer profile`.
+""", {"recipe": "dtype, quantize, lora, attention, loss-chunks, optimizer"}, """\
+analyzer plan vit_b_16 --budget 50%
+analyzer plan torchvision:resnet152 --input 64x3x224x224 --device a100 --optimizer adamw --budget 20GiB
+analyzer plan gpt2 --budget 40% --granularity module --json plan.json
+analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --html plan.html
+
+A budget with a unit is of the whole step (parameters, gradients, optimizer states); a percentage is of the
+activations' memory at its peak.
+""", {0: "found", 1: _MODEL, 2: "the command line, an input or the budget cannot be used", 3: "no plan meets it"}),
+
+    Command("dryrun", "execute a training script without data or a GPU", "analyzer.dryrun.command:run_dryrun",
+            "script, arguments, device, steps, show, depth, json, html", """\
+Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
+costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
+what it does besides torch (files it writes, servers it calls) happens. What was taken for granted is listed with the
+profile.
+
+With --world the script runs as torchrun would start it, one rank at a time: torch.distributed is there for so many
+ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further
+pipeline stage, and rank 1 where first and last differ. Each runs in a process of its own; what the first one prints is
+passed through. --json saves the table of ranks with a profile of each, --html a page of the table and its ranks.
+""", {"ranks of a job": "world, rank of dryrun, ranks, devices-per-host, cluster"}, """\
+analyzer dryrun train.py
+analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
+analyzer dryrun --world 64 train.py                        as torchrun would start it on 64 GPUs, some ranks of it
+analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
+""", {0: "done", 1: "the script failed", 2: "the command line cannot be used",
+      3: "the script would run out of memory, or does not fit on the device"},
+            "analyzer dryrun [options] SCRIPT [-- ARG ...]"),
+
+    Command("sweep", "profile many configurations of a model", "analyzer.sweep.command:run_sweep",
+            "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html of sweep, "
+            "retry-failed, workers, dask", """\
+Profiles many configurations of a model: every combination of the values given, one row each.
+
+TARGET and --input are those of `analyzer profile`; in an --input, {batch} and {sequence} may stand for sizes.
+Without them the batch is the first dimension of every input, the sequence the second of inputs of token indices.
+A configuration that fails is kept as a row with its error.
+""", {}, """\
+analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16
+analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --html sweep.html --workers 2
+analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
+
+With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after
+an interruption.
+""", {0: "done", 1: "every configuration failed", 2: _INPUT, 130: "interrupted"}),
+
+    Command("view", "look at saved profiles in a browser", "analyzer.view:run_view", "files, html of view, no-browser",
+            """\
+Writes the page of a saved profile and opens it. FILE is what `analyzer profile --json` wrote, or a table of ranks
+(`analyzer dryrun --json`, RankTable.to_json). Of two profiles it is the page of what changed from the first to the
+second.
+
+The page has the command that made its profile: with another batch, device or precision it asks what if.
+""", {}, """\
+analyzer profile hf:BertConfig --optimizer adamw --json bert.json && analyzer view bert.json
+analyzer view before.json after.json --no-browser --html changed.html
+""", {0: "done", 2: "the command line or a file cannot be used"}),
+
+    Command("models", "list the open models that hf:NAME takes, or one with its sources",
+            "analyzer.api.models_command:run_models", "model name, format of models", """\
+Lists the open models whose published shapes come with analyzer, to be given as hf:NAME, with or without the
+organisation, in any case. Shapes are config files as they were published, without weights.
+""", {}, """\
+analyzer models                     all of them
+analyzer models llama               those with "llama" in a name
+analyzer models llama-3.1-8b        this one, with the sources of its figures
+analyzer models --format csv
+"""),
+
+    Command("devices", "list the hardware catalogue, or one device with the source of each figure",
+            "analyzer.api.models_command:run_devices", "device name"))}

@@ -1,0 +1,319 @@
+"""The options of all commands, each written once; `analyzer.commands` says which command takes which."""
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import textwrap
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+_PLACE = re.compile(r"\{(analyzer[\w.]+:\w+)\}")
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def load(place: str) -> Any:
+    """What is at a place such as ``analyzer.cli:main``; its file is imported now."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def fill_in(text: str) -> str:
+    """A text with the names of what its places hold (``{analyzer.recipe.quantize:LAYERS}``): a line that is nothing but
+    a place is folded. So help names what is registered, and only the help that is printed imports its file.
+
+    >>> fill_in("one of {analyzer.recipe.quantize:LAYERS}")
+    'one of int8, int4, nf4, fp8'
+    """
+    def name(match: re.Match[str]) -> str:
+        found = load(match[1])
+        found = found() if isinstance(found, FunctionType) else found
+        named = str(found) if isinstance(found, (int, str)) else ", ".join(found)
+        is_alone = match.string[:match.start()].endswith("\n") and match.string[match.end():].startswith("\n")
+        return textwrap.fill(named, 110, initial_indent="  ", subsequent_indent="  ") if is_alone else named
+
+    return _PLACE.sub(name, text)
+
+
+def parse_depth(text: str) -> int:
+    """The number that ``--depth`` gives, as a type of argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of levels, 0 or more")
+    return int(text)
+
+
+def split_words(text: str) -> list[str]:
+    """Words between commas, as a type of argparse."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def read_ranks(text: str) -> list[int]:
+    """Numbers of ranks between commas, as a type of argparse."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers of ranks between commas, as in 0,8,63")
+    return [int(word) for word in words]
+
+
+def read_amount(text: str) -> float:
+    """A number of tokens or samples, as a type of argparse.
+
+    >>> read_amount("2e12"), read_amount("1.5T"), read_amount("300_000")
+    (2000000000000.0, 1500000000000.0, 300000.0)
+    """
+    scale = _SUFFIXES.get(text[-1:].upper(), 1.0)
+    try:
+        return round(float(text[:-1] if scale != 1.0 else text) * scale, 6)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, such as 2e12, 300B or 2T") from None
+
+
+class Option:
+    """An option of a command, or a word by its position where ``flag`` has no dashes. ``settings`` are argparse's, of
+    which a text may be a place; what has a place in ``help`` is named there.
+    """
+
+    def __init__(self, flag: str, help: str, *, name: str = "", **settings: Any) -> None:
+        self.flag, self.help, self.settings = flag, help, settings
+        self.name = name or flag.lstrip("-")  #: by which commands name it: their flags may be alike
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Add it to a parser, or to a group of its options."""
+        settings = {key: load(value) if isinstance(value, str) and value.startswith("analyzer.") else value
+                    for key, value in self.settings.items()}
+        if "choices" in settings:
+            settings["choices"] = tuple(settings["choices"])
+        text = self.help if self.help == argparse.SUPPRESS else fill_in(self.help).replace("%", "%%")
+        parser.add_argument(*self.flag.split(), help=text, **settings)
+
+
+_AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
+_FORMATS = "analyzer.report.node_table:FORMATS"
+
+_OF_A_STEP = (
+    Option("target", "the model; see `analyzer profile --help`", metavar="TARGET"),
+    Option("--input", "an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; "
+           "may be repeated; default: what the model is usually called with", action="append", default=[],
+           metavar="SPEC"),
+    Option("--batch-size --bs", argparse.SUPPRESS, name="batch-size", type=int),  # many tools have it
+    Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward", choices=("train", "infer"),
+           default="train"),
+    Option("--autocast", "run the forward pass under torch.autocast", choices=_AUTOCAST),
+    Option("--device", "whose memory and speed to predict (default h200); `analyzer devices` lists them",
+           default="h200"),
+    Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
+    Option("--quantize", "hold the weights of linear layers so, all but the output head's",
+           choices="analyzer.recipe.quantize:LAYERS"),
+    Option("--lora", "train adapters instead of the model; further settings: targets=q_proj+v_proj (default "
+           "all-linear), dropout=0.05, dtype=bf16 (default fp32)", metavar="r=N[,...]"),
+    Option("--attention", "of a model of transformers: sdpa, eager, ...", metavar="NAME"),
+    Option("--loss-chunks", "compute a language model's loss in N parts of its tokens", type=int, metavar="N"),
+    Option("--checkpointing", "run each block again in the backward pass", action="store_true"),
+    Option("--compile", "wrap the model by torch.compile (it is profiled as the model that is wrapped; `profile` adds "
+           "the time that it would take compiled)", action="store_true"),
+    Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
+           "none, gradients only)", metavar="NAME"),
+    Option("--accumulate", "micro-batches of a step, each as large as --input says (default 1)", type=int, default=1,
+           metavar="N"),
+    Option("--convention", "whose way of counting FLOPs (default own: every operator, forward and backward; the "
+           "others: the forward pass alone, as those packages print it)", choices=("own", "deepspeed", "fvcore"),
+           default="own"),
+    Option("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)",
+           action="store_true"),
+    Option("--cuda-graphs", "with --fused: in its mode \"reduce-overhead\", which launches each pass as one CUDA "
+           "graph; alone: the eager kernels launched so", action="store_true"),
+    Option("others", "more models, to be compared with the first", nargs="*", metavar="TARGET"))
+
+_OF_RANKS = (
+    Option("--world", "run as one of N ranks: torch.distributed is there and moves no data", type=int, metavar="N"),
+    Option("--rank", "which one (default 0)", type=int, metavar="R"),
+    Option("--rank", "which one", name="rank of dryrun", type=int, metavar="R"),
+    Option("--ranks", "several, each in a process of its own (default: chosen, see above)", type=read_ranks,
+           metavar="R,R"),
+    Option("--devices-per-host", "how many ranks are on a host (default: as many as hosts of the cluster have, else "
+           "8)", type=int, metavar="N"),
+    Option("--cluster", "the hosts and links, e.g. dgx_h100 (default: the usual ones of the device)", metavar="NAME"))
+
+_OF_OUTPUT = (
+    Option("--show", "what to print, of screen, table, summary, modules, brief (default screen, all at a glance); "
+           "table is long, a row for each node", default="screen", metavar="WHAT"),
+    Option("--explain-replay", "print which parts were run once and replayed, and why the others were run",
+           action="store_true"),
+    Option("--json", "save the whole profile (read it with Profile.from_json)", type=Path, metavar="FILE"),
+    Option("--html", "save the profile as one HTML page", type=Path, metavar="FILE"),
+    Option("--export", "save a file for another tool, of one of {analyzer.report.export.table_file:list_kinds}, or one "
+           "that the TARGET's file registers with register_exporter; without KIND by the file's ending, one of "
+           "{analyzer.report.export.table_file:ENDINGS}; may be given several times", action="append", default=[],
+           metavar="[KIND=]FILE"),
+    Option("--roofline", "save where operators and modules stand under the device's roofline: .json or .csv, or drawn "
+           "as .png, .svg or .pdf (needs matplotlib)", type=Path, metavar="FILE"),
+    Option("--report", "print this report, in the layout of the tool of that name: "
+           "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report",
+           metavar="NAME"),
+    Option("--depth", "show modules (and nodes by the module that holds them) down to this depth", type=parse_depth,
+           metavar="N"),
+    Option("--sort", "sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)",
+           metavar="COLUMN"),
+    Option("--columns", "columns, separated by commas; of the tree, besides the usual: "
+           "{analyzer.report.module_tree:CHOSEN}, those of costs also with _share for their share of the model's; of "
+           "torchinfo: {analyzer.report.compat.torchinfo:COLUMNS}", type=split_words, metavar="NAMES"),
+    Option("--module-depth", "how deep the largest modules are named (deepspeed, largest; default all)", type=int,
+           metavar="N"),
+    Option("--top-modules", "how many of them at each depth (deepspeed, largest; default 1)", type=int, metavar="K"),
+    Option("--no-detail", "leave out the tree of modules (deepspeed)", action="store_true"),
+    Option("--ignore-modules", "classes or paths that count as their parent's own (deepspeed, largest, tree)",
+           type=split_words, metavar="NAMES"),
+    Option("--format", "of the tables: tree, largest, torchinfo (default text); without a report, of the table that "
+           "`profile --show` names, with modules by their paths, and in csv all quantities, unrounded",
+           name="format of reports", choices=_FORMATS),
+    Option("--format", "of the table (default text)", choices=_FORMATS, default="text"),
+    Option("--raw", "plain numbers, in bytes and seconds (deepspeed, largest, tree)", action="store_true"),
+    Option("--output", "write the report, or the table of --format, to this file instead of printing it", type=Path,
+           metavar="FILE"),
+    Option("--tokens", "how many tokens the run takes, e.g. 2e12 or 2T; batch times sequence of each step counts: "
+           "prints steps, hours, dollars and kWh", type=read_amount, metavar="N"),
+    Option("--samples", "how many samples the run takes, e.g. 2e12 or 2T; the batch of each step counts: prints steps, "
+           "hours, dollars and kWh", type=read_amount, metavar="N"),
+    Option("--price", "of an hour of one device", type=float, metavar="DOLLARS"),
+    Option("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)",
+           type=int, metavar="N"),
+    Option("--power", "what one device takes (default: its power limit, the most that it may)", type=float,
+           metavar="WATTS"))
+
+_OF_SAVED_PROFILES = (
+    Option("file", "a profile saved with --json", type=Path, metavar="FILE"),
+    Option("--against", "another one, which it is compared with", type=Path, metavar="BASELINE"),
+    Option("--max", "{analyzer.report.check:GRAMMAR}; may be repeated", action="append", default=[], metavar="LIMIT",
+           dest="limits"),
+    Option("first", "a profile saved with --json", type=Path, metavar="FILE"),
+    Option("second", "another one", type=Path, metavar="FILE"),
+    Option("others", "more of them", name="more", type=Path, nargs="*", metavar="FILE"),
+    Option("--by", "what a row is (default: change for two profiles, module with --columns or --depth, model for more "
+           "profiles)", choices=("change", "module", "model")),
+    Option("--fail-if", "{analyzer.report.check:CONDITION_GRAMMAR}; may be repeated", action="append", default=[],
+           metavar="CONDITION"),
+    Option("--markdown", "also write what changed as Markdown that suits a comment on a pull request", type=Path,
+           metavar="FILE"),
+    Option("--html", "also write what changed as one HTML page (needs the extra report)", name="html of compare",
+           type=Path, metavar="FILE"),
+    Option("--columns", "quantities, separated by commas (default: {analyzer.report.comparison.command:MODULE_COLUMNS} "
+           "by module, {analyzer.report.summary:DEFAULT_COLUMNS} by model)", name="columns of compare",
+           type=split_words, metavar="NAMES"),
+    Option("--depth", "show modules down to this depth", name="depth of compare", type=parse_depth, metavar="N"),
+    Option("--format", "default text; of what changed, markdown is as of --markdown, others are one table of all "
+           "changes; in tables modules stand by their paths, and in csv numbers are unrounded",
+           name="format of compare", choices=_FORMATS, default="text"),
+    Option("--output", "write what would be printed to this file", name="output of compare", type=Path,
+           metavar="FILE"),
+    Option("files", "a profile saved with --json", type=Path, nargs="+", metavar="FILE"),
+    Option("--html", "where the page is written (default: a new folder)", name="html of view", type=Path,
+           metavar="PAGE"),
+    Option("--no-browser", "write the page and open nothing", action="store_true"))
+
+_OF_GENERATION = (
+    Option("--prompt", "tokens of the prompt (default 512)", type=int, default=512, metavar="N"),
+    Option("--new-tokens", "tokens to generate (default 128)", type=int, default=128, metavar="N"),
+    Option("--batch", "sequences at once (default 1)", name="sequences", type=int, default=1, metavar="N"),
+    Option("--autocast", "run under torch.autocast with this dtype, bf16 or fp16", name="autocast of generate",
+           metavar="DTYPE"),
+    Option("--samples", "how many of the passes after the first are run, those between them are on straight lines "
+           "(default 16; 0: all)", name="passes", type=int, default=16, metavar="N"),
+    Option("--rows", "rows of the table (default 20; 0: all)", type=int, default=20, metavar="N"),
+    Option("--json", "save the result (read it with GenerationProfile.from_json)", name="json of generate", type=Path,
+           metavar="FILE"),
+    Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
+           "--max-sequences, --batches and --draft)", choices="analyzer.generation.stored_cache:CACHES"),
+    Option("--cache-dtype", "of the cache, of {analyzer.generation.command:CACHE_DTYPES} (default: the model's)",
+           choices="analyzer.generation.command:CACHE_DTYPES", metavar="DTYPE"),
+    Option("--block-size", "tokens of a page of the cache (default {analyzer.generation.stored_cache:BLOCK_SIZE})",
+           type=int, default="analyzer.generation.stored_cache:BLOCK_SIZE", metavar="N"),
+    Option("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits",
+           action="store_true"),
+    Option("--memory-share", "of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)", type=float,
+           default=1.0, metavar="F"),
+    Option("--batches", "a row for each number of sequences: decode speed, memory", metavar="N,N,..."),
+    Option("--prefill-chunk", "tokens of a prompt that a server reads at once (default "
+           "{analyzer.generation.serving:PREFILL_CHUNK})", type=int,
+           default="analyzer.generation.serving:PREFILL_CHUNK", metavar="N"),
+    Option("--draft", "a speculative step with this draft model", metavar="TARGET"),
+    Option("--speculate", "draft tokens of a step (default 4)", type=int, default=4, metavar="N"))
+
+_OF_SEARCHES = (
+    Option("--batch", "seek the largest batch (default)", name="of batch", action="store_const", const="batch",
+           dest="what", default="batch"),
+    Option("--sequence", "seek the longest sequence", name="of sequence", action="store_const", const="sequence",
+           dest="what"),
+    Option("--memory", "what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be taken "
+           "outside it)", metavar="SIZE"),
+    Option("--world", "processes of the job, for communication buffers (default 1)", name="world size",
+           dest="world_size", type=int, default=1, metavar="N"),
+    Option("--start", "smallest size to try (default 1; 2 where batch norm needs it)", type=int, default=1,
+           metavar="N"),
+    Option("--multiple-of", "try only multiples of this", type=int, default=1, metavar="N"),
+    Option("--at-most", "largest size to try, e.g. the model's longest sequence", type=int, metavar="N"),
+    Option("--device", "try this device; may be repeated (default: all of the catalogue)", name="devices",
+           action="append", metavar="DEVICE"),
+    Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,
+           metavar="SIZE"),
+    Option("--device", "whose time to save and whose kernels to expect (default: none; then FLOPs are saved)",
+           name="device of plan"),
+    Option("--method", "one of {analyzer.solver.solver_registry:register_solver} (default auto; exact needs scipy), or "
+           "what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
+    Option("--granularity", "checkpoints around any operators of the traced graph (default), or around whole modules, "
+           "which the model's own code can take", choices=("operator", "module"), default="operator"),
+    Option("--offload", "saved results may also wait on the host (needs --device)", action="store_true"),
+    Option("--frontier", "also the overhead at these budgets (default {analyzer.solver.command:SHARES})", nargs="?",
+           const="analyzer.solver.command:SHARES", metavar="BUDGETS"),
+    Option("--plot", "draw the frontier to this file (matplotlib; extra [report])", type=Path, metavar="FILE"),
+    Option("--html", "write a page: memory without and with the plan, what it keeps of each module",
+           name="html of plan", type=Path, metavar="FILE"),
+    Option("--json", "save the plan (read it with analyzer.solver.Plan.from_json)", name="json of plan", type=Path,
+           metavar="FILE"))
+
+_OF_SWEEPS = (
+    *(Option(f"--{axis}", text, name=f"{axis} axis", metavar="VALUES") for axis, text in (
+        ("batch", "batch sizes, e.g. 1,2,4"), ("sequence", "sequence lengths, e.g. 512,1024"),
+        ("dtype", "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)"),
+        ("optimizer", "of none, {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default "
+         "none)"),
+        ("autocast", "of none, bf16, fp16 (default none)"),
+        ("checkpointing", "no, yes or both: recompute each block in the backward pass (default no)"),
+        ("quantize", "of none, int8, int4, nf4, fp8: how the weights of linear layers are held (default none)"),
+        ("lora", "ranks of adapters that are trained instead of the model, e.g. none,r=8,r=64 (default none)"),
+        ("accumulate", "micro-batches of a step, e.g. 1,8 (default 1)"),
+        ("device", "names of `analyzer devices` (default h200)"), ("mode", "train, infer or both (default train)"))),
+    Option("--out", "write the rows here: .csv, .jsonl or .parquet", type=Path, metavar="FILE"),
+    Option("--html", "write a page: time against memory with the Pareto front, and the rows as a table",
+           name="html of sweep", type=Path, metavar="FILE"),
+    Option("--retry-failed", "run configurations again that failed before", action="store_true"),
+    Option("--workers", "processes (default one a core; 0: none but this one)", type=int, metavar="N"),
+    Option("--dask", "run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its workers with "
+           "distributed.worker.profile.enabled: false", metavar="ADDRESS"))
+
+_OF_THIS_MACHINE = (
+    Option("--device", "where to run: cpu (default), cuda, cuda:1, ...", name="place", default="cpu"),
+    Option("--steps", "how many steps the times are the mean of (default 3)", name="measured steps", type=int,
+           default=3, metavar="N"),
+    Option("--warm-up", "how many steps go before them (default 1)", type=int, default=1, metavar="N"),
+    Option("--against", "print the modules beside those of a prediction instead of a report", name="against predicted",
+           choices=("predicted", )),
+    Option("--predicted-device", "whose speed to predict (default: the device it runs on, where the catalogue has it)",
+           metavar="DEVICE"),
+    Option("script", "a Python script that trains or infers", metavar="SCRIPT", type=Path),
+    Option("arguments", "the script's own arguments, after --", nargs="*", metavar="ARG"),
+    Option("--steps", "end the script after so many optimizer steps (default 3)", type=int, default=3, metavar="N"),
+    Option("file", "where to write it, e.g. lab_card.json", name="written file", metavar="FILE"),
+    Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",
+           name="measured device"),
+    Option("--quick", "a few sizes, in seconds: rates, but little else", action="store_true"),
+    Option("--again", "measure anew where FILE holds a measurement already", action="store_true"),
+    Option("name", "a model, or a part of its name", name="model name", nargs="?", metavar="NAME"),
+    Option("--format", "of the table (default text); csv has the sources too", name="format of models",
+           choices=_FORMATS, default="text"),
+    Option("name", "show this device with its sources", name="device name", nargs="?", metavar="DEVICE"))
+
+#: By their names.
+OPTIONS = {option.name: option for options in (
+    _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS, _OF_THIS_MACHINE)
+    for option in options}
