@@ -109,17 +109,19 @@ class _Search:
             self._combine(1 if quick else WANTED)
 
     def _try_plan(self) -> None:
-        """Checkpoints of some blocks only, where those of all are enough."""
-        if not any(change.axis == "checkpointing" and option.fits for change, option in self.alone.items()):
+        """Checkpoints of some blocks only, where those of all are enough; of what suits where no block repeats."""
+        if not any(change.axis == "checkpointing" and (change not in self.alone or self.alone[change].fits)
+                   for change in self.changes):
             return
         try:
-            planner = self.trial.make_planner(self.base, self.found)
-            plans = [planner.solve(int(share * self.trial.capacity_bytes)) for share in PLANNED_SHARES]
+            plans = self.trial.make_plans(
+                self.base, self.found, [int(share * self.trial.capacity_bytes) for share in PLANNED_SHARES])
         except Exception as error:  # a model that cannot be traced, or no plan
             self.skipped.append((PLANNED, _describe(error)))
             return
         for plan in plans:
-            change = Change(PLANNED, "checkpointing", partial(_take_plan, plan), "(analyzer plan --granularity module)")
+            change = Change(PLANNED, "checkpointing", partial(_take_plan, plan),
+                            f"(analyzer plan --granularity {plan.granularity})")
             option = self._try((change,))
             if option is not None and (option.fits or plan is plans[-1]):
                 self.alone[change] = option

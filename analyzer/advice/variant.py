@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from analyzer.api.argument import argument_names, build_model, copy_without_data, without_data
 from analyzer.api.profile import profile
@@ -19,7 +19,7 @@ from analyzer.recipe import LoraSpec, Recipe
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
-from analyzer.solver.plan import Plan
+from analyzer.solver.plan import InfeasibleBudgetError, Plan
 from analyzer.solver.solve import Planner
 
 # `Variant`: a model and its step with changes made, and the changes that there are to make.
@@ -163,26 +163,40 @@ class Trial:
         self.optimizer, self.options = optimizer, options
         self.batch: int | None = None
 
-    def build(self, recipe: Recipe, plan: Plan | None = None) -> nn.Module:
-        """A new model with ``recipe`` and ``plan`` applied."""
-        model = build_model(partial(recipe.build, partial(copy_without_data, self.model)))
-        return model if plan is None else plan.apply(model)
+    def build(self, recipe: Recipe) -> nn.Module:
+        """A new model with ``recipe`` applied."""
+        return build_model(partial(recipe.build, partial(copy_without_data, self.model)))
 
-    def make_planner(self, variant: Variant, found: Profile) -> Planner:
-        """What finds a plan for a step, of which ``found`` is the profile."""
+    def _trace(self, variant: Variant) -> tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]:
+        """The program of a variant, and what it is called with."""
         args, kwargs = fit_inputs((self.args, self.kwargs), None, variant, None)
         model = self.build(variant.recipe)
-        gm = symbolic_trace(model, meta_args={**dict(zip(argument_names(model, args, kwargs), args)), **kwargs})
+        names = argument_names(model, args, kwargs)
+        return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
+
+    def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:
+        """Plans for a step, of which ``found`` is the profile: of whole modules, or of operators where these keep within
+        no budget.
+        """
+        gm, args, kwargs = self._trace(variant)
         update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (found.first_step, found.phases)
                   if "optimizer" in phases]
-        return Planner(gm, args, kwargs, autocast=variant.autocast, device=self.spec, granularity="module",
-                       loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
-                       update_bytes=max(update, default=0))
+
+        def solve(granularity: str) -> list[Plan]:
+            planner = Planner(gm, args, kwargs, autocast=variant.autocast, device=self.spec, granularity=granularity,
+                              loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
+                              update_bytes=max(update, default=0))
+            return [planner.solve(budget) for budget in budgets]
+
+        try:
+            return solve("module")
+        except InfeasibleBudgetError:
+            return solve("operator")
 
     @property
     def capacity_bytes(self) -> int:
-        """What the allocator may take."""
-        return (self.spec.memory_bytes or 0) - sum(unseen.bytes or 0 for unseen in list_unseen(self.spec))
+        """What the allocator may take, a byte where what is taken outside it leaves nothing."""
+        return max(1, (self.spec.memory_bytes or 0) - sum(unseen.bytes or 0 for unseen in list_unseen(self.spec)))
 
     def run(self, variant: Variant, accumulate: int = 2) -> Profile:
         """The profile of a variant, with so many micro-batches in the place of more: the second is as each further."""
@@ -194,7 +208,10 @@ class Trial:
         step = recipe.profile_options(self.mode, self.options.get("loss_fn"))
         if self.mode == "train":
             step["optimizer"] = step["optimizer"] or self.optimizer
-        return profile(self.build(recipe, variant.plan), args, kwargs, device=self.spec, autocast=variant.autocast,
+        model = self.build(recipe)
+        if (plan := variant.plan) is not None:
+            model = plan.apply(model if plan.granularity == "module" else self._trace(variant)[0])
+        return profile(model, args, kwargs, device=self.spec, autocast=variant.autocast,
                        **{**self.options, **step})
 
     def describe(self, variant: Variant, found: Profile) -> Option:

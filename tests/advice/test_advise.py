@@ -90,6 +90,37 @@ def test_combinations_are_tried_until_some_fit():
         assert not any(set(other.changes) < set(one.changes) for other in combined)
 
 
+class UNet(nn.Module):
+    """In three dimensions, as small as it can be: no block is repeated, and values pass over those between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(self.block(*sizes) for sizes in ((1, 16), (16, 32), (32, 64)))
+        self.up = nn.ModuleList(self.block(*sizes) for sizes in ((96, 32), (48, 16)))
+
+    @staticmethod
+    def block(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv3d(inputs, outputs, 3, padding=1), nn.InstanceNorm3d(outputs), nn.LeakyReLU())
+
+    def forward(self, x):
+        first = self.down[0](x)
+        second = self.down[1](nn.functional.max_pool3d(first, 2))
+        x = nn.functional.interpolate(self.down[2](nn.functional.max_pool3d(second, 2)), scale_factor=2)
+        x = nn.functional.interpolate(self.up[0](torch.cat((x, second), 1)), scale_factor=2)
+        return self.up[1](torch.cat((x, first), 1))
+
+
+@pytest.mark.parametrize(("share", "granularity"), [(0.6, "module"), (0.5, "operator")])
+def test_a_model_of_no_repeated_block_has_a_plan(share, granularity):
+    volume = torch.empty(2, 1, 64, 64, 64, device="meta")
+    now = profile(UNet, volume, optimizer="adamw", device="t4")
+    spared = (1 - share) * now.peak_allocated_bytes
+    found = advise(UNet, volume, optimizer="adamw", device=device((now.verdict.needed_bytes - spared) / 2**20))
+    option = next(option for option in found.options if option.name == "planned checkpointing")
+    assert option.fits and option.keeps_result and granularity in option.flags
+    assert any(name == "checkpointing" for name, _ in found.skipped)
+
+
 def test_a_step_that_fits_is_not_combined():
     found = advise(make, X, optimizer="adamw", device="h200")
     assert found.baseline.fits and all(len(option.changes) == 1 for option in found.options)
