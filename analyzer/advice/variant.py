@@ -175,8 +175,8 @@ class Trial:
         return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
 
     def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:
-        """Plans for a step, of which ``found`` is the profile: of whole modules, or of operators where these keep within
-        no budget.
+        """Plans for a step, of which ``found`` is the profile: of whole modules, or of operators where these keep
+        within no budget.
         """
         gm, args, kwargs = self._trace(variant)
         update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (found.first_step, found.phases)
