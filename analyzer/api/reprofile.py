@@ -1,8 +1,10 @@
 """`reprofile`: annotates a graph again after an edit, running only what the edit changed."""
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -58,8 +60,9 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     changed or added, those that read and write the same values, and those downstream whose inputs have other specs than
     before are run again, forward and backward; all other records stay as they are, but for their columns of the node
     table that depend on the order of nodes. The records equal those of a whole run. ``gm.meta["profile"]`` then has the
-    new nodes and sums; what only a whole run can tell (peaks, phases, timeline, modules) is None or empty in it. A
-    whole run is made where most nodes changed, where the inputs or output did, where a part of the graph runs without
+    new nodes and sums; what only a whole run can tell (peaks, seconds of the step, phases, timeline, modules) is worked
+    out by one when it is first read, and is None or empty where the graph was edited again by then. A whole run is made
+    at once where most nodes changed, where the inputs or output did, where a part of the graph runs without
     gradients, or where a value cannot be made again from its record. Raises InputError where ``gm`` has not been
     profiled, and what `symbolic_profile` raises.
 
@@ -70,8 +73,9 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
     >>> x = torch.empty(4, 8)
     >>> gm = symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x)
     >>> _ = set_region(gm, ["_7", "_8"])
-    >>> reprofile(gm).meta["profile"].recompute_flops
-    512
+    >>> p = reprofile(gm).meta["profile"]
+    >>> p.recompute_flops, p.peak_allocated_bytes == symbolic_profile(gm, x).meta["profile"].peak_allocated_bytes
+    (512, True)
     """
     last = last_runs.get(gm)
     if last is None:
@@ -91,7 +95,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
         return last.repeat(gm)
     for node, info in infos.items():
         node.meta["info"] = info
-    _sum_up(gm, last.record, is_edited=bool(infos))
+    _sum_up(gm, last, now, is_edited=bool(infos))
     last.record.fingerprints = now
     return gm
 
@@ -329,9 +333,9 @@ def _pass_on(value: Any) -> Any:
     return value.clone() if whole else value.view_as(value)
 
 
-def _sum_up(gm: fx.GraphModule, record: RunRecord, is_edited: bool) -> None:
+def _sum_up(gm: fx.GraphModule, last: LastRun, now: dict[str, tuple[Any, ...]], is_edited: bool) -> None:
     """What depends on the order of nodes, and the profile."""
-    nodes = list(gm.graph.nodes)
+    nodes, record = list(gm.graph.nodes), last.record
     profile: Profile = gm.meta["profile"]
     mine = {n.name for n in nodes} | set(record.fingerprints)
     rest = [row for row in profile.nodes if row.name not in mine]  # the loss
@@ -352,10 +356,20 @@ def _sum_up(gm: fx.GraphModule, record: RunRecord, is_edited: bool) -> None:
         rows.append(row)
     for n, row in zip(nodes, rows):
         n.meta["info"] = row
-    fresh: dict[str, Any] = {f.name: f.default if f.default_factory is MISSING else f.default_factory()
-                             for f in fields(profile) if f.name in _OF_A_WHOLE_RUN}
+    known = {f.name: getattr(profile, f.name) for f in fields(profile) if f.name not in _OF_A_WHOLE_RUN}
     for name in _SUMS:
-        total, before, after = getattr(
-            profile, name), [getattr(r, name) for r in profile.nodes], [getattr(r, name) for r in rows]
-        fresh[name] = None if None in (total, *before, *after) else total - sum(before) + sum(after)
-    gm.meta["profile"] = replace(profile, nodes=tuple(rows), **fresh)
+        total, before, after = known[name], [getattr(r, name) for r in profile.nodes], [getattr(r, name) for r in rows]
+        known[name] = None if None in (total, *before, *after) else total - sum(before) + sum(after)
+    whole = functools.cache(functools.partial(_run_whole, gm, last, now))
+    gm.meta["profile"] = Profile.deferred({**known, "nodes": tuple(rows)}, {
+        functools.partial(lambda name: {name: getattr(whole(), name)}, name): (name,) for name in _OF_A_WHOLE_RUN})
+
+
+def _run_whole(gm: fx.GraphModule, last: LastRun, fingerprints: dict[str, tuple[Any, ...]]) -> Profile:
+    """The profile of a whole run of a copy of ``gm``; an empty one where it was edited since."""
+    if fingerprint_nodes(gm.graph) != fingerprints:
+        return Profile(name="", mode=last.session.mode)
+    copied = copy.copy(gm)
+    copied.meta = {}
+    profile: Profile = last.repeat(copied).meta["profile"]
+    return profile
