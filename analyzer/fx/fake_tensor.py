@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.spec import LEAVES
+from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, tensor_on
+from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, sparse_tensor, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
@@ -170,9 +170,14 @@ class FakeTensors:
                 return self._uninitialized(original)
             if is_traceable_wrapper_subclass(original):
                 return self._wrapper(original, readable)
-        if original.layout is not torch.strided:
-            return original  # sparse tensors are adopted by the operators that meet them
-        out = self._strided(original, readable, constant)
+        if original.layout in SPARSE_LAYOUTS:
+            out: Tensor = sparse_tensor(
+                [self._strided(part, readable, constant) for part in parts_of(original)], original.shape,
+                original.layout, original.layout is not torch.sparse_coo or original.is_coalesced())
+        elif original.layout is not torch.strided:
+            return original
+        else:
+            out = self._strided(original, readable, constant)
         out.__class__ = MetaTensor
         attributes = original.__dict__
         if is_parameter or isinstance(original, nn.Parameter):
@@ -201,7 +206,7 @@ class FakeTensors:
                 base = bytes_on_meta(nbytes)
             storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
-                storage.copy_contents(real)
+                storage.followed = real.followed
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
             self.state.fakes[real._cdata] = (real, weakref.ref(storage))

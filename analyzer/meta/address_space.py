@@ -257,6 +257,7 @@ class MetaStorage(torch.UntypedStorage):
     known: Known | None = None         #: contents, where they follow from factories
     drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
+    nonzero_bound: Any = None          #: `NonzeroBound`: where the contents are unknown, how many can be nonzero
 
     def data_ptr(self) -> int:
         """Its address in the simulated memory."""
@@ -284,9 +285,14 @@ class MetaStorage(torch.UntypedStorage):
             return None if reads.hides_varying else known
         return known
 
-    def copy_contents(self, other: MetaStorage) -> None:
-        """Know of the contents what ``other`` knows of its own."""
-        self.known, self.drawn_from, self.density = other.known, other.drawn_from, other.density
+    @property
+    def followed(self) -> tuple[Known | None, Known | None, float | None, Any]:
+        """All that is known or expected of its contents."""
+        return self.known, self.drawn_from, self.density, self.nonzero_bound
+
+    @followed.setter
+    def followed(self, followed: tuple[Known | None, Known | None, float | None, Any]) -> None:
+        self.known, self.drawn_from, self.density, self.nonzero_bound = followed
 
     def give_back_early(self) -> None:
         """Free its memory in the books now, where the device would; the tensor itself lives on for a moment."""

@@ -7,12 +7,15 @@ from typing import Any, Protocol
 
 import torch
 
+from analyzer.errors import InputError
+
 from .address_space import MetaStorage, find_storage
 from .intercept.mode_stack import without_modes
 from .operator_info import OperatorInfo
+from .spec import SPARSE_LAYOUTS, parts_of
 from .state import MetaState
 from .structure import replace_tensors
-from .tensor import META, MetaTensor, device_of, is_around_tensors, new_storage, tensor_on
+from .tensor import MetaTensor, device_of, is_around_tensors, new_storage, sparse_tensor, tensor_on
 from .value.known_value import Deferred, small_enough
 
 # How the simulation of other ranks takes part in operator calls: the room of distributed programs puts itself here.
@@ -76,10 +79,16 @@ def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeS
             out = (_on_fake_storage(state, value, device, storages) if base is None
                    else _view(_fake(state, base, device, storages, made), value))
             out = out.requires_grad_(value.requires_grad)
+        elif value.layout in SPARSE_LAYOUTS:
+            out = _sparse(state, value, device, storages).requires_grad_(value.requires_grad)
+        elif value.layout is torch.jagged:
+            names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
+            parts = {name: _fake(state, getattr(value, name), device, storages, made) for name in names}
+            out = type(value).__tensor_unflatten__(  # type: ignore[attr-defined]
+                parts, context, value.shape, value.stride())
         else:
-            out = torch.empty_like(value, device=META)
-            out.__dict__["_device"] = device
-            out.__class__ = MetaTensor
+            raise InputError(f"an argument is a {value.layout} tensor of shape {tuple(value.shape)}, which cannot be "
+                             "taken without its data. Way out: pass a dense one (`to_dense()`).")
         made[id(value)] = out
     return made[id(value)]
 
@@ -108,11 +117,17 @@ def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, sto
     if storage is None:
         storage = made = new_storage(real.nbytes(), device, state.space)
         if isinstance(real, MetaStorage):
-            storage.copy_contents(real)
+            storage.followed = real.followed
         elif real.device.type != "meta" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
             storage.known = Deferred(tensor.detach())
         storages[real._cdata] = (real, lambda: made)
     return tensor_on(storage, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _sparse(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
+    parts: list[Tensor] = [_on_fake_storage(state, part, device, storages) for part in parts_of(tensor)]
+    return sparse_tensor(parts, tensor.shape, tensor.layout, tensor.layout is not torch.sparse_coo
+                         or tensor.is_coalesced())
 
 
 def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, is_new: bool = False) -> Tensor:
@@ -122,16 +137,20 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, 
     if device is None:
         device = device_of(tensor)
         device = state.adopted_device if device.type in ("cpu", "meta") else device
+    make = _sparse if tensor.layout in SPARSE_LAYOUTS else _on_fake_storage
     with without_modes():  # function handlers ask while the modes are active
-        return _on_fake_storage(state, tensor, device, {} if is_new else state.fakes)
+        return make(state, tensor, device, {} if is_new else state.fakes)
 
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:
     """``tensor``, or a fake tensor in its place where it has data."""
-    if tensor.layout is torch.strided and not isinstance(find_storage(tensor), MetaStorage) and not is_around_tensors(
-            tensor):
-        return adopt(state, tensor)
-    return tensor
+    if tensor.layout in SPARSE_LAYOUTS:
+        base = parts_of(tensor)[-1]
+    elif tensor.layout is torch.strided and not is_around_tensors(tensor):
+        base = tensor
+    else:
+        return tensor
+    return tensor if isinstance(find_storage(base), MetaStorage) else adopt(state, tensor)
 
 
 def adopt_arguments(state: MetaState, tree: Any) -> Any:

@@ -142,7 +142,9 @@ def kernel_memory(signature: Signature) -> KernelMemory:
     key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
     found: KernelMemory | None = signature.memo.get(key)
     if found is None:
-        if any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs)):
+        if signature.is_sparse:
+            found = (), None
+        elif any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs)):
             rule = _rules.get(packet)
             found = rule(signature) if rule else (), _ORDERS.get(packet)
         else:

@@ -11,6 +11,7 @@ from analyzer.registry import Call, Registry
 
 from .spec import check_operator, compositions
 from .value.expectation import ESTIMATED, TESTS
+from .value.nonzero_bound import BOUNDING
 
 # Shapes of operators that torch cannot run without data.
 
@@ -78,13 +79,18 @@ _WRITES_OVERLAPS = {"fill_.Scalar", "zero_", "_foreach_zero_", "fill_diagonal_",
 _HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_attention_forward": (2, 3)}
 
 
+# Where the sequences begin that were packed into one: attention within each costs what their lengths say.
+_PACKED = {"cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_q", "cu_seq_k"}
+
+
 class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
     __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
                  "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
-                 "is_foreach", "is_estimated", "composition", "communicates", "refuses_overlaps")
+                 "is_foreach", "is_estimated", "bounds_nonzero", "composition", "communicates", "refuses_overlaps",
+                 "packed")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -97,6 +103,7 @@ class OperatorInfo:
         self.communicates = op.namespace in COLLECTIVE_NAMESPACES
         self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device
         self.arguments = tuple(a.name for a in schema.arguments)
+        self.packed = tuple(i for i, a in enumerate(schema.arguments) if a.name in _PACKED)
         self.mutated = tuple(
             (i, a.name, a.kwarg_only) for i, a in enumerate(schema.arguments) if a.alias_info and a.alias_info.is_write)
         tags = op.tags
@@ -116,6 +123,7 @@ class OperatorInfo:
                                  and self.name not in _UNCACHED
                                  and self.text.removeprefix("aten.").removesuffix(".default") not in _WRITES_OVERLAPS)
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
+        self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED
         self.overwrites = self.name in _OVERWRITES

@@ -43,6 +43,8 @@ LEAVES = frozenset({
 
 # What is known of a tensor without its data.
 
+SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
 class TensorSpec(tuple[int, ...]):
     """The shape of a tensor, as a tuple, which also knows stride, dtype and simulated device.
 
@@ -58,21 +60,29 @@ class TensorSpec(tuple[int, ...]):
     device: str
     numel: int
     nbytes: int  #: bytes of the elements it addresses: numel times the item size (an expanded tensor counts as full)
+    parts: tuple[TensorSpec, ...]  #: of a sparse tensor, which has no strides: its indices and, last, its values
+    #: contents, of arguments alone by which an operator costs more or less: cumulative lengths of packed sequences
+    values: tuple[int, ...] | None
 
-    _interned: dict[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, str], TensorSpec] = {}
+    _interned: dict[tuple[Any, ...], TensorSpec] = {}
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str) -> TensorSpec:
+    def of(cls, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str,
+           parts: tuple[TensorSpec, ...] = (), values: tuple[int, ...] | None = None) -> TensorSpec:
         """The one spec of these properties."""
-        key = (shape, stride, dtype, device)
+        key = (shape, stride, dtype, device, tuple((part, part.stride, part.dtype) for part in parts), values)
         spec = cls._interned.get(key)
         if spec is None:
             spec = cls(shape)
-            spec.stride, spec.dtype, spec.device = stride, dtype, device
+            spec.stride, spec.dtype, spec.device, spec.parts, spec.values = stride, dtype, device, parts, values
             spec.numel = math.prod(shape)
-            spec.nbytes = spec.numel * dtype.itemsize
+            spec.nbytes = sum(part.nbytes for part in parts) if parts else spec.numel * dtype.itemsize
             cls._interned[key] = spec
         return spec
+
+    def with_values(self, values: tuple[int, ...]) -> TensorSpec:
+        """The spec of one that is known to hold these."""
+        return TensorSpec.of(self.shape, self.stride, self.dtype, self.device, values=values)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +93,7 @@ class TensorSpec(tuple[int, ...]):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self)}@{self.device}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TensorSpec.of, (tuple(self), self.stride, self.dtype, self.device)
+        return TensorSpec.of, (tuple(self), self.stride, self.dtype, self.device, self.parts, self.values)
 
 
 @functools.cache
@@ -97,7 +107,9 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     if layout is not torch.strided:
         if layout is torch.jagged:
             return spec_of(tensor._values)  # type: ignore[arg-type]
-        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, str(tensor.__dict__.get("_device", "cpu")))
+        parts = tuple(map(spec_of, parts_of(tensor))) if layout in SPARSE_LAYOUTS else ()
+        return TensorSpec.of(tuple(tensor.shape), (), tensor.dtype, parts[-1].device if parts else str(tensor.device),
+                             parts)
     if tensor.is_nested:
         shape = padded_shape(tensor)
         return TensorSpec.of(shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape))), tensor.dtype,
@@ -105,6 +117,16 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     storage = find_storage(tensor)
     device = storage.device if isinstance(storage, MetaStorage) else tensor.device
     return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(device))
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a sparse one is made of, its values last."""
+    with without_modes():
+        if tensor.layout is torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
 def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -152,6 +174,11 @@ class Signature:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.inputs, self.outputs = inputs, outputs
         self.memo: dict[Any, Any] = {}
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it takes or gives a sparse tensor, of which rules for dense ones say nothing."""
+        return any(spec.parts for spec in (*self.inputs, *self.outputs))
 
     def named_arguments(self) -> dict[str, Any]:
         """See `name_arguments`."""

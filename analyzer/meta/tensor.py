@@ -12,6 +12,7 @@ from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
 from .address_space import AddressSpace, MetaStorage, Region, find_storage, next_number
+from .spec import SPARSE_LAYOUTS, parts_of
 from .state import current
 
 
@@ -39,8 +40,8 @@ def device_of(tensor: torch.Tensor) -> torch.device:
         storage = find_storage(tensor)
         if isinstance(storage, MetaStorage):
             return storage.device
-    elif (device := tensor.__dict__.get("_device")) is not None:  # sparse tensors have no storage
-        return device  # type: ignore[no-any-return]
+    elif tensor.layout in SPARSE_LAYOUTS:
+        return device_of(parts_of(tensor)[-1])
     if is_around_tensors(tensor):
         return device_of(getattr(tensor, names_of_parts(tensor)[0]))
     return torch._C.TensorBase.device.__get__(tensor)
@@ -170,21 +171,12 @@ def use_on(tensor: torch.Tensor, stream: Any) -> None:
         state.recorder.used_on(storage, int(stream.stream_id))
 
 
-def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a sparse one is made of, its values last."""
-    with without_modes():
-        if tensor.layout is torch.sparse_coo:
-            return [tensor._indices(), tensor._values()]
-        if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-
-
 def keep_class(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
-    if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result) and isinstance(
-            result.untyped_storage(), MetaStorage):
-        result.__class__ = MetaTensor
+    if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result):
+        base = parts_of(result)[-1] if result.layout in SPARSE_LAYOUTS else result
+        if isinstance(base.untyped_storage(), MetaStorage):
+            result.__class__ = MetaTensor
     return result
 
 
@@ -265,6 +257,17 @@ def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, sh
     return out  # type: ignore[return-value]
 
 
+def sparse_tensor(parts: list[torch.Tensor], shape: Any, layout: torch.layout, is_coalesced: bool = True) -> MetaTensor:
+    """A sparse tensor of indices and values that exist. To be called without modes."""
+    if layout is torch.sparse_coo:
+        out = torch.sparse_coo_tensor(parts[0], parts[1], shape, check_invariants=False, is_coalesced=is_coalesced)
+    else:
+        one, other, values = parts
+        out = torch.sparse_compressed_tensor(one, other, values, shape, layout=layout, check_invariants=False)
+    out.__class__ = MetaTensor
+    return out  # type: ignore[return-value]
+
+
 def template(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same specs on a storage of its own that no books know of."""
     with without_modes():
@@ -302,7 +305,7 @@ def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
     with without_modes():
         if key not in memo:
             memo[key] = new_storage(old.nbytes(), old.device, old.space)
-            memo[key].copy_contents(old)
+            memo[key].followed = old.followed
         return tensor_on(memo[key], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 

@@ -13,6 +13,7 @@ import torch
 
 from analyzer.errors import InputError, is_count
 from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.profilers.flop_formula.sparse import FORMULAS as SPARSE
 from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 from analyzer.profilers.operator_registry import name_key
 
@@ -44,7 +45,7 @@ def count_call(signature: Signature) -> FlopCount | None:
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] == register_flop_impl.version:  # a scoped registration may have changed it
         return memo[1]  # type: ignore[no-any-return]
-    formula = find_formula(signature.op)
+    formula = find_sparse_formula(signature.op) if signature.is_sparse else find_formula(signature.op)
     count = apply_formula(formula, signature) if formula else NO_FLOPS if is_zero_flop_op(signature.op) else None
     signature.memo[MEMO_KEY] = (register_flop_impl.version, count)
     return count
@@ -103,6 +104,12 @@ def find_formula(op: Hashable) -> Formula | None:
         formula = register_flop_impl.find(key)
         return None if formula is None else of_each(formula, key)
     return None
+
+
+def find_sparse_formula(op: Hashable) -> Formula | None:
+    """The formula of an operator of sparse tensors: one that was registered from outside, or the package's own."""
+    own = register_flop_impl.find(name_key(op))
+    return own or next((found for key in family(op) if (found := SPARSE.get(str(key).removeprefix("aten::")))), None)
 
 
 def is_zero_flop_op(op: Hashable) -> bool:

@@ -40,8 +40,8 @@ def touched_bytes(spec: TensorSpec) -> int:
     >>> touched_bytes(f32((4, 8), (8, 1))), touched_bytes(f32((4, 8), (0, 1))), touched_bytes(f32((6, 3), (1, 1)))
     (128, 32, 32)
     """
-    if spec.numel == 0:
-        return 0
+    if spec.numel == 0 or spec.parts:
+        return spec.nbytes if spec.parts else 0
     span = 1
     distinct = 1
     for size, stride in zip(spec, spec.stride):
@@ -210,6 +210,8 @@ def read_bytes(call: Call, argument: Argument) -> int:
         return 0
     if name.endswith("_like") or name.startswith("new_"):
         return 0  # take shape and dtype
+    if argument.name == "self" and (added := sparse_addend(call)) is not None:
+        return min(touched, added.nbytes)
     first = argument.name == call.first
     if argument.mutated and call.in_place:
         if name in OVERWRITES:
@@ -251,6 +253,8 @@ def written_bytes(call: Call, argument: Argument) -> int:
         return 0
     if argument.is_out or not call.in_place:
         return touched
+    if (added := sparse_addend(call)) is not None:
+        return min(touched, added.nbytes)
     if call.name in ROWS:
         return min(touched, rows_bytes(call, argument.spec))
     if call.name.startswith("_fused_"):  # optimizers: gradients are scaled in place only if there is a scale
@@ -259,6 +263,12 @@ def written_bytes(call: Call, argument: Argument) -> int:
         if argument.name == "max_exp_avg_sqs" and not call.given.get("amsgrad"):
             return 0
     return touched
+
+
+def sparse_addend(call: Call) -> TensorSpec | None:
+    """The values that are added in place to the elements at their indices alone."""
+    other = call.given.get("other") if call.in_place and call.name == "add" else None
+    return other.parts[-1] if isinstance(other, TensorSpec) and other.parts else None
 
 
 def elements_of(argument: str) -> Callable[[Call, TensorSpec], int]:

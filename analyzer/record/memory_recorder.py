@@ -11,6 +11,7 @@ from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.journal import Journal
 from analyzer.meta.address_space import MetaStorage, Region, find_storage
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
@@ -200,6 +201,8 @@ class MemoryRecorder:
         for tensor in tensors:
             if is_around_tensors(tensor):
                 self.mark([getattr(tensor, name) for name in names_of_parts(tensor)], category, label, undecided)
+            elif tensor.layout in SPARSE_LAYOUTS:
+                self.mark(parts_of(tensor), category, label, undecided)
             elif tensor.layout is torch.strided:
                 storage = self.storage_of(tensor)
                 lifetime = None if storage is None else lifetimes.get(storage.number)

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.source_line import user_line
+from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import MetaTensor
 
@@ -255,7 +256,9 @@ class ModuleRecorder(MemoryRecorder):
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note the storages made before the recording began."""
         for tensor in tensors:
-            if tensor.layout is torch.strided and not is_lazy(tensor):
+            if tensor.layout in SPARSE_LAYOUTS:
+                self.register_existing(parts_of(tensor))
+            elif tensor.layout is torch.strided and not is_lazy(tensor):
                 parts = [tensor] if type(tensor) in _PLAIN else [part for *_, part in parts_of_parameter(tensor)]
                 for part in parts:
                     storage = self.storage_of(part)
@@ -281,11 +284,14 @@ class ModuleRecorder(MemoryRecorder):
             path = self.log.modules[index].path
             for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
-                    if tensor is None or tensor.layout is not torch.strided or is_lazy(tensor):
+                    if tensor is None or is_lazy(tensor):
                         continue
                     self._parameter_owner.setdefault(id(tensor), index)
                     label = f"{path}.{name}" if path else name
-                    if category == "parameter" and (type(tensor) not in _PLAIN or partition_of(tensor) is not None):
+                    if tensor.layout in SPARSE_LAYOUTS:
+                        for part in parts_of(tensor):
+                            self._own(part, category, label, index)
+                    elif category == "parameter" and (type(tensor) not in _PLAIN or partition_of(tensor) is not None):
                         for suffix, kind, part in parts_of_parameter(tensor):
                             self._own(part, kind, label + suffix, index)
                     else:

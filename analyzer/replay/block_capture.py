@@ -295,7 +295,7 @@ class BlockCapture:
                 continue
             number = number_of(x)
             storage: Any = x.untyped_storage()
-            followed = storage.known is not None or storage.drawn_from is not None or storage.density is not None
+            followed = any(fact is not None for fact in storage.followed)
             if number in known_alive or number in seen or followed:
                 raise Mismatch(
                     "an output shares memory with an input, a parameter or another output, or its contents are known")

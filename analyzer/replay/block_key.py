@@ -95,7 +95,7 @@ def input_key(leaves: list[Any]) -> Hashable:
             contents = storage.known or storage.drawn_from
             known = None if contents is None else (id(contents), contents is storage.known)
             key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.device,
-                        x.requires_grad, group, known, storage.density, attributes))
+                        x.requires_grad, group, known, storage.density, storage.nonzero_bound, attributes))
         elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
         else:

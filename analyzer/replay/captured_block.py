@@ -40,7 +40,7 @@ class InputLike:
         self.shape, self.stride, self.dtype, self.offset = tuple(
             tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
         self.claim, self.nbytes, self.group = storage.device, storage.nbytes(), storage.number
-        self.known, self.drawn_from, self.density = storage.known, storage.drawn_from, storage.density
+        self.followed = storage.followed
         self.requires_grad = tensor.requires_grad
 
     def make(self, state: MetaState, storages: dict[int, MetaStorage]) -> torch.Tensor:
@@ -48,7 +48,7 @@ class InputLike:
         storage = storages.get(self.group)
         if storage is None:
             storage = storages[self.group] = new_storage(self.nbytes, self.claim, state.space)
-            storage.known, storage.drawn_from, storage.density = self.known, self.drawn_from, self.density
+            storage.followed = self.followed
         return tensor_on(storage, self.dtype, self.offset, self.shape, self.stride)
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import call_handlers, replace, waiting
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.spec import ARGUMENTS, Signature, to_specs
+from analyzer.meta.spec import ARGUMENTS, SPARSE_LAYOUTS, Signature, to_specs
 
 from .clock import Clock
 
@@ -82,13 +82,18 @@ def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         key.append(name)
         _flatten((value,), inputs, key)
     _flatten(result if isinstance(result, (list, tuple)) else (result,), outputs, key)
+    packed = describe_operator(func).packed if isinstance(func, torch._ops.OpOverload) else ()
+    values = {i: tuple(args[i].tolist()) for i in packed if i < len(args) and isinstance(args[i], torch.Tensor)}
+    key.extend(values.items())
     try:
         frozen = tuple(key)
         signature = _signatures.get(frozen)
     except TypeError:
         frozen, signature = None, None
     if signature is None:
-        signature = Signature(func, *_to_specs((args, kwargs)), tuple(to_specs(inputs)), tuple(to_specs(outputs)))
+        specs, named = _to_specs((args, kwargs))
+        specs = tuple([spec.with_values(values[i]) if i in values else spec for i, spec in enumerate(specs)])
+        signature = Signature(func, specs, named, tuple(to_specs(inputs)), tuple(to_specs(outputs)))
         if frozen is not None:
             if len(_signatures) >= _LARGEST:
                 _signatures.clear()
@@ -129,7 +134,7 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
             if type(a) in _LAZY:
                 return False
             tensors.append(a)
-            if a.is_nested:
+            if a.is_nested or a.layout in SPARSE_LAYOUTS:
                 key.append(id(to_specs(a)))  # specs are never given up
                 continue
             key.append((a.shape, a.stride() if a.layout is torch.strided else None, a.dtype, a.device))

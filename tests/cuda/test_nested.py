@@ -46,11 +46,39 @@ def test_attention_takes_the_kernel_of_the_claimed_device(dtype, kernel, make_re
         assert len(mode.state.recorder.find(kernel)) == 1
 
 
+LAYERS = 3 * ROWS * WIDTH * WIDTH
+PAIRS = sum(length ** 2 for length in LENGTHS)  # each sequence attends to itself alone
+
+
 def test_training_counts_layers_and_attention():
-    p = profile(Attention(), args=(torch.rand(ROWS, WIDTH),), mode="train")
-    layers = 3 * ROWS * WIDTH * WIDTH
-    assert layers < p.fwd_macs <= layers + 2 * len(LENGTHS) * max(LENGTHS) ** 2 * WIDTH  # attention of each over itself
-    assert not p.uncounted and p.bwd_macs > layers
+    p = profile(Attention(), args=(torch.rand(ROWS, WIDTH),), mode="train", device="h100")
+    # the input needs no gradient; backward makes the scores again, then four gradients
+    assert (p.fwd_macs, p.bwd_macs) == (LAYERS + 2 * PAIRS * WIDTH, LAYERS + 5 * PAIRS * WIDTH)
+    assert not p.uncounted
+
+
+def test_a_nested_tensor_is_an_input():
+    class Given(Attention):
+        def forward(self, x):
+            return super().forward(x.values())
+
+    p = profile(Given(), args=(nest(torch.rand(ROWS, WIDTH)),), mode="infer", device="h100")
+    assert (p.fwd_macs, p.uncounted) == (LAYERS + 2 * PAIRS * WIDTH, ())
+    assert p.peak_by_category["input"] >= ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize(("window", "pairs"), [((-1, -1), PAIRS), ((-1, 0), 6 + 28), ((1, 0), 5 + 13)])
+def test_sequences_of_varlen_attention_attend_to_themselves(window, pairs):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")  # torch 2.10
+
+    class Packed(nn.Module):
+        def forward(self, x, starts):
+            return varlen.varlen_attn(x, x, x, starts, starts, max(LENGTHS), max(LENGTHS), window_size=window)
+
+    x, starts = torch.rand(ROWS, HEADS, 8).bfloat16(), torch.tensor([0, LENGTHS[0], ROWS], dtype=torch.int32)
+    p = profile(Packed(), args=(x, starts), mode="infer", device="h100")
+    assert (p.fwd_macs, p.uncounted) == (2 * PAIRS * HEADS * 8, ())
+    assert p.executed_flops == 2 * 2 * pairs * HEADS * 8
 
 
 def test_the_gradient_of_padding_has_a_shape():

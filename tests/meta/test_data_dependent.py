@@ -119,7 +119,7 @@ class Shifted(torch.nn.Module):
 
     def forward(self, x):
         y = self.norm(x)
-        width = torch.tensor([2.0, 5.0]) + y.mean((2, 3))[0, :2]
+        width = torch.tensor([2.0, 5.0], device=x.device) + y.mean((2, 3))[0, :2]
         return y[..., :int(width[1])].sum()
 
 
@@ -154,3 +154,77 @@ def test_indices_that_data_gives_are_taken_to_be_the_first():
         anchors = torch.tensor(ANCHORS)
         kept = anchors[torch.where(torch.rand(2) > 0.5)[0]]
         assert (kept * 2).tolist() == [[2 * v for v in row] for row in ANCHORS]
+
+
+ROWS = 4000
+
+
+def unknown(count):
+    """So many of 4000 places, which data gives."""
+    return torch.rand(ROWS).topk(count).indices
+
+
+def marked(count, dtype=torch.bool):
+    marks = torch.zeros(ROWS, dtype=dtype)
+    marks[unknown(count)] = 1
+    return marks
+
+
+def scattered(shape, *written):
+    out = torch.zeros(shape, dtype=torch.long)
+    return out.scatter_(1, torch.rand(shape).topk(3).indices, *written)
+
+
+def part_of(marks, write):
+    write(marks[:100])
+    return marks
+
+
+# What is marked in zeros, and the most that can be: more than on data only where two marks may meet.
+MARKED = {
+    "rows of a sampler": (lambda: marked(256), 256), "of another dtype": (lambda: marked(100, torch.uint8) >= 1, 100),
+    "several images": (lambda: torch.cat([marked(100), marked(28)]), 128),
+    "either": (lambda: marked(9) | marked(8), 17),
+    "both": (lambda: (torch.rand(ROWS) > 0) & marked(9), 9), "chosen classes": (lambda: scattered((40, 100), 1), 120),
+    "of a known mask": (lambda: (torch.arange(ROWS) < 100) | marked(10), 110),
+    "view": (lambda: marked(9).view(40, -1), 9),
+    "filled": (lambda: torch.zeros(ROWS).long().masked_fill_(marked(60), 5), 60), "not": (lambda: ~marked(9), ROWS),
+    "whole rows": (lambda: torch.zeros(40, 100).bool().index_fill_(0, torch.rand(40).topk(3).indices, True), 300),
+    "chosen": (lambda: torch.where(marked(60), 7, 0), 60), "expanded": (lambda: marked(9).expand(5, -1).clone(), 45),
+    "a part of it": (lambda: part_of(marked(60), lambda part: part.logical_and_(marked(3)[:100])), 60),
+    "a part filled": (lambda: part_of(marked(60), lambda part: part.fill_(True)), 160),
+    "zeros put": (lambda: marked(60).index_put_((unknown(9),), torch.tensor(False)), 60),
+    "more than contents are kept of": (lambda: torch.zeros(3_000_000).bool().index_fill_(0, unknown(9), True), 9),
+    "plus one": (lambda: marked(9, torch.long) + 1, ROWS),
+    "overwritten": (lambda: marked(9).copy_(torch.rand(ROWS) > 0), ROWS),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_data_marks_in_zeros_is_no_more_than_was_written(name):
+    make, most = MARKED[name]
+    real = torch.count_nonzero(make())
+    assert real <= most
+    for policy in ("balanced", "worst"):
+        with MetaTensorMode(MetaOptions(unknown_size=policy)):
+            assert len(make().nonzero()) == most
+
+
+class Sampler(torch.nn.Module):
+    """Trains on 256 of the rows, as detectors sample anchors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        chosen[self.layer(x)[:, 0].topk(256).indices] = True
+        return self.layer(x[torch.where(chosen)[0]])
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_layer_behind_a_sampler_is_counted_for_what_it_samples(reuse):
+    p = profile(torch.nn.Sequential(Sampler(), Sampler()), args=(torch.rand(ROWS, 64),), mode="infer", reuse=reuse)
+    assert p.fwd_macs == (ROWS + 3 * 256) * 64 * 64
+    assert any("256 of 4000 elements taken as nonzero (no more are set)" in a for a in p.assumptions)

@@ -201,10 +201,12 @@ def test_raw_kernels_hold_heads_inside():
 
 
 def test_packed_sequences():
-    """Three sequences of at most 10 in 24 positions, 4 heads of 8: each as long as the longest."""
+    """Sequences of 10, 8 and 6 in 24 positions, 4 heads of 8: each attends to itself, 100 + 64 + 36 pairs."""
     q, offsets = spec(24, 4, 8, dtype=f16), spec(4, dtype=torch.int32)
-    count = of(aten._flash_attention_forward.default, q, q, q, offsets, offsets, 10, 10, 0.0, False, False, out=q)
-    assert count == products(3 * 4 * 100 * 16)
+    known = offsets.with_values((0, 10, 18, 24))
+    options = (10, 10, 0.0, False, False)
+    assert of(aten._flash_attention_forward.default, q, q, q, known, known, *options, out=q) == products(4 * 200 * 16)
+    assert of(aten._flash_attention_forward.default, q, q, q, offsets, offsets, *options, out=q) is None
 
 
 def test_multi_head_attention():

@@ -8,7 +8,9 @@ import torch
 
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, new_on_device_of
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.state import current
+from analyzer.meta.function.answer import move
+from analyzer.meta.state import active_state, current
+from analyzer.meta.tensor import device_of
 
 # Functions of ``torch.nn.functional`` that CUDA, and the CPU in part, runs by other kernels than meta does.
 
@@ -61,6 +63,15 @@ def _log_sigmoid_shape(self: Tensor) -> tuple[Tensor, Tensor]:
 
 # Losses whose kernels return other storages than meta's, or cannot run there. Connectionist temporal classification
 # cannot where its lengths are tensors; source: ``ctc_loss_gpu_template`` in ``aten/src/ATen/native/cuda/LossCTC.cu``.
+
+@device_kernel("ctc_loss.Tensor")
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any) -> Any:
+    """``aten/src/ATen/native/LossCTC.cpp``: lengths are read on the host, and the kernel gets copies."""
+    lengths = [move(active_state(), t, device_of(log_probs)) for t in (input_lengths, target_lengths)]
+    if lengths[0] is input_lengths and lengths[1] is target_lengths:
+        return NotImplemented
+    return torch.ops.aten.ctc_loss.Tensor(log_probs, targets, *lengths, *args)
+
 
 @device_shape("_ctc_loss.Tensor")
 def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any,

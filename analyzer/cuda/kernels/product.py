@@ -1,4 +1,4 @@
-"""Products that meta lacks or that run otherwise: sparse and grouped ones, of quantized operands, of bitsandbytes."""
+"""Products that meta lacks or that run otherwise: grouped ones, of quantized operands, of bitsandbytes."""
 from __future__ import annotations
 
 import importlib
@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, kernel_replacements, registered
+from analyzer.cuda.kernel_registry import device_shape, kernel_replacements
 from analyzer.hardware.current_spec import simulated_spec
 from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
-from analyzer.meta.operator_info import device_shapes, sparse_shapes
+from analyzer.meta.operator_info import device_shapes
 from analyzer.meta.simulated_device import reopened
 from analyzer.meta.spec import compositions
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
-# Shapes of products that meta lacks: with sparse matrices, and of groups of rows in other dtypes than bfloat16.
+# Shapes of products that meta lacks: of groups of rows in other dtypes than bfloat16.
 
 Tensor = torch.Tensor
 
@@ -60,20 +60,6 @@ def addmm_dtype(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype
     """The kernel of torch 2.9 on meta takes ``out_dtype`` for a factor."""
     product: Tensor = torch.ops.aten.addmm.default(self.new_empty(self.shape, dtype=mat1.dtype), mat1, mat2)
     return product.new_empty(product.shape, dtype=out_dtype)
-
-
-@device_shape("_sparse_addmm")
-@registered(("addmm",), sparse_shapes)
-def shape_sparse_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *_: Any, **__: Any) -> Tensor:
-    """aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu: sparse times dense is dense."""
-    return mat2.new_empty((mat1.shape[0], mat2.shape[1]))
-
-
-@registered(("mm",), sparse_shapes)
-def shape_sparse_mm(self: Tensor, mat2: Tensor, **_: Any) -> Tensor:
-    """The same source."""
-    dense = mat2 if self.layout is not torch.strided else self
-    return torch.empty((self.shape[0], mat2.shape[1]), dtype=dense.dtype, device=dense.device)
 
 
 # The higher-order operator ``out_dtype``, by which libraries ask for products of int8 that give int32: below autograd

@@ -82,7 +82,8 @@ def library_needs(signature: Signature) -> tuple[str, ...]:
     found = signature.memo.get("library_needs")
     if found is None:
         rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
-        if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or not rule(signature):
+        if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or signature.is_sparse or not rule(
+                signature):
             found = ()
         elif runs_through_cublaslt(signature) and os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != "1":
             # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for

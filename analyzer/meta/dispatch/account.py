@@ -13,10 +13,10 @@ from analyzer.meta.memory_need import Stage, has_rule, hold_blocks, stages_of
 from analyzer.meta.simulated_device import devices
 from analyzer.meta.spec import Signature, spec_of, to_specs
 from analyzer.meta.state import MetaState
-from analyzer.meta.tensor import new_storage, parts_of
+from analyzer.meta.tensor import new_storage
 from analyzer.meta.value.contents import read_known
 
-from .resolve import OperatorCall, result_device
+from .resolve import OperatorCall, result_device, storage_of
 
 # Conditions that one known side decides: anything or true is true, anything and false (or bits that are 0) is so.
 
@@ -140,7 +140,7 @@ def account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> Non
         for stage in stages_of(signature):
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
     if outputs and state.recorder is not None:
-        state.recorder.called(signature, call.storages, [_storage_of(t) for t in outputs])
+        state.recorder.called(signature, call.storages, [storage_of(t) for t in outputs])
 
 
 def account(state: MetaState, call: OperatorCall) -> None:
@@ -155,8 +155,5 @@ def account(state: MetaState, call: OperatorCall) -> None:
     call.kept.clear()
     if state.recorder is not None:
         state.recorder.called(signature, call.storages,
-                              [_storage_of(o) for o in call.outputs if isinstance(o, torch.Tensor)])
+                              [storage_of(o) for o in call.outputs if isinstance(o, torch.Tensor)])
 
-
-def _storage_of(tensor: torch.Tensor) -> Any:
-    return (tensor if tensor.layout is torch.strided else parts_of(tensor)[-1]).untyped_storage()

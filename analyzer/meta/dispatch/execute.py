@@ -12,12 +12,13 @@ from analyzer.meta.address_space import MetaStorage, next_number
 from analyzer.meta.argument import adopt
 from analyzer.meta.memory_need import Stage, has_rule, kernel_memory, stages_of
 from analyzer.meta.operator_info import OperatorInfo, device_shapes, host_shapes, register_shape_impl, sparse_shapes
-from analyzer.meta.spec import Signature, TensorSpec, spec_of, to_specs
+from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, spec_of, to_specs
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import META, MetaTensor, attach, kernel, parts_of
+from analyzer.meta.tensor import META, MetaTensor, attach, kernel
 
 from .account import hold_before
-from .resolve import NEW, SAME, VIEW, Entry, OperatorCall, entries, make_recipes, remember, result_device
+from .device_check import check_devices
+from .resolve import NEW, SAME, VIEW, Entry, OperatorCall, entries, make_recipes, remember, result_device, values_at
 
 # Strides of what pointwise operators give, where torch's meta kernels get them wrong.
 #
@@ -149,12 +150,17 @@ def _view(base: Tensor, shape: Any, stride: Any, offset: int) -> Tensor:
 def _run(state: MetaState, call: OperatorCall, key: Any) -> None:
     """Run the kernel, give devices to what it returns, and remember how to make that again."""
     info, args, kwargs, tensors = call.info, call.args, call.kwargs, call.tensors
+    check_devices(state, call)
     if info.refuses_overlaps:
         _check_overlaps(call)
     device = result_device(state, call.storages, kwargs.get("device"))
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
+    for i, values in zip(info.packed, values_at(args, info.packed)):
+        if values is not None:
+            spec_args[i] = spec_args[i].with_values(values)
     inputs = tuple(spec_of(t) for t in tensors)
-    result = _call_kernel(state, info, args, kwargs, device)
+    is_sparse = any(t.layout in SPARSE_LAYOUTS for t in tensors)
+    result = _call_kernel(state, info, args, kwargs, device, is_sparse)
     structure = type(result) if isinstance(result, (list, tuple)) else None
     call.outputs = list(result) if structure is not None else [result]
     early: tuple[Stage, ...] = ()
@@ -185,7 +191,6 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
         if not isinstance(out, Tensor):
             continue
         if out.layout is not torch.strided:
-            out.__dict__["_device"] = device
             out.__class__ = MetaTensor
             for part in parts_of(out):
                 if not isinstance(part.untyped_storage(), MetaStorage):
@@ -213,7 +218,8 @@ def _grow_written(call: OperatorCall) -> None:
             storage.space.resize(storage, next_number())
 
 
-def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device,
+                 is_sparse: bool) -> Any:
     func = info.op
     if "device" in kwargs:
         kwargs = {**kwargs, "device": META}
@@ -224,6 +230,10 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
     if info.communicates and collective.impl is not None:
         shape_impl = collective.impl.shape(info) or shape_impl
     _check_dtypes(func, args)
+    if is_sparse:  # meta kernels of sparse tensors lose their elements
+        shape_impl = register_shape_impl.find(func) or sparse_shapes.find(func)
+        if shape_impl is None:
+            raise _no_sparse_kernel(state, func)
     with kernel, torch._C.DisableTorchFunction():
         if shape_impl is not None:
             return shape_impl(*args, **kwargs)
@@ -233,8 +243,7 @@ def _call_kernel(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[s
             # torch/_library/custom_ops.py
             if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
                 raise
-            shape_impl = (device_shapes.find(func) or sparse_shapes.find(func)
-                          or torch._decomp.decomposition_table.get(func))
+            shape_impl = device_shapes.find(func) or torch._decomp.decomposition_table.get(func)
             if shape_impl is None:
                 raise _no_kernel(state, func, error) from error
             return shape_impl(*args, **kwargs)
@@ -275,3 +284,11 @@ def _no_kernel(state: MetaState, func: Any, error: RuntimeError) -> UnsupportedO
         f"{func} cannot run without data: it has no meta kernel ({reason}). {state.where()}\n"
         f"Give it a shape: `@register_shape_impl(torch.ops.{namespace}.{func.__name__})` on a function of the "
         f"same arguments that returns empty tensors, or `torch.library.register_fake`.")
+
+
+def _no_sparse_kernel(state: MetaState, func: Any) -> UnsupportedOperatorError:
+    return UnsupportedOperatorError(
+        f"{func} of sparse tensors: how many elements its result stores is not followed. {state.where()}\n"
+        "Way out: pass what it gives to the model, use a dense tensor here, or register its result with "
+        f"`@register_shape_impl(torch.ops.{func.namespace}.{func.__name__})`. Of the optimizers, SparseAdam, Adagrad "
+        "and SGD without momentum take sparse gradients.")

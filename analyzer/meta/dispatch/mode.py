@@ -19,6 +19,7 @@ from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.value.data_dependent import answer_data_dependent
 
 from .account import ADD_IN_PLACE, account, account_for_answer, is_engines_sum
+from .device_check import check_devices
 from .execute import execute
 from .propagate import propagate
 from .resolve import OperatorCall, resolve
@@ -100,6 +101,7 @@ class MetaDispatchMode(DirectDispatchMode):
                 return result
         call = resolve(state, info, args, kwargs)
         if info.data_dependent:
+            check_devices(state, call)
             answer = answer_data_dependent(state, info, call.args, call.kwargs, call.tensors)
             if answer is not NotImplemented:
                 account_for_answer(state, call, answer)

@@ -14,6 +14,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.value import expectation
 from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
 from analyzer.meta.value.known_value import Call, Known, Result, Written, Zeros, window_of
+from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
 
 from .account import decided_condition
 from .resolve import OperatorCall
@@ -26,8 +27,12 @@ _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot
 def propagate(state: MetaState, call: OperatorCall) -> None:
     """Tell the storages that ``call`` made or wrote what is known of their contents."""
     info, born = call.info, call.born
-    if not call.tensors or info.mutated or _any_known(call.storages) or info.filler and _counts(call):
+    is_followed = _any_known(call.storages)
+    if is_followed or not call.tensors or info.mutated or info.filler and _counts(call):
+        bound = _bound_nonzero(call) if is_followed and info.bounds_nonzero else None
         _propagate_known(state, call)
+        if bound is not None:
+            (born[0] or call.outputs[0].untyped_storage()).nonzero_bound = bound
         if born and born[0] is not None and born[0].known is None and (decided := decided_condition(call)) is not None:
             born[0].known = _decided(call.outputs[0], born[0], decided)
     if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
@@ -47,9 +52,17 @@ def _decided(out: Tensor, storage: MetaStorage, decided: bool) -> Known:
 
 def _any_known(storages: list[MetaStorage]) -> bool:
     for s in storages:
-        if s.known is not None:
+        if s.known is not None or s.nonzero_bound is not None:
             return True
     return False
+
+
+def _bound_nonzero(call: OperatorCall) -> NonzeroBound | None:
+    """How many elements of the first result can be nonzero: masks and indices; other numbers are not counted."""
+    out = call.outputs[0] if call.outputs else None
+    if not isinstance(out, Tensor) or out.dtype.is_floating_point or out.dtype.is_complex:
+        return None
+    return bound_result(call.info.name, call.args, call.kwargs, out.numel())
 
 
 # -- exact contents ---------------------------------------------------------------------------------------------------
@@ -91,7 +104,11 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
     """A new tensor full of one number."""
     out: Any = call.outputs[0] if call.outputs else None
     storage = call.born[0] if call.born else None
-    if storage is None or not worth_following(numel := storage_numel(storage, out.dtype)):
+    if storage is None:
+        return
+    if not worth_following(numel := storage_numel(storage, out.dtype)):
+        if _fill_value(call.info, call.args, call.kwargs) == 0:
+            storage.nonzero_bound = NonzeroBound(0)
         return
     value = _fill_value(call.info, call.args, call.kwargs)
     if isinstance(value, NUMBERS):
@@ -157,7 +174,7 @@ def _write(state: MetaState, call: OperatorCall) -> None:
     targets = []
     for position, target in call.written():
         if position is None:  # out= variants: contents are not followed
-            target.untyped_storage().known = None  # type: ignore[attr-defined]
+            target.untyped_storage().followed = (None,) * 4  # type: ignore[attr-defined]
         else:
             targets.append((position, target))
     if not targets:
@@ -169,7 +186,7 @@ def _write(state: MetaState, call: OperatorCall) -> None:
         if isinstance(storage, MetaStorage):
             written.append((storage, None if rule is None else rule(position, target, storage)))
     for storage, new in written:
-        storage.known = new
+        storage.known, storage.nonzero_bound = new, None
 
 
 def _choose_rule(state: MetaState, call: OperatorCall) -> Rule | None:

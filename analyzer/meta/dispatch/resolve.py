@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.argument import adopt_arguments
 from analyzer.meta.memory_need import Stage
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.spec import Signature
+from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, parts_of
 from analyzer.meta.state import CPU, MetaState, indexed_device
+from analyzer.meta.value.contents import read_known
 
 from .list_memo import ListMemo
 
@@ -136,12 +138,29 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
         key = [info, state.pending_device]
         args, kwargs = adopt_arguments(state, args), adopt_arguments(state, kwargs)
         if not (_flatten(args, tensors, storages, key) and _flatten_named(kwargs, tensors, storages, key)):
-            has_recipe = False  # sparse or another layout
+            has_recipe = False
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            storages = [storage_of(t) for t in tensors]
     if not storages and state.pending_device is None and kwargs.get("device") is not None:
         key.append(result_device(state, storages, kwargs["device"]))  # a factory called by C++ code
+    if info.packed:
+        key.append(tuple(values_at(args, info.packed)))
     if info.reads_offset and has_recipe:
         key.append(tensors[0].storage_offset())
     return OperatorCall(info, args, kwargs, tensors, storages, key if has_recipe else None)
+
+
+def values_at(args: tuple[Any, ...], positions: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
+    """The integers in the arguments at ``positions``; None where there is no tensor, or its contents are not known."""
+    for i in positions:
+        known = read_known(args[i]) if i < len(args) and isinstance(args[i], Tensor) else None
+        yield None if known is None else tuple(known.tolist())
+
+
+def storage_of(tensor: Tensor) -> MetaStorage:
+    """The storage of a tensor of the mode's own; of a sparse one, that of its values."""
+    storage: Any = (parts_of(tensor)[-1] if tensor.layout in SPARSE_LAYOUTS else tensor).untyped_storage()
+    return storage  # type: ignore[no-any-return]
 
 
 _FLOATS = {float}
@@ -209,7 +228,7 @@ def _accelerator_of(args: Any) -> torch.device | None:
     """The accelerator of the first tensor among ``args`` (lists included) that is on one."""
     for a in args:
         if isinstance(a, Tensor):
-            storage = find_storage(a) if a.layout is torch.strided else None
+            storage = find_storage(a if a.layout not in SPARSE_LAYOUTS else parts_of(a)[-1])
             if type(storage) is MetaStorage and storage.device.type != "cpu":
                 return storage.device
         elif isinstance(a, (list, tuple)) and (found := _accelerator_of(a)) is not None:

@@ -75,6 +75,14 @@ def _new_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     return make_tensor(state, torch.tensor, (data,), named)
 
 
+@handles(Tensor.new)
+def _new(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The legacy constructor, by which SparseAdam makes sparse tensors; C++ knows no type of those on meta."""
+    if args[0].layout is torch.sparse_coo and len(args) == 4:
+        return torch.sparse_coo_tensor(*args[1:], check_invariants=False)
+    return func(*args, **kwargs)
+
+
 @handles(torch.from_numpy)
 def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with without_modes():

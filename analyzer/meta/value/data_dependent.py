@@ -20,6 +20,7 @@ from .contents import defer_call, expected_scalar, going_on, passing_value, read
 from .expectation import distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .line_search import searching_answer
+from .nonzero_bound import bound_of
 
 Tensor = torch.Tensor
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -124,16 +125,20 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
     known = read_known(mask)
     if known is not None:
         return int(torch.count_nonzero(known))
-    if (count := _bounded(state, operator, total, "rows")) is not None:
+    bound = bound_of(mask)
+    most = total if bound is None else min(total, bound.count())
+    if (count := _bounded(state, operator, most, "rows")) is not None:
         return count
     storage = mask.untyped_storage()
     density = storage.density if isinstance(storage, MetaStorage) else None
     if state.options.unknown_size == "balanced" and density is not None:
-        count = round(total * min(1.0, abs(density)))
+        count = min(most, round(total * min(1.0, abs(density))))
         state.assume(f"{operator}: {count} of {total} elements taken as nonzero (balanced) {state.where()}")
         return count
-    state.assume(f"{operator}: all {total} elements taken as nonzero (worst case) {state.where()}")
-    return total
+    told = f"all {total} elements taken as nonzero (worst case)" if most == total else (
+        f"{most} of {total} elements taken as nonzero (no more are set)")
+    state.assume(f"{operator}: {told} {state.where()}")
+    return most
 
 
 def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:

@@ -253,3 +253,9 @@ def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
 def window_of(tensor: torch.Tensor) -> Window:
     """Shape, strides and offset of ``tensor`` in its storage."""
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+
+
+def filled_with(known: Known) -> int | float | bool | complex | None:
+    """The number that contents are full of, where they were made so."""
+    is_full = isinstance(known, Result) and known.call.op is torch.ops.aten.full.default
+    return known.call.args[1] if is_full else None  # type: ignore[attr-defined]

@@ -1,8 +1,10 @@
 """FLOPs of attention and of recurrent networks."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -132,17 +134,30 @@ def backward_of(causal_at: int) -> Formula:
     return lambda grad_out, *args, **options: after_grad(*args, **options)
 
 
-def raw_problem(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, max_q: int | None,
-                max_k: int | None) -> Attention:
+def packed_lengths(cumulative_q: Spec, cumulative_k: Spec | None) -> Counter[tuple[int, int]] | None:
+    """How many packed sequences there are of each number of queries and keys; None where data decides.
+
+    >>> starts = Spec.of((4,), (1,), torch.int32, "cuda:0", values=(0, 3, 10, 13))
+    >>> packed_lengths(starts, starts)
+    Counter({(3, 3): 2, (7, 7): 1})
+    """
+    queries, keys = cumulative_q.values, None if cumulative_k is None else cumulative_k.values
+    if queries is None or keys is None:
+        return None
+    return Counter(zip((b - a for a, b in pairwise(queries)), (b - a for a, b in pairwise(keys))))
+
+
+def raw_flops(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, cumulative_k: Spec | None, window: Window,
+              count: Callable[..., FlopCount]) -> FlopCount | None:
     """Raw kernels: [batch, sequence, heads, dim]; or, with cumulative lengths, sequences packed into one:
-    [total, heads, dim] (flash) or [1, total, heads, dim] (memory-efficient). The lengths are data, so each sequence is
-    taken as long as the longest.
+    [total, heads, dim] (flash) or [1, total, heads, dim] (memory-efficient), each of which attends to itself alone.
     """
     if cumulative_q is None:
-        return Attention.heads_inside(query, key, value)
-    queries, keys = (tokens[-3] if longest is None else int(longest)
-                     for tokens, longest in ((query, max_q), (key, max_k)))
-    return Attention((cumulative_q[0] - 1) * query[-2], queries, keys, query[-1], value[-1])
+        return count(Attention.heads_inside(query, key, value), query, window)
+    lengths = packed_lengths(cumulative_q, cumulative_k)
+    return None if lengths is None else sum(
+        (count(Attention(query[-2], queries, keys, query[-1], value[-1]), query, window).times(number)
+         for (queries, keys), number in lengths.items()), FlopCount(0))
 
 
 def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window:
@@ -155,10 +170,21 @@ def flash_window(is_causal: bool, left: int | None, right: int | None) -> Window
 def raw_flash_flops(query: Spec, key: Spec, value: Spec, cum_seq_q: Spec | None, cum_seq_k: Spec | None, max_q: int,
                     max_k: int, dropout_p: float, is_causal: bool, *_: Any, window_size_left: int | None = None,
                     window_size_right: int | None = None, count: Callable[..., FlopCount] = Attention.forward,
-                    out: Any = None, **__: Any) -> FlopCount:
+                    out: Any = None, **__: Any) -> FlopCount | None:
     """FLOPs of ``_flash_attention_forward``, or of its backward pass with ``count=Attention.backward``."""
-    problem = raw_problem(query, key, value, cum_seq_q, max_q, max_k)
-    return count(problem, query, flash_window(is_causal, window_size_left, window_size_right))
+    window = flash_window(is_causal, window_size_left, window_size_right)
+    return raw_flops(query, key, value, cum_seq_q, cum_seq_k, window, count)
+
+
+def varlen_flops(query: Spec, key: Spec, value: Spec, cu_seq_q: Spec, cu_seq_k: Spec | None, max_q: int, max_k: int,
+                 is_causal: bool = False, scale: float | None = None, window_size: list[int] | None = None,
+                 enable_gqa: bool = False, seqused_k: Spec | None = None, *_: Any,
+                 count: Callable[..., FlopCount] = Attention.forward, out: Any = None, **__: Any) -> FlopCount | None:
+    """torch.nn.attention.varlen, the same kernel; how many keys of a cache are used is data."""
+    if seqused_k is not None:
+        return None
+    window = flash_window(is_causal, *(window_size or (-1, -1)))
+    return raw_flops(query, key, value, cu_seq_q, cu_seq_k, window, count)
 
 
 def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
@@ -170,11 +196,12 @@ def efficient_window(custom_mask_type: int, window_size: int | None) -> Window:
     return Window(left, 0 if custom_mask_type else None, bottom_right=custom_mask_type == 2)
 
 
-def cudnn_problem(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, max_q: int, max_k: int) -> Attention:
+def cudnn_flops(query: Spec, key: Spec, value: Spec, cumulative_q: Spec | None, cumulative_k: Spec | None,
+                is_causal: bool, count: Callable[..., FlopCount]) -> FlopCount | None:
     """Raw cuDNN kernels: [batch, heads, sequence, dim], or packed as flash; of the dense, some are given no lengths."""
     if len(query) == 3:
-        return raw_problem(query, key, value, cumulative_q, max_q, max_k)
-    return Attention.of(query, key, value)
+        return raw_flops(query, key, value, cumulative_q, cumulative_k, masked(is_causal), count)
+    return count(Attention.of(query, key, value), query, masked(is_causal))
 
 
 def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, qkv_weight: Spec, *_:
@@ -216,11 +243,11 @@ register_each("_scaled_dot_product_efficient_attention_backward", backward_of(ca
 register_each("_scaled_dot_product_fused_attention_overrideable_backward", backward_of(causal_at=13))
 register_each("_cudnn_attention_forward",
     lambda query, key, value, bias, cu_q, cu_k, max_q, max_k, _logsumexp, _dropout_p=0.0, is_causal=False, *_, **__: (
-        cudnn_problem(query, key, value, cu_q, max_q, max_k).forward(query, masked(is_causal))))
+        cudnn_flops(query, key, value, cu_q, cu_k, is_causal, Attention.forward)))
 register_each("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward",
     lambda grad_out, query, key, value, _out, _logsumexp, _seed, _offset, bias, cu_q, cu_k, max_q, max_k, _dropout_p,
     is_causal, *_, **__: (
-        cudnn_problem(query, key, value, cu_q, max_q, max_k).backward(query, masked(is_causal))))
+        cudnn_flops(query, key, value, cu_q, cu_k, is_causal, Attention.backward)))
 register_each("_flash_attention_forward", raw_flash_flops)
 register_each("_flash_attention_forward_no_dropout_inplace",
               lambda _out, *args, **kwargs: raw_flash_flops(*args, **kwargs))
@@ -228,11 +255,27 @@ register_each("_flash_attention_backward", lambda grad_out, query, key, value, _
     raw_flash_flops(query, key, value, *rest, count=Attention.backward, **options)))
 register_each("_efficient_attention_forward",
     lambda query, key, value, bias, cu_q, cu_k, max_q, max_k, _dropout_p, mask_type, *_, window_size=None, **__: (
-        raw_problem(query, key, value, cu_q, max_q, max_k).forward(query, efficient_window(mask_type, window_size))))
+        raw_flops(query, key, value, cu_q, cu_k, efficient_window(mask_type, window_size), Attention.forward)))
 register_each("_efficient_attention_backward",
     lambda grad_out, query, key, value, bias, _out, cu_q, cu_k, max_q, max_k, _logsumexp, _p, _seed, _offset, mask_type,
     *_, window_size=None, **__: (
-        raw_problem(query, key, value, cu_q, max_q, max_k).backward(query, efficient_window(mask_type, window_size))))
+        raw_flops(query, key, value, cu_q, cu_k, efficient_window(mask_type, window_size), Attention.backward)))
+register_flop_impl("torch_attn::_varlen_attn", varlen_flops)
+register_flop_impl("torch_attn::_varlen_attn_out", lambda _out, *args, **options: varlen_flops(*args, **options))
+register_flop_impl("torch_attn::_varlen_attn_backward",
+    lambda grad_out, query, key, value, _out, _logsumexp, cu_q, cu_k, max_q, max_k, is_causal=False, _state=None,
+    scale=None, window_size=None, **_: (
+        varlen_flops(query, key, value, cu_q, cu_k, max_q, max_k, is_causal, scale, window_size,
+                     count=Attention.backward)))
+# flash_attn/flash_attn_interface.py
+register_flop_impl("flash_attn::_flash_attn_varlen_forward",
+    lambda query, key, value, cu_q, cu_k, max_q, max_k, _dropout_p, scale, is_causal, left=-1, right=-1, *_, **__: (
+        varlen_flops(query, key, value, cu_q, cu_k, max_q, max_k, is_causal, scale, [left, right])))
+register_flop_impl("flash_attn::_flash_attn_varlen_backward",
+    lambda grad_out, query, key, value, _out, _logsumexp, _dq, _dk, _dv, cu_q, cu_k, max_q, max_k, _dropout_p, scale,
+    is_causal, left=-1, right=-1, *_, **__: (
+        varlen_flops(query, key, value, cu_q, cu_k, max_q, max_k, is_causal, scale, [left, right],
+                     count=Attention.backward)))
 # flex_attention, dense: its block mask is data
 register_flop_impl(torch.ops.higher_order.flex_attention,
     lambda query, key, value, *_, **__: Attention.of(query, key, value).forward(query))

@@ -2,8 +2,8 @@
 
 What scaled_dot_product_attention runs on the simulated device is chosen where it is called (`analyzer.cuda`), and so is
 the fast path of ``nn.TransformerEncoder``: the operators recorded are those that run. A mask given as a tensor hides
-nothing, since kernels compute under it. Of packed sequences, whose lengths are data, each is taken to be as long as the
-longest, and as many as their tokens fill.
+nothing, since kernels compute under it. Of packed sequences whose lengths are not known each is taken to be as long as
+the longest, and as many as their tokens fill.
 """
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
 from analyzer.meta.spec import TensorSpec as Spec
+from analyzer.profilers.flop_formula.attention import packed_lengths
 
 from .call import register_time_impl
 
@@ -31,6 +32,7 @@ HEADS_INSIDE = {
     "_flash_attention_backward": _FLASH, "_efficient_attention_forward": _EFFICIENT,
     "_efficient_attention_backward": _EFFICIENT}
 _BIASES = ("attn_bias", "bias")
+_PACKED = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q"), ("cum_seq_k", "cu_seqlens_k", "cu_seq_k")
 
 
 def _is_dropping(named: Mapping[str, Any]) -> bool:
@@ -66,17 +68,26 @@ def heads_inside_time(kernel: str, backward: bool, signature: Signature, device:
     named = signature.named_arguments()
     query, key, value = named["query"], named["key"], named["value"]
     batch, q_len, kv_len = query[0], query[-3], key[-3]
-    if any(named.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
-        tokens = q_len
-        q_len = _find_longest(named, "max_q", "max_seqlen_q") or tokens
-        kv_len = _find_longest(named, "max_k", "max_seqlen_k") or kv_len
-        batch = max(1, round(tokens / max(1, q_len)))
+    if any(named.get(name) is not None for name in _PACKED[0]):
+        tokens, cached = q_len, kv_len
+        starts: list[Any] = [next((named[n] for n in names if named.get(n) is not None), None) for names in _PACKED]
+        lengths = packed_lengths(*starts)
+        if lengths is None:
+            q_len = _find_longest(named, "max_q", "max_seqlen_q") or tokens
+            kv_len = _find_longest(named, "max_k", "max_seqlen_k") or kv_len
+            batch = max(1, round(tokens / max(1, q_len)))
+        else:  # as many alike that have as many tokens and as many pairs of them
+            pairs = max(1, sum(number * queries * keys for (queries, keys), number in lengths.items()))
+            batch = max(1, round(tokens * cached / pairs))
+            q_len, kv_len = max(1, round(tokens / batch)), max(1, round(cached / batch))
     elif named.get("block_table") is not None or named.get("seqused_k") is not None:
         kv_len = _find_longest(named, "max_k") or kv_len
     causal = bool(named.get("is_causal") or named.get("custom_mask_type"))
-    left = named.get("window_size_left")
-    if left is None:
-        left = (named.get("window_size") or 0) - 1  # counts the query's own key
+    left, window = named.get("window_size_left"), named.get("window_size")
+    if isinstance(window, (list, tuple)):
+        left, causal = window[0], causal or window[1] == 0
+    elif left is None:
+        left = (window or 0) - 1  # counts the query's own key
     return attention_time(
         kernel, batch, query[-2], key[-2], q_len, kv_len, query[-1], value[-1], str(query.dtype), device,
         causal=causal, window=max(0, left), backward=backward, dropout=_is_dropping(named), masked=_is_masked(named))
@@ -104,5 +115,8 @@ for _name, _kernel in HEADS_FIRST.items():
     register_time_impl(f"aten::{_name}", functools.partial(heads_first_time, _kernel, _name.endswith("_backward")))
     if _name.startswith("_scaled"):
         register_time_impl(f"aten::{_name}_backward", functools.partial(heads_first_time, _kernel, True))
+for _name in ("", "_out", "_backward"):  # torch.nn.attention.varlen
+    register_time_impl(f"torch_attn::_varlen_attn{_name}", functools.partial(
+        heads_inside_time, _FLASH, _name == "_backward"))
 for _name, _kernel in HEADS_INSIDE.items():
     register_time_impl(f"aten::{_name}", functools.partial(heads_inside_time, _kernel, _name.endswith("_backward")))

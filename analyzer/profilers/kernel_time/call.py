@@ -218,18 +218,6 @@ def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | Non
                                                convolutions_use_tf32(), recurrent_layers_use_tf32()))
 
 
-def takes_sparse(signature: Signature) -> bool:
-    """Whether an operator takes tensors without strides, which `Signature.inputs` leaves out: rules read it by place.
-
-    >>> import torch
-    >>> from analyzer.meta.spec import TensorSpec
-    >>> x = TensorSpec.of((4, 4), (4, 1), torch.float32, "cuda:0")
-    >>> [takes_sparse(Signature(torch.ops.aten.mm.default, (x, x), {}, inputs, (x,))) for inputs in ((x,), (x, x))]
-    [True, False]
-    """
-    return sum(isinstance(value, TensorSpec) for value in signature.args) > len(signature.inputs)
-
-
 def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, bool, bool, bool]) -> KernelTime | None:
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] is device and memo[1] == state:
@@ -242,7 +230,7 @@ def _signature_time(signature: Signature, device: DeviceSpec, state: tuple[int, 
 def _make_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     if is_on_host(signature, device):
         return NO_TIME
-    rule = None if takes_sparse(signature) else find_rule(signature.op)
+    rule = None if signature.is_sparse else find_rule(signature.op)
     time = None if rule is None else rule(signature, device)
     # most rules know the kernels of CUDA alone
     return default_time(signature, device) if rule is None or time is None and device.kind != "cuda" else time

@@ -1,0 +1,123 @@
+"""Tensors of two devices in one call: what PyTorch refuses is refused in its words, what it takes is taken."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from analyzer import MetaTensorMode, profile
+
+ROWS = [0, 0]
+
+
+def on(*sizes: int) -> Tensor:
+    return torch.rand(sizes, device="cuda")
+
+
+def host(*sizes: int) -> Tensor:
+    return torch.rand(sizes)
+
+
+def index(device: str = "cpu") -> Tensor:
+    return torch.zeros(2, dtype=torch.long, device=device)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "add": lambda: on(4) + host(4), "in place": lambda: host(4).add_(on(4)), "mm": lambda: on(4, 4) @ host(4, 4),
+    "a matrix on the host first": lambda: host(4, 4) @ on(4, 4), "bmm": lambda: torch.bmm(on(2, 4, 4), host(2, 4, 4)),
+    "einsum": lambda: torch.einsum("ij,jk->ik", on(4, 4), host(4, 4)), "linear": lambda: F.linear(on(2, 4), host(4, 4)),
+    "bias": lambda: F.linear(on(2, 4), on(4, 4), host(4)), "conv": lambda: F.conv1d(on(1, 2, 8), host(2, 2, 3)),
+    "bias of a conv": lambda: F.conv1d(on(1, 2, 8), on(2, 2, 3), host(2)), "cat": lambda: torch.cat([on(4), host(4)]),
+    "stack": lambda: torch.stack([on(), host()]), "where": lambda: torch.where(host(4) > 0, on(4), on(4)),
+    "masked_fill": lambda: on(4).masked_fill(host(4) > 0, 0.0), "embedding": lambda: F.embedding(index(), on(4, 4)),
+    "bags": lambda: F.embedding_bag(index(), on(4, 4), torch.tensor([0])),
+    "layer norm": lambda: F.layer_norm(on(2, 4), (4,), host(4)), "lerp": lambda: torch.lerp(on(4), on(4), host(4)),
+    "batch norm": lambda: F.batch_norm(on(2, 4), host(4), host(4), training=True),
+    "cross entropy": lambda: F.cross_entropy(on(2, 4), index()), "mse": lambda: F.mse_loss(on(4), host(4)),
+    "bce": lambda: F.binary_cross_entropy_with_logits(on(4), host(4)), "gather": lambda: on(4).gather(0, index()),
+    "scatter": lambda: on(4).scatter(0, index("cuda"), host(2)), "index_select": lambda: on(4).index_select(0, index()),
+    "values that are put": lambda: on(4).index_put_((index(),), host(2)), "take": lambda: on(4).take(index()),
+    "attention": lambda: F.scaled_dot_product_attention(on(1, 2, 4, 8), host(1, 2, 4, 8), on(1, 2, 4, 8)),
+    "states of a recurrent layer": lambda: nn.LSTM(4, 4, device="cuda")(on(2, 1, 4), (host(1, 1, 4), host(1, 1, 4))),
+    "a number of the device": lambda: host(4) + on(), "result": lambda: torch.add(on(4), on(4), out=host(4)),
+    "lists": lambda: torch._foreach_add_([on(4), on(4)], [on(4), host(4)]),
+    "masked_select": lambda: on(4)[:2].masked_select(host(2) > 0),
+    "another accelerator": lambda: on(4) + torch.rand(4, device="cuda:1"),
+}
+TAKEN: dict[str, Callable[[], Any]] = {
+    "a number": lambda: on(4) + host(), "a number first": lambda: host() * on(4), "Python's": lambda: on(4) * 2.0,
+    "choices": lambda: torch.where(on(4) > 0, host(), host()),
+    "condition": lambda: torch.where(host() > 0, on(4), on(4)),
+    "indices": lambda: on(4, 4)[index()], "a list": lambda: on(4)[ROWS],
+    "a mask": lambda: on(4)[torch.tensor([True] * 4)],
+    "a value that is put": lambda: on(4).index_put_((index(),), host()), "a part": lambda: on(4)[:2].copy_(host(2)),
+    "to": lambda: host(4).to(on(4)), "fill_": lambda: on(4).fill_(host()), "shape": lambda: host(1).expand_as(on(4)),
+    "masked_fill": lambda: on(4).masked_fill(on(4) > 0, host()), "clamp": lambda: on(4).clamp(min=host()),
+    "slice_scatter": lambda: torch.slice_scatter(on(4), host(2), 0, 0, 2), "lists": lambda: torch._foreach_mul_(
+        [on(4), on(4)], host()), "lists of pairs": lambda: torch._foreach_add_([on(4), host(4)], [on(4), host(4)]),
+    "lengths": lambda: F.ctc_loss(on(5, 2, 4).log_softmax(-1), torch.ones(2, 3, dtype=torch.long),
+                                  torch.tensor([5, 5]), torch.tensor([3, 3])),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_tensors_of_two_devices_are_refused(name: str) -> None:
+    with MetaTensorMode(), pytest.raises(RuntimeError, match=rf"(?s)same device.*{__file__}:\d+\nWay out"):
+        REFUSED[name]()
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_kernels_take_of_the_host_is_taken(name: str) -> None:
+    with MetaTensorMode():
+        result = TAKEN[name]()
+        assert name in ("lists", "lists of pairs") or result.device.type == "cuda" or name == "shape"
+
+
+@pytest.mark.parametrize("call", [lambda: torch.addcmul(on(4), host(), host()), lambda: on(4).clamp(host(), host())])
+def test_a_kernel_takes_one_number_of_the_host(call: Callable[[], Any]) -> None:
+    with MetaTensorMode(), pytest.raises(RuntimeError, match="too many CPU scalars"):
+        call()
+
+
+@pytest.mark.parametrize("pick", [lambda: host(4)[index("cuda")], lambda: host(4)[on(4) > 0]])
+def test_indices_of_a_device_do_not_pick_from_the_host(pick: Callable[[], Any]) -> None:
+    with MetaTensorMode(), pytest.raises(RuntimeError, match="indices should be either on cpu or on the same device"):
+        pick()
+
+
+class Positions(nn.Module):
+    """Adds positions that its code makes on the host."""
+
+    def __init__(self, moves: bool) -> None:
+        super().__init__()
+        self.inner, self.moves = nn.Linear(8, 8), moves
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.zeros(64, 8)
+        return self.inner(x) + (positions.to(x.device) if self.moves else positions)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_message_names_both_tensors_the_module_and_the_line(reuse: bool) -> None:
+    model = nn.Sequential(Positions(True), Positions(False))
+    with pytest.raises(RuntimeError) as caught:
+        profile(model, args=(torch.rand(64, 8),), device="h100", reuse=reuse)
+    text = str(caught.value)
+    assert text.startswith("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+                           "cpu! (aten.add.Tensor: self [64, 8] is on cuda:0, other [64, 8] is on cpu) in module '1'")
+    assert profile(model, args=(torch.rand(64, 8),), device="cpu", reuse=reuse).fwd_macs == 2 * 64 * 8 * 8
+
+
+def test_what_stays_on_the_host_is_no_memory_of_the_device() -> None:
+    class Stays(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            table = torch.zeros(1 << 20)
+            return x + table.sum()
+
+    x = torch.rand(128)
+    assert profile(Stays(), args=(x,), mode="infer", device="h100").peak_allocated_bytes == 2 * x.nbytes
+    assert profile(Stays(), args=(x,), mode="infer", device="cpu").peak_allocated_bytes > 4 << 20
