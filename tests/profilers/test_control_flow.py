@@ -45,7 +45,7 @@ class UntilSmall(Model):
 
 class Scanned(Model):
     def forward(self, x):
-        return scan(lambda carry, one: (carry + self.fc(one), carry * 2), torch.zeros(2, 8),
+        return scan(lambda carry, one: (carry + self.fc(one), carry * 2), torch.zeros_like(x),
                     torch.stack([x] * 5, 1), dim=1, reverse=True)[0]
 
 

@@ -66,7 +66,7 @@ def dual(model, optimizer, x, y):
 STEPS = {
     "jacrev": lambda m, o, x, y: jacrev(lambda p: functional_call(m, p, (x,)))(detached(m)),
     "hessian": lambda m, o, x, y: hessian(lambda p: cross_entropy(m, p, x, y))(detached(m)),
-    "vjp": lambda m, o, x, y: vjp(lambda p: cross_entropy(m, p, x, y), detached(m))[1](torch.ones(())),
+    "vjp": lambda m, o, x, y: vjp(lambda p: cross_entropy(m, p, x, y), detached(m))[1](torch.ones((), device=x.device)),
     "jvp": lambda m, o, x, y: jvp(lambda x: functional.cross_entropy(m(x), y), (x,), (torch.ones_like(x),)),
     "jacfwd": lambda m, o, x, y: jacfwd(lambda x: functional_call(m, detached(m), (x,)))(x[0]),
     "dual": dual,
