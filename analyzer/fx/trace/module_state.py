@@ -55,9 +55,11 @@ class ModuleStates:
         found = []
         for module, before in saved:
             now, path = _read(module), self.borrowed.modules.get(id(module))
+            is_torchs = type(module).__module__.startswith("torch.")
             if path is not None and not _are_same(before, now):
                 found += [(f"{path}.{name}".lstrip("."), _tell(one), _tell(other)) for name in {**before, **now}
-                          if not _is_same(one := before.get(name, _MISSING), other := now.get(name, _MISSING))
+                          if not (is_torchs and name.startswith("_"))  # DistributedDataParallel's own state
+                          and not _is_same(one := before.get(name, _MISSING), other := now.get(name, _MISSING))
                           and _is_plain(one) and _is_plain(other)]
         return found
 
