@@ -1,0 +1,21 @@
+"""Samples of the generators of features: what a prediction says is what a run on data says."""
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks.dryrun_features import draw_script, find_differences
+from benchmarks.operator_samples import compare, operators, samples_of
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operators_give_what_they_give_on_data(seed):
+    for operator in random.Random(seed).sample(operators(), 12):
+        told = {compare(operator, sample) for sample in samples_of(operator, 2)}
+        assert told <= {"equal", "other strides", "refused", "refused by the CPU", "data decides"}, operator.name
+
+
+@pytest.mark.parametrize("number", range(1000, 1008))
+def test_a_random_script_costs_what_its_rules_say(number):
+    assert find_differences(draw_script(number)) == []
