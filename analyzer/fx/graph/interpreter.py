@@ -17,6 +17,7 @@ from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.spec import ARGUMENTS, TensorSpec
+from analyzer.meta.state import active_state
 from analyzer.meta.structure import thaw
 from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
 from analyzer.record.log import Log
@@ -283,6 +284,10 @@ def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) 
             blocks.pop()[1].__exit__(*sys.exc_info())
 
 
+def _claimed(device: torch.device) -> torch.device:
+    return active_state().adopted_device if device.type in ("cpu", "meta") else device
+
+
 class RecordingInterpreter(GraphInterpreter):
     """Runs a graph under a recorder: each node is a row of the log."""
 
@@ -297,6 +302,14 @@ class RecordingInterpreter(GraphInterpreter):
         if isinstance(self.module, GraphModule) and self.module.checks_inputs:
             self.module.check_inputs(args, kwargs)
         return super().run(*args, **kwargs)
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a node. ``x.device`` was written down as the host where the model was traced there: it is
+        the device that its tensors are taken to be on now. One that the model names by a string stays.
+        """
+        found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+            torch.device, _claimed, super().fetch_args_kwargs_from_env(n))
+        return found
 
     def begin_step(self) -> None:
         """Make the rows of a new step."""
