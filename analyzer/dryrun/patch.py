@@ -58,7 +58,7 @@ def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., An
     state.space.share()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with state.join(), simulating(spec), joined(world):
+        with state.join(state), simulating(spec), joined(world):
             return function(*args, **kwargs)
 
     return run

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ class MetaTensorMode:
 
     def _activate(self, undo: ExitStack) -> None:
         state = MetaState(self.options, self.space, self.adopted_device)
-        state.join = partial(_join, state)
+        state.join = _join
         undo.push(state.raise_failure)
         if active.dispatch_mode is None:
             undo.enter_context(mode_replacements.installed())
