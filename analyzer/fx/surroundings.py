@@ -113,7 +113,7 @@ def _warn_of_left(first: int, result: Any) -> None:
                       stacklevel=3)
 
 
-class _Holders(StateRecord):
+class Holders(StateRecord):
     """A record, with tensors, of what can hold one: not of data, nor of generators of random numbers."""
 
     def __init__(self, **settings: Any) -> None:
@@ -142,7 +142,7 @@ class _Holders(StateRecord):
         return super()._take_function(function)
 
 
-class Surroundings(_Holders, CodeRecord):
+class Surroundings(Holders, CodeRecord):
     """What the code of ``modules``, and ``functions``, reach outside of them: globals, attributes of classes, closures,
     containers, objects, caches of functions; and the values that they are given.
 
@@ -152,7 +152,7 @@ class Surroundings(_Holders, CodeRecord):
     """
 
     def __init__(self, modules: list[nn.Module], functions: Iterable[Any], values: Any) -> None:
-        self._given, self._is_over = _Holders(), False
+        self._given, self._is_over = Holders(), False
         plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
         super().__init__(classes=set(map(type, plain)), functions=(), inside=set(map(id, modules)), own=True)
         self.search.constructs = True

@@ -73,7 +73,7 @@ class CodeSearch:
         self.pending: list[Any] = []
         self.names: set[str] = set()
         self.methods: dict[str, list[Any]] = {}  # of the classes met, by name, those not followed yet
-        self._seen: set[Any] = set()
+        self.seen: set[Any] = set()  #: classes and functions that were met
         self._namespaces: set[tuple[int, str, frozenset[str] | None]] = set()
 
     def find(self, classes: Iterable[type], functions: Iterable[Any]) -> Reachable:
@@ -87,14 +87,14 @@ class CodeSearch:
 
     def add_class(self, cls: type) -> None:
         """Its methods may be called: ``forward`` and those of Python's protocols, others where they are named."""
-        if cls in self._seen:  # and so are its bases
+        if cls in self.seen:  # and so are its bases
             return
         is_module = issubclass(cls, nn.Module)
         has_forward = is_module and any(["forward" in vars(base) for base in cls.__mro__ if base is not nn.Module])
         for base in cls.__mro__:
-            if base in self._seen or is_stateless(base):
+            if base in self.seen or is_stateless(base):
                 continue
-            self._seen.add(base)
+            self.seen.add(base)
             self.found.classes.append(base)
             all_run = is_module and not has_forward or issubclass(base, torch.autograd.Function)
             for name, value in vars(base).items():
@@ -137,8 +137,8 @@ class CodeSearch:
         if wrapped is not None:
             self.pending.append(wrapped)
         if isinstance(function, FunctionType):
-            if function not in self._seen and not is_stateless(function):
-                self._seen.add(function)
+            if function not in self.seen and not is_stateless(function):
+                self.seen.add(function)
                 self._follow(function)
         elif not is_stateless(type(value)) and not isinstance(value, (nn.Module, torch.Tensor)):
             self.add_class(type(value))

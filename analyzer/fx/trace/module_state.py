@@ -45,9 +45,14 @@ class ModuleStates:
                 return False
         return _are_same(self._shared, _read_shared())
 
-    def note_run(self, module: nn.Module) -> None:
-        """``module`` ran as one node: what it set on itself, it sets where the graph runs, too."""
-        for m in module.modules():
+    def list_changed(self, modules: Iterable[nn.Module]) -> set[str]:
+        """Names of plain attributes in which modules are not as the graph will find them."""
+        found = [self._found[id(m)] for m in modules if id(m) in self._found]
+        return {path.rpartition(".")[2] for path, *_ in self.list_changes(found)}
+
+    def note_run(self, modules: Iterable[nn.Module]) -> None:
+        """Code of ``modules`` ran as one node: what it set on them, it sets where the graph runs, too."""
+        for m in modules:
             self._found[id(m)] = m, _read(m)
 
     def list_changes(self, saved: Iterable[tuple[nn.Module, _State]]) -> list[tuple[str, Any, Any]]:

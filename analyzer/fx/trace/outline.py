@@ -238,26 +238,3 @@ def own_tensors(value: Any) -> list[int]:
         return [id(t) for t in _attributes(value)]
     return [i for _, child in children(value)
             if isinstance(child, (nn.Module, tuple, dict)) for i in own_tensors(child)]
-
-
-def plain_attributes(value: Any) -> dict[tuple[str, str], Any]:
-    """Numbers, texts and flags in attributes of the modules and plain objects among arguments, by class and name."""
-    found: dict[tuple[str, str], Any] = {}
-    for held in value if isinstance(value, tuple) else value.values() if isinstance(value, dict) else [value]:
-        if isinstance(held, (tuple, dict)):
-            found.update(plain_attributes(held))
-        elif isinstance(held, nn.Module) or is_plain_object(held):
-            found.update(((f"{type(held).__name__} {id(held)}", name), x) for name, x in vars(held).items()
-                         if isinstance(x, (bool, int, float, str)))
-    return found
-
-
-def is_read(name: str, borrowed: Borrowed, site: Site) -> bool:
-    """Whether code that runs around ``site``, or the forward of a module of the model, names an attribute."""
-    codes = {code_of(type(module).forward) for _, module in borrowed.walked}
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _TRACER:
-        codes.add(frame.f_code if is_user_code(frame.f_code.co_filename) else None)
-        frame = frame.f_back
-    codes.discard(code_of(getattr(site.owner, site.name, None) if site.name else type(site.owner).forward))
-    return any(code is not None and name in code.co_names for code in codes)

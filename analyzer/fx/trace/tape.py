@@ -24,6 +24,7 @@ from analyzer.meta.value.contents import read_known
 from . import outline
 from .function_call import READS, REPEATED, NodeCall, describe_call, is_functional, name_target, reads_size, writes
 from .input_check import ContentWatch, keep_read, shorten
+from .leak import LeakError, Leaks, LeakWatch, find_leaks
 from .module_state import ModuleStates
 from .node_writer import NodeWriter
 from .outline import Site
@@ -42,7 +43,7 @@ class Tape(NodeWriter):
         #: functions and modules that are one node, with the line that asks for what depends on data
         self.outlined = outlined
         self.wanted: dict[Site, str] = {}        #: those that should be as well
-        self.sizes, self.states = SizeWatch(state), ModuleStates(borrowed)
+        self.sizes, self.states, self.leaks = SizeWatch(state), ModuleStates(borrowed), Leaks(self.wanted)
         self.contents: ContentWatch | None = None
         self.asks = False  #: whether the root itself was told what depends on data
         state.expects_contents = False           # code that read them would make them constants of the graph
@@ -124,7 +125,7 @@ class Tape(NodeWriter):
         """Run something whose inside is not looked at, as one node."""
         result, differs = self._run_paused(run, args, kwargs, module)
         if module is not None:
-            self.states.note_run(module)
+            self.states.note_run(module.modules())
         node = self.create(NodeCall(op, target, args, kwargs))
         if differs and not (self.sizes.is_guess and self._want()):
             node = self.with_checks(node, result, str(getattr(target, "__name__", target)))
@@ -137,6 +138,15 @@ class Tape(NodeWriter):
 
         Where its result shows what that was, code around it is wanted too.
         """
+        find_leaks((args, kwargs))
+        self.leaks.show()
+        try:
+            return self._run_outlined(site, function, args, kwargs, module)
+        finally:
+            self.leaks.hide()
+
+    def _run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+                      module: nn.Module | None) -> Any:
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return function(*args, **kwargs)
 
@@ -149,7 +159,20 @@ class Tape(NodeWriter):
         copies: dict[int, tuple[Any, Any]] = {}
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
-        flags = outline.plain_attributes((module, args, kwargs))
+        watch = LeakWatch(self.leaks, function if module is None else module.forward, (module, args, kwargs))
+        if (names := self.states.list_changed(watch.modules) & watch.names) and not self._want():
+            raise LeakError(f"{site} asks for what depends on data at {self.outlined[site]} and reads "
+                             f"{', '.join(sorted(names))}, which forward sets before: the graph would run it with what "
+                             "is there without that. Pass it as an argument")
+
+        def run_again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            memo: dict[int, tuple[Any, Any]] = {}
+            args, kwargs = copy_objects((args, kwargs), memo)
+            watch.restart()
+            result = run(args, kwargs)
+            watch.note((held, memo[id(copy)][1]) for held, copy in copies.values() if id(copy) in memo)
+            return result
+
         with self.pause:
             before = known_contents([*tensors_of((args, kwargs)), *(() if module is None else module.buffers())])
         options, self.state.options = self.state.options, dataclasses.replace(self.state.options,
@@ -158,12 +181,12 @@ class Tape(NodeWriter):
         try:
             with self.pause:
                 result = run(args, kwargs)
+                watch.note()
                 for tensor, known in before:
                     if tensor.untyped_storage(
                     ).known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
                         forget_contents(tensor)
-                differs = self.sizes.follow(lambda a, k: run(*copy_objects((a, k))), again[0], again[1], result, module,
-                                            contents=True)
+                differs = self.sizes.follow(run_again, again[0], again[1], result, module, contents=True)
                 if self.contents is not None:
                     self.contents.forget()
         except Exception:  # it cannot run with what unknown data was taken as
@@ -171,7 +194,8 @@ class Tape(NodeWriter):
             raise
         finally:
             self.state.options, self.state.expects_contents = options, False
-        self._check_flags(site, flags, outline.plain_attributes((module, args, kwargs)))
+        watch.finish(site, self._next_site(), self.outlined[site])
+        self.states.note_run(watch.modules)
         changed = list(map(id, tensors_of((args, kwargs)))) != held
         if changed:
             given = self._give_copies(given, copies)
@@ -200,17 +224,6 @@ class Tape(NodeWriter):
         self.state.assume(
             f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
-
-    def _check_flags(self, site: Site, before: dict[tuple[str, str], Any], now: dict[tuple[str, str], Any]) -> None:
-        """Have more code in one node where what ``site`` set from data is read outside of it. Raises InputError where
-        the forward of the root reads it, which is the graph itself.
-        """
-        names = sorted({name for (kind, name), value in now.items() if before.get((kind, name), now) != value})
-        read = [name for name in names if outline.is_read(name, self.borrowed, site)]
-        if read and not self._want():
-            raise InputError(f"{site} sets {', '.join(read)} by what depends on data at {self.outlined[site]}, and "
-                             "forward reads it afterwards: the graph would keep what it was traced with. Return it, or "
-                             "put the code that reads it into a submodule or a function, which then becomes one node")
 
     def _versions(self, *arguments: Any) -> list[int]:
         """How often arguments, and tensors that the root holds, were written to."""
@@ -274,11 +287,14 @@ class Tape(NodeWriter):
         in_place = writes(func, kwargs) or is_functional(func) and any(result is a for a in args)
         self.bind(result, node, rename=not in_place)
 
+    def _next_site(self) -> Site | None:
+        """The innermost function or module that runs and is not one node yet; None for the root."""
+        return next((site for site in outline.open_sites(self.borrowed) if site not in self.outlined), None)
+
     def _want(self, leaf: nn.Module | None = None) -> bool:
         """Ask for ``leaf``, or the innermost function or module that runs, to be one node; False for the root alone."""
         inner = None if leaf is None else outline.module_site(leaf, self.borrowed)
-        sites = (inner, *outline.open_sites(self.borrowed))
-        site = next((s for s in sites if s is not None and s not in self.outlined), None)
+        site = self._next_site() if inner is None or inner in self.outlined else inner
         if site is not None:
             self.wanted.setdefault(site, user_line() or "")
         return site is not None

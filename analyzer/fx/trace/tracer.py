@@ -30,6 +30,7 @@ from analyzer.record.collector import rare_collections, telling_depth
 from .assignment import Assignments
 from .identity import compares_identity
 from .input_check import Bound, ContentWatch, bind_arguments, expectations
+from .leak import LeakError
 from .outline import Site, code_of
 from .random_control import RandomWatch
 from .skeleton import build_skeleton, collect_contents, locate, wrap
@@ -82,7 +83,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
         except AnalyzerError as error:
             first = first or error
             if not attempt.wanted and not unknown:
-                if first is error:
+                if first is error or isinstance(error, LeakError):
                     raise
                 raise first from error
         if attempt.wanted:
@@ -144,9 +145,12 @@ class _Attempt:
             except AnalyzerError as error:
                 raise locate(error, tape, self.meta_args) from error
             except Exception as error:
-                raise wrap(error, tape, self.meta_args) from error
+                read = tape.leaks.explain(error)
+                raise (locate(read, tape, self.meta_args) if read else wrap(error, tape, self.meta_args)) from error
             finally:
                 mode.state.tape = None
+                tape.leaks.show()
+            tape.leaks.check(borrowed, tape.outlined)
             changed = watch.find_changed(assignments.write(tape, result))
             random.check(mode.state)
             self.changed, self.asks = frozenset(changed), tape.asks
