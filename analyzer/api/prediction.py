@@ -88,6 +88,8 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
             # labels follow from the other inputs, and the dtype of what is not given from the recipe
             given = command_option.choose_inputs(target, arguments.input, train=False)
             found[-1].complete(made_by=describe_command(name, arguments, given))
+            if made_up := [spec.assumption for spec in specs if spec.assumption is not None]:
+                found[-1].complete(assumptions=(*made_up, *found[-1].assumptions))
     return found
 
 

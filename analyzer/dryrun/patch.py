@@ -25,9 +25,10 @@ from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
+from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
 from .checkpoint import read_headers_alone, replace_checkpoints
-from .host_clock import TIMERS, answer_for_capability, replaced_once_imported, simulate_detection_ops
+from .host_clock import TIMERS, answer_for_capability, replaced_once_imported
 from .launch import replace_agreements, replace_launchers, run_one_process
 
 # Threads that a script starts run under the mode too: weights are loaded, and texts generated, in threads. What the

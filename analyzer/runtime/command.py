@@ -80,15 +80,9 @@ def find_torch_device(name: str) -> torch.device:
 
 def make_tensors(inputs: Sequence[InputSpec],
                  device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Positional and named tensors: random, of integers and flags 1 in masks, else 0, a token or class of any model."""
-    import torch
-
-    def make(spec: InputSpec) -> torch.Tensor:
-        if spec.dtype.is_floating_point or spec.dtype.is_complex:
-            return torch.randn(spec.shape, device=device).to(spec.dtype)
-        return torch.full(spec.shape, int("mask" in (spec.name or "")), dtype=spec.dtype, device=device)
-
-    return tuple(make(s) for s in inputs if s.name is None), {s.name: make(s) for s in inputs if s.name is not None}
+    """Positional and named tensors with data."""
+    return (tuple(s.fill(device) for s in inputs if s.name is None),
+            {s.name: s.fill(device) for s in inputs if s.name is not None})
 
 
 def predict(measured: Profile, model: torch.nn.Module, args: Any, kwargs: Any, step: dict[str, Any],

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from analyzer.recipe.recipe import Recipe
 from analyzer.record.collector import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, Target, parse_inputs
+from .torchvision_ops import detection_ops
 
 
 def refuse_batch_size(arguments: argparse.Namespace) -> None:
@@ -46,6 +48,9 @@ def choose_inputs(target: Target, texts: Sequence[str], train: bool,
     if specs is None:
         raise InputError(f"{target.name}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
                          "--input x=int64:8x512")
+    for spec in specs:
+        if spec.assumption is not None:
+            print(f"analyzer: {target.name}: {spec.assumption}", file=sys.stderr)
     return specs if dtype is None else tuple([spec.cast(dtype) for spec in specs])
 
 
@@ -58,7 +63,8 @@ def make_inputs(specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], dict[str, 
 def model_errors(name: str) -> Iterator[None]:
     """Raise ModelError in place of what is no error of this package, e.g. for a sequence that the model cannot take."""
     try:
-        yield
+        with detection_ops():
+            yield
     except AnalyzerError:
         raise
     except (Exception, SystemExit) as error:  # the latter: a factory that ends where it finds no data

@@ -55,6 +55,17 @@ class InputSpec:
         """An empty tensor of this dtype and shape."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
+    def fill(self, device: str | torch.device) -> torch.Tensor:
+        """A tensor with data: random, of integers and flags 1 in masks, else 0, a token or class of any model."""
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return torch.randn(self.shape, device=device).to(self.dtype)
+        return torch.full(self.shape, int("mask" in (self.name or "")), dtype=self.dtype, device=device)
+
+    @property
+    def assumption(self) -> str | None:
+        """What is made up besides sizes and dtypes, in a sentence; None where nothing is."""
+        return None
+
     def cast(self, dtype: torch.dtype) -> InputSpec:
         """The same input, in ``dtype`` where it is floating."""
         return replace(self, dtype=dtype) if self.dtype.is_floating_point else self

@@ -14,6 +14,7 @@ import torch
 from analyzer.errors import TargetError
 from analyzer.saved_format import load_json
 
+from .detection_target import DetectionRule
 from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, find_close, import_extra
 from .published_shape import find_shape, list_names
 from .vision_models import find_diffusion_model
@@ -222,6 +223,8 @@ def _derive_labels(model_class: Any, config: Any, inputs: tuple[InputSpec, ...])
         problem = getattr(config, "problem_type", None)
         one_of_many = config.num_labels > 1 and problem in (None, "single_label_classification")
         return (LabelRule("labels", main, (0,)),) if one_of_many else ()
+    if name.endswith("ForObjectDetection"):
+        return (DetectionRule("labels", main, keys=("class_labels", "boxes")),)
     if name.endswith("ForSemanticSegmentation"):
         return (LabelRule("labels", main, (0, 2, 3)),)
     heads = "LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"

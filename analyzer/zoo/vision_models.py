@@ -9,6 +9,7 @@ import torch
 
 from analyzer.errors import TargetError
 
+from .detection_target import DetectionModel, DetectionRule
 from .input_spec import DEFAULT_BATCH, InputSpec, Target, find_close, import_extra
 from .published_shape import PublishedShape
 
@@ -23,8 +24,8 @@ DETECTION_SIZE = (800, 800)  # GeneralizedRCNNTransform brings the shorter side 
 def find_torchvision_model(name: str, target: str) -> Target:
     """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow.
 
-    Detection models take a batch of images, which they iterate over as over a list; their training targets are
-    dictionaries, which no default stands for. Raises TargetError for an unknown name, MissingExtraError without it.
+    Detection models take a batch of images, which they iterate over as over a list, and when they train made-up targets
+    (`detection_target`). Raises TargetError for an unknown name, MissingExtraError without it.
     """
     models = import_extra("torchvision", target).models
     if name not in models.list_models():
@@ -36,7 +37,12 @@ def find_torchvision_model(name: str, target: str) -> Target:
     if name.removeprefix("quantized_") in ("googlenet", "inception_v3"):
         options["init_weights"] = True  # their default, which they warn about unless it is said
     inputs = tuple(InputSpec(None, torch.float32, shape) for shape in _choose_shapes(models, name))
-    return Target(target, partial(builder, **options), inputs)
+    build = partial(builder, **options)
+    if ".detection." in builder.__module__:
+        more = [key for part, key in (("mask", "masks"), ("keypoint", "keypoints")) if name.startswith(part)]
+        return DetectionModel(target, build, inputs, (DetectionRule("targets", "images", keys=("boxes", "labels",
+                                                                                               *more)),))
+    return Target(target, build, inputs)
 
 
 def _choose_shapes(models: Any, name: str) -> list[tuple[int, ...]]:
