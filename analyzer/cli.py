@@ -5,9 +5,10 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 from analyzer.commands import COMMANDS
-from analyzer.errors import AnalyzerError, ModelError
+from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.hardware.catalogue import knowing
 from analyzer.options import load
 from analyzer.output import drawing_plainly
@@ -35,11 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = words.index("--") if called == "dryrun" and "--" in words else len(words)  # what follows is the script's
     try:
         with drawing_plainly():
-            arguments = make_parser(called).parse_args(words[:own])
+            if called == "fits":
+                raise InputError("fits: is `analyzer fit` without --device, or with one for each device of its table")
+            arguments, unknown = make_parser(called).parse_known_args(words[:own])
+            if unknown:
+                raise InputError(_explain(called, unknown))
             if called == "dryrun":
                 arguments.arguments += words[own + 1:]
             # `calibrate` writes the file that is its device; what others ask of a profile has the device's name alone
             device = None if called == "calibrate" else getattr(arguments, "device", None)
+            device = device[0] if isinstance(device, list) else device
             if getattr(arguments, "batch_size", None) is not None:
                 load("analyzer.zoo.command_option:refuse_batch_size")(arguments)
             with _showing_progress(called), knowing(device):
@@ -59,6 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has gone
         sys.stderr.close()
         return 0
+
+
+def _explain(called: str, unknown: Sequence[str]) -> str:
+    """Why a command does not take these words, and which one does."""
+    flag = unknown[0].partition("=")[0]
+    near = get_close_matches(flag, COMMANDS[called].flags, n=1) if flag.startswith("-") else []
+    takers = [f"`analyzer {command.name}`" for command in COMMANDS.values() if flag in command.flags]
+    hint = f"; it is of {' and '.join(takers)}" if takers else f"; did you mean {near[0]}?" if near else ""
+    is_saved = called == "profile" and flag in COMMANDS["show"].flags
+    return (f"{' '.join(unknown)}: `analyzer {called}` does not take this{hint}"
+            + ("; save the profile with --json FILE for it" if is_saved else ""))
 
 
 @contextmanager

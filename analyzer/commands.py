@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from textwrap import fill, indent
 
-from .options import OPTIONS, fill_in
+from .options import OPTIONS, Option, fill_in
 
 _MODEL, _INPUT = "the model failed", "the command line or an input cannot be used"
 
@@ -23,7 +23,16 @@ class Command:
     groups: Mapping[str, str] = field(default_factory=dict)  #: further options, by the title they stand under
     examples: str = ""
     exits: Mapping[int, str] = field(default_factory=dict)
-    usage: str | None = None
+
+    @property
+    def all_options(self) -> list[Option]:
+        """Those of its groups too."""
+        return [OPTIONS[name] for names in (self.options, *self.groups.values()) for name in _split(names)]
+
+    @property
+    def flags(self) -> list[str]:
+        """Those that it takes."""
+        return [flag for option in self.all_options for flag in option.flag.split() if flag.startswith("-")]
 
     def add_to(self, commands: argparse._SubParsersAction[argparse.ArgumentParser], with_options: bool) -> None:
         """Add it to those of the command line; ``with_options`` only where it is the one that is called."""
@@ -32,7 +41,9 @@ class Command:
             return
         codes = "; ".join(f"{code} {text}" for code, text in self.exits.items())
         parser = commands.add_parser(
-            self.name, help=self.help, usage=self.usage, description=fill_in(self.description),
+            self.name, help=self.help, usage=" ".join(
+                ["analyzer", self.name, "[options]", *(option.needed for option in self.all_options if option.needed)]),
+            description=fill_in(self.description),
             formatter_class=argparse.RawDescriptionHelpFormatter, epilog="\n".join(
                 [f"examples:\n{indent(self.examples, '  ', lambda line: line.startswith('analyzer '))}"]
                 * bool(self.examples) + [fill(f"exit codes: {codes}", 118)] * bool(codes)))
@@ -48,20 +59,16 @@ def _split(names: str) -> list[str]:
 
 _STEP = "target, input, batch-size, mode, autocast"
 _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointing, compile, optimizer, accumulate"}
-_REPORTS = {"reports of modules": "report, depth, sort, columns, module-depth, top-modules, no-detail, ignore-modules, "
-            "format of reports, raw, output"}
 
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
-            f"{_STEP}, device, convention, fused, cuda-graphs, others, show, explain-replay, json, html, export, "
-            "roofline", """\
+            f"{_STEP}, device, convention, fused, cuda-graphs, others, show, json, html, export", """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
 No GPU is needed and no weights are made.
 
 TARGET is one of
   vit_b_16 resnet18 resnet50 gpt2 llama_1b llama_405b   models that ship with analyzer
-  torchvision:NAME                                      e.g. torchvision:resnet50
-  timm:NAME                                             e.g. timm:convnext_tiny
+  torchvision:NAME timm:NAME                            e.g. torchvision:resnet50, timm:convnext_tiny
   hf:ConfigClass[:ModelClass]                           e.g. hf:BertConfig, hf:LlamaConfig:LlamaForCausalLM
   hf:NAME[:ModelClass]                                  e.g. hf:llama-3.1-8b; `analyzer models` lists them
   hf:CONFIG.json[:ModelClass]                           a config file, or the folder that holds config.json
@@ -71,29 +78,36 @@ TARGET is one of
 Several targets make one table with a row each. With --world, a factory wraps the model as a script would (DDP,
 fully_shard, parallelize_module), and the profile is that of one rank.
 """,
-            {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster",
-             "cost of a run": "tokens, samples, price, gpus, power", **_REPORTS}, """\
+            {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster"}, """\
 analyzer profile vit_b_16 --input 8x3x224x224
 analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
 analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit
-analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary
-analyzer profile torchvision:resnet18 --mode infer --report torchinfo --columns output_size,num_params,mult_adds
-analyzer profile hf:BertConfig --mode infer --convention deepspeed --report deepspeed --top-modules 3
-analyzer profile mypackage.models:build --input tokens=int64:4x2048 --json profile.json
-analyzer profile mynet.py:Net --input 8x3x224x224 --show modules --format csv --output modules.csv
-analyzer profile resnet18 resnet50 vit_b_16 --optimizer adamw --format markdown
-analyzer profile llama_1b --device h100 --tokens 2e12 --price 2.5 --gpus 64 --roofline llama.png
-""", {0: "done", 1: _MODEL, 2: _INPUT, 3: "a step does not fit on the device"}),
+analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary,modules
+analyzer profile mynet.py:Net --input 8x3x224x224 --json net.json && analyzer show net.json --report tree --depth 2
+analyzer profile llama_1b --device h100 --export roofline=llama.png --export modules=modules.csv
+""", {0: "done", 1: _MODEL, 2: _INPUT, 3: "it does not fit on the device"}),
+
+    Command("show", "print reports of a saved profile, in the layout of other tools too", "analyzer.show:run_show",
+            "file, report, output", """\
+Prints reports of a profile that a command saved with --json: of `analyzer profile` or `measure`, and of the prefill and
+the last token that `analyzer generate` saved. An option that no report asked for has is refused.
+""", {"layout": "depth, sort, columns, module-depth, top-modules, no-detail, ignore-modules, format of reports, raw",
+      "cost of a run": "tokens, samples, price, gpus, power"}, """\
+analyzer show net.json --report tree --depth 2 --sort fwd_flops --columns fwd_flops_share,saved_bytes
+analyzer show net.json --report torchinfo --columns output_size,num_params,mult_adds
+analyzer show net.json --report deepspeed --top-modules 3
+analyzer show net.json --report modules --format csv --output modules.csv
+analyzer show net.json --tokens 2e12 --price 2.5 --gpus 64
+""", {0: "done", 2: "the command line or the file cannot be used"}),
 
     Command("measure", "measure a step of a model on the device at hand", "analyzer.runtime.command:run_measure",
-            f"{_STEP}, place, measured steps, warm-up, convention, against predicted, predicted-device, json, "
-            "html", """\
+            f"{_STEP}, place, measured steps, warm-up, convention, show, json, html", """\
 Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
 took. TARGET is as for `analyzer profile`.
-""", {**_RECIPE, **_REPORTS}, """\
+""", _RECIPE, """\
 analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
-analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --report deepspeed
-analyzer measure torchvision:resnet18 --device cuda --against predicted
+analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --show deepspeed
+analyzer measure gpt2 --device cuda --json measured.json && analyzer compare predicted.json measured.json --by module
 """, {0: "done", 1: _MODEL, 2: _INPUT}),
 
     Command("calibrate", "measure the device at hand and write a file that --device takes",
@@ -109,7 +123,7 @@ analyzer profile resnet50 --input 8x3x224x224 --device lab_card.json
 
     Command("compare", "what changed between two saved profiles, and which modules explain it",
             "analyzer.report.comparison.command:run_compare", "first, second, more, by, fail-if, markdown, html of "
-            "compare, columns of compare, depth of compare, format of compare, output of compare", """\
+            "compare, columns of compare, depth of compare, format of compare, output", """\
 Tells what changed from the first profile to the second: peaks, time, FLOPs, memory at the peak by category, and for
 each quantity the deepest modules that explain it, alike blocks as one.
 
@@ -157,40 +171,37 @@ analyzer check profile.json --against baseline.json --format markdown >> "$GITHU
 """, {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),
 
     Command("generate", "predict what generating tokens costs", "analyzer.generation.command:run_generate",
-            "target, prompt, new-tokens, sequences, autocast of generate, device, passes, rows, json of generate", """\
+            "target, prompt, new-tokens, sequences, autocast of generate, device, passes, rows, format, "
+            "json of generate", """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
 while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
-      "prefill-chunk, draft, speculate", "recipe": "dtype, quantize, lora, attention, compile", **_REPORTS}, """\
+      "prefill-chunk, draft, speculate", "recipe": "dtype, quantize, lora, attention, compile"}, """\
 analyzer generate gpt2 --prompt 512 --new-tokens 128
 analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
 analyzer generate hf:llama-3.1-8b --quantize int4 --cache paged --cache-dtype fp8 --batch 16
 analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
 analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
 analyzer generate hf:llama-3.1-70b --draft hf:llama-3.2-1b --speculate 5
-analyzer generate hf:T5Config:T5ForConditionalGeneration --report tree --depth 1  (of prefill and last token)
+analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analyzer show t5.json --report tree
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "the generation does not fit on the device"}),
 
-    Command("fit", "find the largest batch or sequence that fits a device", "analyzer.solver.command:run_fit",
-            f"{_STEP}, of batch, of sequence, device, memory, world size, start, multiple-of, at-most", """\
-Finds the largest batch (or with --sequence the longest sequence) whose training or inference step fits a device.
+    Command("fit", "find the devices that a step fits on, or the largest batch or sequence on one",
+            "analyzer.solver.command:run_fit", f"{_STEP}, devices, of batch, of sequence, memory, world size, start, "
+            "multiple-of, at-most, format", """\
+Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
+whether it fits. With one --device, or --memory: the largest batch (or with --sequence the longest sequence) that fits.
 
-TARGET and --input are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the size that is
-sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of token indices.
+TARGET and the options of a step are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the
+size that is sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of
+token indices.
 """, _RECIPE, """\
+analyzer fit vit_b_16 --input 64x3x224x224 --optimizer adamw
+analyzer fit hf:BertConfig --input input_ids=int64:8x512 --mode infer --device t4 --device l4
 analyzer fit resnet50 --device a100_80gb --optimizer adamw
 analyzer fit gpt2 --sequence --at-most 1024 --multiple-of 64 --device t4 --optimizer adamw
 analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
-""", {0: "found", 1: _MODEL, 2: _INPUT, 3: "not even the smallest fits"}),
-
-    Command("fits", "list the devices that a step fits on", "analyzer.solver.command:run_fits",
-            f"{_STEP}, devices, world size, format", """\
-Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
-whether it fits. TARGET and the options of a step are those of `analyzer profile`.
-""", _RECIPE, """\
-analyzer fits vit_b_16 --input 64x3x224x224 --optimizer adamw
-analyzer fits hf:BertConfig --input input_ids=int64:8x512 --mode infer --device t4 --device l4
-""", {0: "it fits on some device", 1: _MODEL, 2: _INPUT, 3: "it fits on none"}),
+""", {0: "it fits on a device, or a size was found", 1: _MODEL, 2: _INPUT, 3: "not even the smallest fits, on none"}),
 
     Command("advise", "find what to change so that a step fits", "analyzer.advice.search:run_advise",
             f"{_STEP}, device, format", """\
@@ -222,7 +233,7 @@ activations' memory at its peak.
 """, {0: "found", 1: _MODEL, 2: "the command line, an input or the budget cannot be used", 3: "no plan meets it"}),
 
     Command("dryrun", "execute a training script without data or a GPU", "analyzer.dryrun.command:run_dryrun",
-            "script, arguments, device, steps, show, depth, json, html", """\
+            "script, arguments, device, steps, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
 what it does besides torch (files it writes, servers it calls) happens. What was taken for granted is listed with the
@@ -238,8 +249,7 @@ analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
 analyzer dryrun --world 64 train.py                        as torchrun would start it on 64 GPUs, some ranks of it
 analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
 """, {0: "done", 1: "the script failed", 2: "the command line cannot be used",
-      3: "the script would run out of memory, or does not fit on the device"},
-            "analyzer dryrun [options] SCRIPT [-- ARG ...]"),
+      3: "the script would run out of memory, or does not fit on the device"}),
 
     Command("sweep", "profile many configurations of a model", "analyzer.sweep.command:run_sweep",
             "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html of sweep, "

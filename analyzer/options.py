@@ -78,6 +78,15 @@ class Option:
         self.flag, self.help, self.settings = flag, help, settings
         self.name = name or flag.lstrip("-")  #: by which commands name it: their flags may be alike
 
+    @property
+    def needed(self) -> str:
+        """How it stands in a command's usage, where it is a word by its position or must be given."""
+        metavar = self.settings.get("metavar", "")
+        if self.flag.startswith("-"):
+            return f"{self.flag} {metavar}" if self.settings.get("required") else ""
+        forms = {"*": f"[{metavar} ...]", "?": f"[{metavar}]", "+": f"{metavar} [{metavar} ...]"}
+        return forms.get(self.settings.get("nargs", ""), str(metavar))
+
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Add it to a parser, or to a group of its options."""
         settings = {key: load(value) if isinstance(value, str) and value.startswith("analyzer.") else value
@@ -99,31 +108,33 @@ _OF_A_STEP = (
     Option("--batch-size --bs", argparse.SUPPRESS, name="batch-size", type=int),  # many tools have it
     Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward", choices=("train", "infer"),
            default="train"),
-    Option("--autocast", "run the forward pass under torch.autocast", choices=_AUTOCAST),
+    Option("--autocast", "run the forward pass under torch.autocast with this dtype: bf16 or fp16", choices=_AUTOCAST,
+           metavar="DTYPE"),
     Option("--device", "whose memory and speed to predict (default h200); `analyzer devices` lists them",
            default="h200"),
     Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
-    Option("--quantize", "hold the weights of linear layers so, all but the output head's",
-           choices="analyzer.recipe.quantize:LAYERS"),
+    Option("--quantize", "hold the weights of linear layers, all but the output head's, in "
+           "{analyzer.recipe.quantize:LAYERS}",
+           choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
     Option("--lora", "train adapters instead of the model; further settings: targets=q_proj+v_proj (default "
            "all-linear), dropout=0.05, dtype=bf16 (default fp32)", metavar="r=N[,...]"),
     Option("--attention", "of a model of transformers: sdpa, eager, ...", metavar="NAME"),
     Option("--loss-chunks", "compute a language model's loss in N parts of its tokens", type=int, metavar="N"),
     Option("--checkpointing", "run each block again in the backward pass", action="store_true"),
-    Option("--compile", "wrap the model by torch.compile (it is profiled as the model that is wrapped; `profile` adds "
-           "the time that it would take compiled)", action="store_true"),
+    Option("--compile", "wrap the model by torch.compile; figures are of the model in it, and `profile` adds its time",
+           action="store_true"),
     Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
            "none, gradients only)", metavar="NAME"),
     Option("--accumulate", "micro-batches of a step, each as large as --input says (default 1)", type=int, default=1,
            metavar="N"),
-    Option("--convention", "whose way of counting FLOPs (default own: every operator, forward and backward; the "
-           "others: the forward pass alone, as those packages print it)", choices=("own", "deepspeed", "fvcore"),
-           default="own"),
+    Option("--convention", "whose way of counting FLOPs: own (default; every operator, forward and backward), "
+           "deepspeed or fvcore (the forward pass alone, as those packages print it)",
+           choices=("own", "deepspeed", "fvcore"), default="own", metavar="NAME"),
     Option("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)",
            action="store_true"),
-    Option("--cuda-graphs", "with --fused: in its mode \"reduce-overhead\", which launches each pass as one CUDA "
-           "graph; alone: the eager kernels launched so", action="store_true"),
-    Option("others", "more models, to be compared with the first", nargs="*", metavar="TARGET"))
+    Option("--cuda-graphs", "each pass is one CUDA graph: with --fused its mode \"reduce-overhead\", alone of eager's "
+           "kernels", action="store_true"),
+    Option("others", argparse.SUPPRESS, nargs="*", metavar="TARGET"))
 
 _OF_RANKS = (
     Option("--world", "run as one of N ranks: torch.distributed is there and moves no data", type=int, metavar="N"),
@@ -135,46 +146,42 @@ _OF_RANKS = (
            "8)", type=int, metavar="N"),
     Option("--cluster", "the hosts and links, e.g. dgx_h100 (default: the usual ones of the device)", metavar="NAME"))
 
+_REPORTS = "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report"
+
 _OF_OUTPUT = (
-    Option("--show", "what to print, of screen, table, summary, modules, brief (default screen, all at a glance); "
-           "table is long, a row for each node", default="screen", metavar="WHAT"),
-    Option("--explain-replay", "print which parts were run once and replayed, and why the others were run",
-           action="store_true"),
-    Option("--json", "save the whole profile (read it with Profile.from_json)", type=Path, metavar="FILE"),
+    Option("--show", "reports to print, with commas between them (default screen, all at a glance): " + _REPORTS,
+           default="screen", metavar="NAMES"),
+    Option("--json", "save the whole profile, for `analyzer show`, `compare`, `check` and `view`", type=Path,
+           metavar="FILE"),
     Option("--html", "save the profile as one HTML page", type=Path, metavar="FILE"),
-    Option("--export", "save a file for another tool, of one of {analyzer.report.export.table_file:list_kinds}, or one "
-           "that the TARGET's file registers with register_exporter; without KIND by the file's ending, one of "
-           "{analyzer.report.export.table_file:ENDINGS}; may be given several times", action="append", default=[],
+    Option("--export", "save files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or what the "
+           "TARGET's file registers with register_exporter; without KIND by its ending, of "
+           "{analyzer.report.export.table_file:ENDINGS}", action="append", default=[],
            metavar="[KIND=]FILE"),
-    Option("--roofline", "save where operators and modules stand under the device's roofline: .json or .csv, or drawn "
-           "as .png, .svg or .pdf (needs matplotlib)", type=Path, metavar="FILE"),
-    Option("--report", "print this report, in the layout of the tool of that name: "
-           "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report",
-           metavar="NAME"),
-    Option("--depth", "show modules (and nodes by the module that holds them) down to this depth", type=parse_depth,
+    Option("--format", "of the table (default text)", choices=_FORMATS, default="text"))
+
+_OF_REPORTS = (
+    Option("--report", "reports to print, with commas between them (default screen, or cost where its options are "
+           "given): {analyzer.results.view:register_report}, or FILE.py:NAME, which FILE.py registers with "
+           "register_report", metavar="NAMES"),
+    Option("--depth", "modules (and nodes by the module that holds them) down to this depth", type=parse_depth,
            metavar="N"),
-    Option("--sort", "sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops (node table, tree)",
-           metavar="COLUMN"),
+    Option("--sort", "sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops", metavar="COLUMN"),
     Option("--columns", "columns, separated by commas; of the tree, besides the usual: "
            "{analyzer.report.module_tree:CHOSEN}, those of costs also with _share for their share of the model's; of "
            "torchinfo: {analyzer.report.compat.torchinfo:COLUMNS}", type=split_words, metavar="NAMES"),
-    Option("--module-depth", "how deep the largest modules are named (deepspeed, largest; default all)", type=int,
-           metavar="N"),
-    Option("--top-modules", "how many of them at each depth (deepspeed, largest; default 1)", type=int, metavar="K"),
-    Option("--no-detail", "leave out the tree of modules (deepspeed)", action="store_true"),
-    Option("--ignore-modules", "classes or paths that count as their parent's own (deepspeed, largest, tree)",
-           type=split_words, metavar="NAMES"),
-    Option("--format", "of the tables: tree, largest, torchinfo (default text); without a report, of the table that "
-           "`profile --show` names, with modules by their paths, and in csv all quantities, unrounded",
-           name="format of reports", choices=_FORMATS),
-    Option("--format", "of the table (default text)", choices=_FORMATS, default="text"),
-    Option("--raw", "plain numbers, in bytes and seconds (deepspeed, largest, tree)", action="store_true"),
-    Option("--output", "write the report, or the table of --format, to this file instead of printing it", type=Path,
-           metavar="FILE"),
-    Option("--tokens", "how many tokens the run takes, e.g. 2e12 or 2T; batch times sequence of each step counts: "
-           "prints steps, hours, dollars and kWh", type=read_amount, metavar="N"),
-    Option("--samples", "how many samples the run takes, e.g. 2e12 or 2T; the batch of each step counts: prints steps, "
-           "hours, dollars and kWh", type=read_amount, metavar="N"),
+    Option("--module-depth", "how deep the largest modules are named (default all)", type=int, metavar="N"),
+    Option("--top-modules", "how many of them at each depth (default 1)", type=int, metavar="K"),
+    Option("--no-detail", "leave out the tree of modules", dest="detailed", action="store_const", const=False),
+    Option("--ignore-modules", "classes or paths that count as their parent's own", type=split_words, metavar="NAMES"),
+    Option("--format", "of the tables (default text); others than text have modules by their paths, and csv has all "
+           "quantities, unrounded", name="format of reports", dest="fmt", choices=_FORMATS),
+    Option("--raw", "plain numbers, in bytes and seconds", dest="as_string", action="store_const", const=False),
+    Option("--output", "write what would be printed to this file", type=Path, metavar="FILE"),
+    Option("--tokens", "how many tokens the run takes, e.g. 2e12 or 2T; batch times sequence of each step counts",
+           type=read_amount, metavar="N"),
+    Option("--samples", "how many samples the run takes, e.g. 1e9 or 1B; the batch of each step counts",
+           type=read_amount, metavar="N"),
     Option("--price", "of an hour of one device", type=float, metavar="DOLLARS"),
     Option("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)",
            type=int, metavar="N"),
@@ -204,8 +211,6 @@ _OF_SAVED_PROFILES = (
     Option("--format", "default text; of what changed, markdown is as of --markdown, others are one table of all "
            "changes; in tables modules stand by their paths, and in csv numbers are unrounded",
            name="format of compare", choices=_FORMATS, default="text"),
-    Option("--output", "write what would be printed to this file", name="output of compare", type=Path,
-           metavar="FILE"),
     Option("files", "a profile saved with --json", type=Path, nargs="+", metavar="FILE"),
     Option("--html", "where the page is written (default: a new folder)", name="html of view", type=Path,
            metavar="PAGE"),
@@ -220,8 +225,8 @@ _OF_GENERATION = (
     Option("--samples", "how many of the passes after the first are run, those between them are on straight lines "
            "(default 16; 0: all)", name="passes", type=int, default=16, metavar="N"),
     Option("--rows", "rows of the table (default 20; 0: all)", type=int, default=20, metavar="N"),
-    Option("--json", "save the result (read it with GenerationProfile.from_json)", name="json of generate", type=Path,
-           metavar="FILE"),
+    Option("--json", "save the result (`analyzer show` prints reports of its prefill and last token)",
+           name="json of generate", type=Path, metavar="FILE"),
     Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
            "--max-sequences, --batches and --draft)", choices="analyzer.generation.stored_cache:CACHES"),
     Option("--cache-dtype", "of the cache, of {analyzer.generation.command:CACHE_DTYPES} (default: the model's)",
@@ -240,20 +245,17 @@ _OF_GENERATION = (
     Option("--speculate", "draft tokens of a step (default 4)", type=int, default=4, metavar="N"))
 
 _OF_SEARCHES = (
-    Option("--batch", "seek the largest batch (default)", name="of batch", action="store_const", const="batch",
-           dest="what", default="batch"),
-    Option("--sequence", "seek the longest sequence", name="of sequence", action="store_const", const="sequence",
-           dest="what"),
+    Option("--batch", "seek the largest batch (default)", name="of batch", action="store_true"),
+    Option("--sequence", "seek the longest sequence", name="of sequence", action="store_true"),
     Option("--memory", "what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be taken "
            "outside it)", metavar="SIZE"),
     Option("--world", "processes of the job, for communication buffers (default 1)", name="world size",
            dest="world_size", type=int, default=1, metavar="N"),
-    Option("--start", "smallest size to try (default 1; 2 where batch norm needs it)", type=int, default=1,
-           metavar="N"),
-    Option("--multiple-of", "try only multiples of this", type=int, default=1, metavar="N"),
+    Option("--start", "smallest size to try (default 1; 2 where batch norm needs it)", type=int, metavar="N"),
+    Option("--multiple-of", "try only multiples of this", type=int, metavar="N"),
     Option("--at-most", "largest size to try, e.g. the model's longest sequence", type=int, metavar="N"),
-    Option("--device", "try this device; may be repeated (default: all of the catalogue)", name="devices",
-           action="append", metavar="DEVICE"),
+    Option("--device", "seek the largest size on this one; of several, repeated, a row each (default: a row for each "
+           "of the catalogue)", name="devices", action="append", metavar="DEVICE"),
     Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,
            metavar="SIZE"),
     Option("--device", "whose time to save and whose kernels to expect (default: none; then FLOPs are saved)",
@@ -296,12 +298,8 @@ _OF_THIS_MACHINE = (
     Option("--steps", "how many steps the times are the mean of (default 3)", name="measured steps", type=int,
            default=3, metavar="N"),
     Option("--warm-up", "how many steps go before them (default 1)", type=int, default=1, metavar="N"),
-    Option("--against", "print the modules beside those of a prediction instead of a report", name="against predicted",
-           choices=("predicted", )),
-    Option("--predicted-device", "whose speed to predict (default: the device it runs on, where the catalogue has it)",
-           metavar="DEVICE"),
     Option("script", "a Python script that trains or infers", metavar="SCRIPT", type=Path),
-    Option("arguments", "the script's own arguments, after --", nargs="*", metavar="ARG"),
+    Option("arguments", "the script's own arguments, after --", nargs="*", metavar="-- ARG"),
     Option("--steps", "end the script after so many optimizer steps (default 3)", type=int, default=3, metavar="N"),
     Option("file", "where to write it, e.g. lab_card.json", name="written file", metavar="FILE"),
     Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",
@@ -315,5 +313,5 @@ _OF_THIS_MACHINE = (
 
 #: By their names.
 OPTIONS = {option.name: option for options in (
-    _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS, _OF_THIS_MACHINE)
-    for option in options}
+    _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_REPORTS, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS,
+    _OF_THIS_MACHINE) for option in options}

@@ -329,8 +329,8 @@ def _command(owned: Owned, folder: Path) -> str:
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(said):
         codes = [main(["profile", target, "--input", "4x8", "--json", str(folder / "command.json"), "--html",
                        str(folder / "command.html"), "--optimizer", "adamw"]),
-                 main(["profile", target, "--input", "4x8", "--mode", "infer", "--show", "modules", "--format", "csv",
-                       "--output", str(folder / "rows.csv")])]
+                 main(["profile", target, "--input", "4x8", "--mode", "infer", "--show", "modules", "--export",
+                       f"modules={folder / 'rows.csv'}"])]
     return f"{codes}{text.getvalue()}{said.getvalue() if any(codes) else ''}"
 
 

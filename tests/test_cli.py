@@ -15,6 +15,7 @@ import torch
 import analyzer
 from analyzer import Profile, profile
 from analyzer.cli import main, make_parser
+from analyzer.commands import COMMANDS
 from analyzer.hardware import find_device
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
@@ -61,16 +62,15 @@ def test_the_sample_in_the_readme_is_what_make_profile_prints(capsys):
     assert [line for line in shown if line not in printed] == [], "not printed, or not in this order"
 
 
-def test_modules_with_depth_and_inputs_by_name(capsys):
+def test_modules_and_inputs_by_name(capsys):
     code, out, _ = run(capsys, "profile", "gpt2", "--input", "input_ids=int64:1x16", "--mode", "infer", "--show",
-                       "modules", "--depth", "1")
+                       "modules")
     assert code == 0
     assert "124.44 M" in out
 
 
-def test_sorting_puts_the_largest_first(capsys):
-    code, out, _ = run(capsys, "profile", "resnet18", "--input", "1x3x64x64", "--show", "table", "--sort",
-                       "param_bytes")
+def test_sorting_puts_the_largest_first(capsys, resnet):
+    code, out, _ = run(capsys, "show", resnet, "--report", "table", "--sort", "param_bytes")
     assert code == 0
     assert out.splitlines()[3].split()[1] == "layer4_0_conv2"
 
@@ -84,16 +84,30 @@ def test_sorting_puts_the_largest_first(capsys):
     (["profile", "no.such.module:build"], "no.such.module"),
     (["profile", "resnet18", "--device", "h2000"], "h200"),
     (["profile", "resnet18", "--device", "cuda:0"], "give its name, e.g. rtx_4090"),
-    (["fits", "resnet18", "--device", "GPU"], "give its name, e.g. rtx_4090"),
+    (["fit", "resnet18", "--device", "GPU"], "give its name, e.g. rtx_4090"),
     (["profile", "resnet18", "--batch-size", "32"], "--batch-size 32: the batch is the first size of an input; write "
      "--input float32:32x3x224x224\n"),
     (["plan", "gpt2", "--budget", "1GiB", "--bs", "4"], "write --input input_ids=int64:4x1024\n"),
     (["advise", "resnet18", "--input", "8x3x64x64", "--batch", "2"], "write --input float32:2x3x64x64\n"),
     (["profile", "torch.nn:Identity", "--batch-size", "2"], "e.g. --input 2x3x224x224"),
     (["profile", "resnet18", "--optimizer", "AdamWW"], "did you mean adamw?"),
-    (["fits", "resnet18", "--optimizer", "nadam"], "did you mean torch.optim:NAdam?"),
+    (["fit", "resnet18", "--optimizer", "nadam"], "did you mean torch.optim:NAdam?"),
     (["profile", "resnet18", "--input", "2x3xq"], "2x3xq"),
-    (["profile", "resnet18", "--show", "everything"], "everything"),
+    (["profile", "resnet18", "--show", "everything"], "--show everything: 'everything' is no report; there are "),
+    (["profile", "resnet18", "--show", "moduls"], "did you mean modules?"),
+    (["profile", "resnet18", "--show", "cost"], "`analyzer show FILE --tokens N` or --samples N says it"),
+    (["profile", "resnet18", "--report", "tree"], "--report tree: `analyzer profile` does not take this; it is of "
+     "`analyzer show`; save the profile with --json FILE for it"),
+    (["profile", "resnet18", "--optimiser=adamw"], "--optimiser=adamw: `analyzer profile` does not take this; did you "
+     "mean --optimizer?"),
+    (["generate", "gpt2", "--prefill-chunks=8", "x"], "--prefill-chunks=8 x: `analyzer generate` does not take this"),
+    (["measure", "resnet18", "--budget", "1GiB"], "does not take this; it is of `analyzer plan`\n"),
+    (["fits", "resnet18"], "fits: is `analyzer fit` without --device, or with one for each device of its table\n"),
+    (["fit", "resnet18", "--at-most", "8"], "--at-most: is of one device, and here are all; add one --device NAME"),
+    (["fit", "resnet18", "--device", "t4", "--device", "l4", "--memory", "1GiB"], "--memory: is of one device, and here"
+     " are 2; add one"),
+    (["fit", "resnet18", "--device", "t4", "--format", "csv"], "--format csv: is of the table of devices"),
+    (["fit", "gpt2", "--device", "t4", "--batch", "--sequence"], "--batch --sequence: seek one of them"),
     (["profile", "resnet18", "--json", "/nowhere/x.json"], "/nowhere"),
     (["profile", "resnet18", "--input", "images=2x3x64x64"], "images"),
     (["devices", "h2000"], "h2000"),
@@ -132,15 +146,17 @@ def test_devices_lists_the_catalogue_and_the_sources(capsys):
     assert "memory_bandwidth" in out or "bandwidth" in out
 
 
-def test_help_teaches_every_form_of_target(capsys):
+def test_help_teaches_every_form_of_target_on_a_screen(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as exit_:
         main(["profile", "--help"])
     assert exit_.value.code == 0
     out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 70
     for word in ("torchvision:NAME", "timm:NAME", "hf:CONFIG.json", "package.module:factory", "examples:",
                  "exit codes"):
         assert word in out
-    assert make_parser().prog == "analyzer"
+    assert make_parser().prog == "analyzer" and len(COMMANDS["profile"].flags) <= 28
 
 
 def test_python_m_analyzer_runs_the_same():
@@ -179,6 +195,14 @@ def test_the_bar_is_drawn_on_a_terminal_after_a_second(monkeypatch, tty, elapsed
 RESNET = ("profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer")
 
 
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    """A saved profile."""
+    path = tmp_path_factory.mktemp("saved") / "resnet.json"
+    assert main([*RESNET, "--show", "brief", "--json", str(path)]) == 0
+    return str(path)
+
+
 @pytest.mark.parametrize(("words", "expected"), [
     (["deepspeed", "--top-modules", "2", "--module-depth", "1"],
      ["Top 2 classes of modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
@@ -192,16 +216,16 @@ RESNET = ("profile", "resnet18", "--input", "2x3x32x32", "--mode", "infer")
      ["├─layer4,Sequential,8.39 M", "71.81%"]),
     (["summary"], ["In DeepSpeed's notation"]),
 ])
-def test_reports(capsys, words, expected):
-    code, out, err = run(capsys, *RESNET, "--report", *words)
+def test_reports(capsys, resnet, words, expected):
+    code, out, err = run(capsys, "show", resnet, "--report", *words)
     assert (code, err) == (0, "")
     assert all(text in out for text in expected)
     assert "Op type" not in out
 
 
-def test_a_report_is_written_to_a_file(capsys, tmp_path):
+def test_a_report_is_written_to_a_file(capsys, resnet, tmp_path):
     path = tmp_path / "report.txt"
-    assert run(capsys, *RESNET, "--report", "tids", "--output", str(path)) == (0, "", "")
+    assert run(capsys, "show", resnet, "--report", "tids", "--output", str(path)) == (0, "", "")
     assert path.read_text().startswith("(model): ResNet, num_params 11689512")
 
 
@@ -210,9 +234,16 @@ def test_a_report_is_written_to_a_file(capsys, tmp_path):
     (["--report", "deepspeed", "--format", "csv"], "--format: --report deepspeed has no such option"),
     (["--report", "tree", "--columns", "parms"], "did you mean 'params'"),
     (["--report", "tree", "--output", "/nowhere/x.txt"], "/nowhere"),
+    (["--report", "tree,tre"], "--report tree,tre: 'tre' is no report; did you mean tree?"),
+    (["--report", "nowhere.py:own"], "--report nowhere.py:own: no file 'nowhere.py' in "),
+    (["--columns", "zz"], "--columns: --report screen has no such option; it is of "),
+    (["--raw"], "--raw: --report screen has no such option; it is of "),
+    (["--report", "summary,brief", "--depth", "0"], "--depth: --report summary,brief has no such option"),
+    (["--report", ""], "--report '': nothing to print; give some of "),
+    (["--report", "modules", "--format", "csv", "--raw"], "--raw: --report modules has no such option"),
 ])
-def test_options_that_a_report_does_not_have(capsys, words, text):
-    code, out, err = run(capsys, *RESNET, *words)
+def test_options_that_a_report_does_not_have(capsys, resnet, words, text):
+    code, out, err = run(capsys, "show", resnet, *words)
     assert (code, out) == (2, "") and text in err
 
 
@@ -229,24 +260,15 @@ def test_two_saved_profiles_side_by_side(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    (["--columns", "zz"], "--columns: only reports have this option; add --report, one of "),
-    (["--ignore-modules", "zz"], "--ignore-modules: only reports have this option; add --report, one of "),
-    (["--top-modules", "-3"], "--top-modules: only reports have this option; add --report, one of deepspeed, "),
-    (["--output", "x.txt"], "--output x.txt: only a report is written to a file"),
-    (["--show", ""], "--show '': nothing to print; give some of screen, table, summary, modules"),
+    (["--show", ""], "--show '': nothing to print; give some of "),
     (["--show", " , "], "--show ' , ': nothing to print"),
-    (["--sort", "params"], "--sort params: is of the long tables; add --show table or --show modules"),
-    (["--depth", "1"], "--depth 1: is of the long tables; add --show table or --show modules"),
-    (["--show", "summary,brief", "--depth", "0"], "--depth 0: is of the long tables; add --show table"),
 ])
-def test_options_that_nothing_follows_are_refused(capsys, words, text):
+def test_nothing_to_show_is_refused(capsys, words, text):
     code, out, err = run(capsys, *RESNET, *words)
     assert (code, out) == (2, "") and text in err
 
 
-@pytest.mark.parametrize("command",
-                         [["profile", "resnet18"], ["dryrun", "script.py"], ["measure", "resnet18"],
-                          ["compare", "a", "b"]])
+@pytest.mark.parametrize("command", [["show", "a.json"], ["compare", "a", "b"]])
 def test_a_depth_is_a_number_of_levels(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--depth", "-2"])
@@ -254,12 +276,12 @@ def test_a_depth_is_a_number_of_levels(capsys, command):
 
 
 def test_dryrun_that_would_print_nothing_is_refused(capsys):
-    assert run(capsys, "dryrun", "script.py", "--show", "") == (
-        2, "", "analyzer: --show '': nothing to print; give some of screen, summary, table, modules, brief\n")
+    code, out, err = run(capsys, "dryrun", "script.py", "--show", "")
+    assert (code, out) == (2, "") and err.startswith("analyzer: --show '': nothing to print; give some of ")
 
 
 def test_the_world_of_a_fit_has_at_least_one_process(capsys):
-    assert run(capsys, "fit", "resnet18", "--world", "0") == (
+    assert run(capsys, "fit", "resnet18", "--device", "t4", "--world", "0") == (
         2, "", "analyzer: world_size=0: must be the number of processes that train together, at least 1\n")
 
 
@@ -316,7 +338,7 @@ def test_a_device_of_a_file_has_verdict_utilization_and_roofline(capsys, tmp_pat
     path, out = tmp_path / "card.json", tmp_path / "roof.json"
     spec = dataclasses.replace(find_device("a10"), name="bench_card", aliases=())
     path.write_text(json.dumps(spec.to_dict()))
-    code, printed, _ = run(capsys, *RESNET, "--device", str(path), "--show", "brief", "--roofline", str(out))
+    code, printed, _ = run(capsys, *RESNET, "--device", str(path), "--show", "brief", "--export", f"roofline={out}")
     assert code == 0 and "MFU" in printed and "fits on bench_card" in printed
     assert json.loads(out.read_text())["memory_bandwidth"] == spec.memory_bandwidth
 

@@ -45,12 +45,12 @@ if __name__ == "__main__":
 COMMANDS = {
     "profile": ["profile", "{net}:Net", "--input", "4x8"],
     "several": ["profile", "{net}:Net", "{net}:Net", "--input", "4x8"],
-    "fits": ["fits", "{net}:Net", "--input", "4x8"],
+    "devices of fit": ["fit", "{net}:Net", "--input", "4x8"],
     "fit": ["fit", "{net}:Net", "--input", "4x8", "--device", "t4", "--at-most", "8"],
     "plan": ["plan", "{net}:Net", "--input", "4x8", "--budget", "90%", "--frontier", "90%,80%"],
     "generate": ["generate", "{net}:Language", "--prompt", "4", "--new-tokens", "4"],
     "dryrun": ["dryrun", "{net}", "--steps", "3"],
-    "measure": ["measure", "{net}:Net", "--input", "4x8", "--steps", "2", "--report", "summary"],
+    "measure": ["measure", "{net}:Net", "--input", "4x8", "--steps", "2", "--show", "summary"],
     "sweep": ["sweep", "{net}:Net", "--input", "4x8", "--batch", "1,2", "--workers", "0"],
     "compare": ["compare", "{saved}", "{saved}"]}
 BAR = re.compile(r"\r\x1b\[K\[([#.]{30})\] +(?:(\d+)%)? +\d+ s ([^\r\x1b]*)")
@@ -138,7 +138,7 @@ def test_no_watcher_is_left_where_work_fails(tmp_path: Path, monkeypatch: pytest
                                             "    def __init__(self):\n        super().__init__(8, 8)\n"
                                             "    def forward(self, x):\n        raise RuntimeError('own')\n")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    for command in (["profile", f"{net}:Net", f"{net}:Net"], ["fits", f"{net}:Net"]):
+    for command in (["profile", f"{net}:Net", f"{net}:Net"], ["fit", f"{net}:Net"]):
         assert main([*command, "--input", "4x8"]) == 1
     gc.collect()  # of what a traceback held
     assert progress._watched.watcher is None

@@ -47,8 +47,8 @@ def test_comparisons_are_drawn_with_what_the_terminal_has(encoding, errors, draw
 
 def test_the_tree_report_of_a_command_in_a_terminal_of_windows():
     found = subprocess.run(
-        [sys.executable, "-m", "analyzer", "profile", "resnet18", "--input", "1x3x32x32", "--mode", "infer", "--report",
-         "tree", "--depth", "1"], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+        [sys.executable, "-m", "analyzer", "profile", "resnet18", "--input", "1x3x32x32", "--mode", "infer", "--show",
+         "tree"], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
     assert (found.returncode, found.stderr) == (0, b"")
     assert b"\n|-conv1 " in found.stdout
 

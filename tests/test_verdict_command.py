@@ -47,19 +47,12 @@ def test_what_cannot_be_told_is_no_failure(capsys, large):
     assert code == 0 and "cannot be told whether it fits on cpu: " in out.split("\n\n")[-1]
 
 
-def test_what_a_program_reads_ends_as_it_did(capsys, large, tmp_path):
-    code, out, _ = run(capsys, "profile", *large, "--device", "t4", "--report", "tree", "--format", "csv")
-    assert code == 3 and "fit on" not in out
-    assert run(capsys, "profile", *large, "--device", "t4", "--report", "tids", "--output", "x.txt") == (3, "", "")
-
-
 def test_several_models_have_a_line_each(capsys, large):
     words = ["profile", large[0], "large_models:build", *large[1:], "--device", "t4"]
     code, out, _ = run(capsys, *words)
     assert code == 3
     assert [line.split(": ")[0] for line in out.split("\n\n")[-1].split("large_models:build ")[1:]] == [
         "does NOT fit on t4"] * 2
-    assert "fit on" not in run(capsys, *words, "--format", "csv")[1]
 
 
 def test_generation(capsys, tmp_path):
@@ -107,15 +100,15 @@ def test_largest_batch(capsys, large):
 
 
 def test_all_devices(capsys, large):
-    code, out, err = run(capsys, "fits", *large, "--device", "t4", "--device", "h200")
+    code, out, err = run(capsys, "fit", *large, "--device", "t4", "--device", "h200")
     assert (code, err) == (0, "") and out.splitlines()[-1] == "fits on h200"
     rows = [line.split() for line in out.splitlines() if line.startswith(("t4", "h200"))]
     assert [(row[0], row[7], row[8]) for row in rows] == [("t4", "no", "backward"), ("h200", "yes", "backward")]
-    assert run(capsys, "fits", *large, "--device", "t4")[0] == 3
-    assert run(capsys, "fits", *large, "--device", "h2000")[0] == 2
+    assert run(capsys, "fit", *large, "--device", "t4", "--device", "rtx_3060_laptop")[0] == 3
+    assert run(capsys, "fit", *large, "--device", "h2000")[0] == 2
 
 
-@pytest.mark.parametrize("command", ["profile", "generate", "dryrun", "fit", "fits"])
+@pytest.mark.parametrize("command", ["profile", "generate", "dryrun", "fit"])
 def test_help_tells_the_exit_code(capsys, command):
     with pytest.raises(SystemExit):
         main([command, "--help"])

@@ -17,8 +17,8 @@ def folder(tmp_path_factory):
     """Two saved profiles of one model, on two devices."""
     path = tmp_path_factory.mktemp("view")
     for device in ("t4", "l4"):
-        assert main(["profile", "resnet18", "--input", "2x3x64x64", "--mode", "infer", "--device", device, "--output",
-                     str(path / "table"), "--show", "table", "--format", "csv", "--json", f"{path}/{device}.json"]) == 0
+        assert main(["profile", "resnet18", "--input", "2x3x64x64", "--mode", "infer", "--device", device, "--show",
+                     "brief", "--json", f"{path}/{device}.json"]) == 0
     return path
 
 

@@ -3,23 +3,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from analyzer.api.prediction import check_world_options, read_world
 from analyzer.output import check_output
-from analyzer.report.choice import check_rows, draw_screen, end_with_verdict, read_shown, save_profile
+from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
-from analyzer.report.summary import describe_for_verdict
-from analyzer.results.profile import Profile
-
-_SHOWN = ("screen", "summary", "table", "modules", "brief")
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:
     """``analyzer dryrun``; the result is the exit code."""
-    shown = read_shown(arguments.show, _SHOWN)
-    check_rows(shown, depth=arguments.depth)
+    shown = read_shown(arguments.show)
     check_world_options(arguments)
     check_output(arguments.json)
     check_page(arguments.html)
@@ -50,17 +44,9 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     if has_ended_early:
         return 1  # of what little ran there is nothing to tell
     print()
-    _print_profile(found, shown, arguments.depth)
+    print(make_text(found, shown))
     code = end_with_verdict(found.verdict, is_told="screen" in shown)
     return 3 if found.out_of_memory is not None else 1 if run.error is not None else code
-
-
-def _print_profile(found: Profile, shown: list[str], depth: int | None) -> None:
-    texts: dict[str, Callable[[], str]] = {"screen": lambda: draw_screen(found), "summary": found.summary,
-                                           "table": lambda: found.table(depth=depth),
-                                           "brief": lambda: describe_for_verdict(found),
-                                           "modules": lambda: found.module_tree(depth=depth)}
-    print("\n\n".join(texts[word]() for word in shown))
 
 
 def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
@@ -85,6 +71,6 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
     if len(run.table.profiles) > 1:
         print(f"\n--- rank {rank}")
     print()
-    _print_profile(found, shown, arguments.depth)
+    print(make_text(found, shown))
     code = end_with_verdict(found.verdict, is_told="screen" in shown)
     return 3 if found.out_of_memory is not None else 1 if failed is not None else code

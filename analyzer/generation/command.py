@@ -2,24 +2,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from analyzer.api.argument import build_model
 from analyzer.errors import InputError
+from analyzer.hardware import find_device
 from analyzer.output import check_output
 from analyzer.recipe.option import read_dtype, read_recipe
-from analyzer.recipe.recipe import Recipe
-from analyzer.report.choice import emit, end_with_verdict, print_report, read_report_options
 from analyzer.report.node_table import FORMATS
 from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import model_errors
-from analyzer.zoo.input_spec import Target
 from analyzer.zoo.target import load_target
 
-from .serving import ServingPoint
 from .stored_cache import BLOCK_SIZE
 
 # The options of ``analyzer generate`` for inference as it is served: its cache, several sequences, draft models.
@@ -51,66 +48,42 @@ def asks_for_serving(arguments: argparse.Namespace) -> bool:
     if len(asked) > 1:
         raise InputError(f"{' and '.join(asked)}: one at a time")
     if asked:
-        for name, value in (("--report", arguments.report), ("--json", arguments.json)):
-            if value is not None:
-                raise InputError(f"{name}: is of one generation; leave out {asked[0]}, or it")
-        if asked != ["--batches"] and arguments.format not in (None, "text"):
+        if arguments.json is not None:
+            raise InputError(f"--json {arguments.json}: is of one generation; leave out {asked[0]}, or it")
+        if asked != ["--batches"] and arguments.format != "text":
             raise InputError(f"--format {arguments.format}: {asked[0]} gives no one table; leave one of them out")
     return bool(asked)
 
 
-def run_serving(arguments: argparse.Namespace, recipe: Recipe, target: Target, autocast: torch.dtype | None) -> int:
-    """Run what is asked for and print it; the result is the exit code."""
-    from analyzer.api.argument import build_model
+def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, Any]) -> tuple[str, int]:
+    """Run what is asked for; the text of the result, and the exit code."""
+    context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
+    if arguments.batches is not None:
+        from .capacity import serving_table, tell_which_fit
+        from .serving import sweep_sequences
 
-    options = {**read_cache(arguments), "autocast": autocast, "device": arguments.device}
-    context = arguments.prompt + arguments.new_tokens
-    run = _run_draft if arguments.draft is not None else _run_maximum if arguments.max_sequences else _run_batches
-    with model_errors(arguments.target):  # nothing is printed in it: a reader that goes is no error of the model's
-        tell = run(arguments, build_model(partial(recipe.build, target.build)), context, options)
-    return tell()
+        points = sweep_sequences(model, read_numbers("--batches", arguments.batches), context, prefill_chunk=chunk,
+                                 **options)
+        text = serving_table(points, arguments.format)
+        return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
+                3 if all(point.fits is False for point in points) else 0)
+    if arguments.max_sequences:
+        from .capacity import max_sequences
 
-
-def _run_maximum(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> Callable[[], int]:
-    from .capacity import max_sequences
-
-    found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=arguments.prefill_chunk,
-                          **options)
-    point = found.at_limit or found.beyond
-    return partial(_tell, found, None if point is None else point.verdict, arguments)
-
-
-def _run_batches(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> Callable[[], int]:
-    from .serving import sweep_sequences
-
-    points = sweep_sequences(model, read_numbers("--batches", arguments.batches), context,
-                             prefill_chunk=arguments.prefill_chunk, **options)
-    return partial(_tell_batches, points, arguments)
-
-
-def _tell_batches(points: Sequence[ServingPoint], arguments: argparse.Namespace) -> int:
-    from .capacity import serving_table, tell_which_fit
-
-    emit(serving_table(points, arguments.format or "text"), arguments.output)
-    if arguments.output is None and arguments.format in (None, "text"):
-        print("\n" + tell_which_fit(points))
-    return 3 if all(point.fits is False for point in points) else 0
-
-
-def _run_draft(arguments: argparse.Namespace, model: Any, context: int, options: dict[str, Any]) -> Callable[[], int]:
-    from analyzer.api.argument import build_model
+        found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
+        point = found.at_limit or found.beyond
+        return _add_verdict(str(found), None if point is None else point.verdict)
 
     from .run import profile_speculative
 
     draft = build_model(load_target(arguments.draft).build)
-    found = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
-                                **options)
-    return partial(_tell, found, found.verdict, arguments)
+    step = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
+                               **options)
+    return _add_verdict(str(step), step.verdict)
 
 
-def _tell(found: object, verdict: Verdict | None, arguments: argparse.Namespace) -> int:
-    print(found)
-    return end_with_verdict(verdict, arguments)
+def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:
+    return (text, 0) if verdict is None else (f"{text}\n\n{verdict}", 3 if verdict.fits is False else 0)
 
 
 def read_numbers(option: str, text: str) -> list[int]:
@@ -121,39 +94,28 @@ def read_numbers(option: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-# ``analyzer generate``: what reading a prompt and generating tokens costs.
-
 def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
-    from analyzer.api.argument import build_model
-    from analyzer.hardware import find_device
-    from analyzer.zoo.target import import_own_code, load_target
-
     from .run import profile_generate
 
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
-    import_own_code(arguments.target)  # which may register reports
-    read_report_options(arguments, own=("fmt",))
-    for path in (arguments.json, arguments.output):
-        check_output(path)
-    recipe, autocast = read_recipe(arguments), read_dtype("--autocast", arguments.autocast)
-    cache = read_cache(arguments)
+    check_output(arguments.json)
+    recipe = read_recipe(arguments)
+    options = {**read_cache(arguments), "autocast": read_dtype("--autocast", arguments.autocast),
+               "device": arguments.device}
     target = load_target(arguments.target)
-    if asks_for_serving(arguments):
-        return run_serving(arguments, recipe, target, autocast)
-    with model_errors(arguments.target):
+    with model_errors(arguments.target):  # nothing is printed in it: a reader that goes is no error of the model's
         model = build_model(partial(recipe.build, target.build))
-        found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
-                                 autocast=autocast, device=arguments.device, samples=arguments.samples or None,
-                                 **cache)
-    if arguments.json is not None:
-        found.to_json(arguments.json)  # before anything is printed, for a reader that goes
-    if arguments.report is not None:
-        for part in (found.prefill, found.decode):
-            if part is not None:
-                print_report(part, arguments)
-    elif arguments.format not in (None, "text"):
-        print(found.table(arguments.rows or None, fmt=FORMATS[arguments.format]))
-    else:
-        print(found.summary(arguments.rows or None))
-    return end_with_verdict(found.verdict, arguments)
+        if asks_for_serving(arguments):
+            text, code = _run_serving(arguments, model, options)
+        else:
+            found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
+                                     samples=arguments.samples or None, **options)
+            rows = arguments.rows or None
+            text, code = _add_verdict(found.summary(rows), found.verdict)
+            if arguments.format != "text":
+                text = found.table(rows, fmt=FORMATS[arguments.format])
+            if arguments.json is not None:
+                found.to_json(arguments.json)  # before anything is printed, for a reader that goes
+    print(text)
+    return code

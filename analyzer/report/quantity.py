@@ -11,6 +11,7 @@ from analyzer.errors import InputError
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
 from analyzer.units import add_quantities
 
 from .module_tree import COLUMNS as TREE_COLUMNS
@@ -214,6 +215,24 @@ def read_modules(profile: Profile, is_whole: bool = True, sort: str | None = Non
     rows = list_rows(find_root(profile.modules, "module_tree()"), depth, None if key is None else attrgetter(key))
     return DataTable([Column("path", "Module", "text"), Column("type", "Type", "text"), *shown], [
         [path, row.type, *(getattr(row.costs, column.field) for column in shown)] for path, row in _add_paths(rows)])
+
+
+@register_report.shipped("table")
+def draw_nodes(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
+               columns: Sequence[str] | None = None) -> str:
+    """The node table where it is for a terminal, else `list_nodes`."""
+    if is_drawn(fmt):
+        return profile.table(sort, depth, columns=columns or (), fmt=fmt)
+    return list_nodes(profile, fmt, sort, depth, columns)
+
+
+@register_report.shipped("modules")
+def draw_modules(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
+                 columns: Sequence[str] | None = None) -> str:
+    """The tree of modules where it is for a terminal, else `list_modules`."""
+    if is_drawn(fmt):
+        return profile.module_tree(depth, sort, columns=columns or (), fmt=fmt)
+    return list_modules(profile, fmt, sort, depth, columns)
 
 
 def _add_paths(rows: Iterator[ModuleRow]) -> Iterator[tuple[str, ModuleRow]]:

@@ -1,21 +1,16 @@
-"""What a run of many steps costs, and the options that ask for it."""
+"""What a run of many steps costs."""
 from __future__ import annotations
 
-import argparse
 import math
 import textwrap
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import Range, RunCost
-from analyzer.results.view import register_view
+from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN, format_seconds
 
-from .choice import is_text
 from .node_table import print_rows
-from .roofline import check_roofline
-
-# What a run of many steps costs: worked out, and as text.
 
 WIDTH = 112  #: of the lines below the table, which are indented where they stand in a report
 PERFECT = "every step takes as long as this one: no evaluation, checkpoints, failures or waiting for data"
@@ -165,36 +160,9 @@ def title_cost(cost: RunCost) -> str:
     return f"Cost of {amount} on {cost.devices:,} device{'s' if cost.devices > 1 else ''}"
 
 
-# Options of a command that asks what a run costs, and for the roofline of its step.
-
-def check_run_options(arguments: argparse.Namespace) -> None:
-    """Raise InputError, before any work, for a run that cannot be and a file that cannot be written."""
-    amounts = {"tokens": arguments.tokens, "samples": arguments.samples}
-    settings = {"price": arguments.price, "gpus": arguments.gpus, "power": arguments.power}
-    given = [(f"--{name}", value) for name, value in {**amounts, **settings}.items() if value is not None]
-    if arguments.others:
-        for flag, value in [*given, *([("--roofline", arguments.roofline)] if arguments.roofline else [])]:
-            raise InputError(f"{flag} {value}: is of one model, and here are {1 + len(arguments.others)}; profile them "
-                             "one at a time")
-    if given and all(value is None for value in amounts.values()):
-        flag, value = given[0]
-        raise InputError(f"{flag} {value}: of what run? add --tokens N or --samples N")
-    if given and not is_text(arguments):
-        flag, value = given[0]
-        raise InputError(f"{flag} {value}: what a run costs is printed as text; leave out --format, --output and --raw")
-    if given:
-        check_run(**amounts, **settings)
-    if arguments.roofline is not None:
-        check_roofline(arguments.roofline)
-
-
-def describe_run_cost(profile: Profile, arguments: argparse.Namespace) -> str | None:
-    """What the run costs, under its title; None where no run is asked for. Raises InputError where the model takes
-    none of what was counted.
-    """
-    if arguments.tokens is None and arguments.samples is None:
-        return None
-    cost = profile.cost_of(tokens=arguments.tokens, samples=arguments.samples, price=arguments.price,
-                           gpus=arguments.gpus, power=arguments.power)
-    lines = "\n".join(f"  {line}" for line in str(cost).splitlines())
-    return f"{title_cost(cost)}\n{lines}"
+@register_report.shipped("cost")
+def report_cost(profile: Profile, *, tokens: float | None = None, samples: float | None = None,
+                price: float | None = None, gpus: int | None = None, power: float | None = None) -> str:
+    """What a run costs, under its title; the options are those of `Profile.cost_of`."""
+    cost = profile.cost_of(tokens=tokens, samples=samples, price=price, gpus=gpus, power=power)
+    return "\n".join([title_cost(cost), *(f"  {line}" for line in str(cost).splitlines())])

@@ -63,6 +63,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
     return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
 
 
+@register_report.shipped("brief")
 def describe_for_verdict(profile: Profile) -> str:
     """What stands before a verdict: the same without it, and what memory is taken by where that is too much."""
     text = describe_shortly(profile, has_verdict=False)
@@ -72,6 +73,12 @@ def describe_for_verdict(profile: Profile) -> str:
     if verdict is None or verdict.fits is not False or not profile.holders:
         return text
     return f"{text}\n\nheld where the most is needed\n{print_groups(group_holders(profile))}"
+
+
+@register_report.shipped("replay")
+def explain_replay(profile: Profile) -> str:
+    """Which parts were run once and replayed, and why the others were run."""
+    return "What was replayed is not saved." if profile.replay is None else profile.replay.explain()
 
 
 # Several profiles as one table with a row each: models, or one model under several settings.

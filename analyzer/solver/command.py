@@ -1,4 +1,4 @@
-"""``analyzer fit``, ``fits`` and ``plan``: their options and what they print."""
+"""``analyzer fit`` and ``analyzer plan``: what they run and print."""
 from __future__ import annotations
 
 import argparse
@@ -6,33 +6,53 @@ import inspect
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from analyzer.api.argument import build_model
+from analyzer.api.fits import fits
+from analyzer.api.profile import profile
+from analyzer.errors import InputError
+from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import find_device
 from analyzer.output import check_output
 from analyzer.recipe.option import read_recipe
-from analyzer.record.options import progress_part
+from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.page.document import check_page
 from analyzer.report.verdict import judge
+from analyzer.sweep.configuration import Configuration, resolve_inputs
 from analyzer.units import parse_bytes
 from analyzer.zoo.command_option import choose_inputs, find_autocast, find_step, make_inputs, model_errors
+from analyzer.zoo.target import load_target
 
+from .fit import FitResult, max_batch_size, max_sequence_length
+from .plan import InfeasibleBudgetError, draw_frontier, format_frontier
+from .solve import Planner
 from .solver_registry import register_solver
 
-if TYPE_CHECKING:
-    from .fit import FitResult
+# ``analyzer fit``: on which devices a step fits, or the largest batch or sequence that fits on one.
 
-# ``analyzer fits``: on which devices of the catalogue a step fits.
+_SOUGHT = ("batch", "sequence", "start", "multiple_of", "at_most")
 
-def run_fits(arguments: argparse.Namespace) -> int:
-    """``analyzer fits``; the result is the exit code."""
-    from analyzer.api.argument import build_model
-    from analyzer.api.fits import fits
-    from analyzer.hardware import find_device
-    from analyzer.zoo.target import load_target
 
-    for device in arguments.device or ():
+def run_fit(arguments: argparse.Namespace) -> int:
+    """``analyzer fit``; the result is the exit code."""
+    devices = arguments.device or []
+    for device in devices:
         find_device(device)  # before any work: a wrong name costs no waiting
+    given = next((name for name in _SOUGHT if getattr(arguments, name) not in (None, False)), None)
+    if len(devices) == 1 or arguments.memory is not None and not devices:
+        if arguments.format != "text":
+            raise InputError(f"--format {arguments.format}: is of the table of devices; leave it out, or --device")
+        if arguments.batch and arguments.sequence:
+            raise InputError("--batch --sequence: seek one of them")
+        return _find_largest(arguments, *devices)
+    if arguments.memory is not None or given is not None:
+        flag = f"--{(given or 'memory').replace('_', '-')}"
+        raise InputError(f"{flag}: is of one device, and here are {len(devices) or 'all'}; add one --device NAME")
+    return _list_devices(arguments)
+
+
+def _list_devices(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     recipe = read_recipe(arguments)
     inputs = choose_inputs(target, arguments.input, arguments.mode == "train", recipe.dtype)
@@ -45,34 +65,26 @@ def run_fits(arguments: argparse.Namespace) -> int:
     return 3 if all(row.fits is False for row in found if row.capacity_bytes is not None) else 0
 
 
-# ``analyzer fit``: the command line of `max_batch_size` and `max_sequence_length`.
-
-def run_fit(arguments: argparse.Namespace) -> int:
-    """``analyzer fit``; the result is the exit code."""
-    from analyzer.api.argument import build_model
-    from analyzer.api.profile import ProfileOptions
-    from analyzer.sweep.configuration import Configuration, resolve_inputs
-    from analyzer.zoo.target import load_target
-
-    from .fit import max_batch_size, max_sequence_length
-
+def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
+    what, start = "sequence" if arguments.sequence else "batch", 1 if arguments.start is None else arguments.start
     recipe = read_recipe(arguments)
     configuration = Configuration(mode=arguments.mode, autocast=arguments.autocast, dtype=arguments.dtype,
-                                  device=arguments.device)
+                                  device=device)
     target = load_target(arguments.target)
 
     def make(size: int) -> Any:
-        sized: dict[str, Any] = {arguments.what: size}
+        sized: dict[str, Any] = {what: size}
         return make_inputs(resolve_inputs(target, arguments.input, replace(configuration, **sized)))
 
-    make(max(1, arguments.start))  # before any work: an input without a place for the size costs no waiting
+    make(max(1, start))  # before any work: an input without a place for the size costs no waiting
     options = None if arguments.memory is None else ProfileOptions(capacity_bytes=parse_bytes(arguments.memory))
-    search = max_batch_size if arguments.what == "batch" else max_sequence_length
+    search = max_batch_size if what == "batch" else max_sequence_length
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
-        found = search(model, make, device=configuration.device_spec, start=arguments.start,
-                       multiple_of=arguments.multiple_of, at_most=arguments.at_most, options=options,
-                       world_size=arguments.world_size, **find_step(arguments, recipe))
+        found = search(model, make, device=configuration.device_spec, start=start,
+                       multiple_of=1 if arguments.multiple_of is None else arguments.multiple_of,
+                       at_most=arguments.at_most, options=options, world_size=arguments.world_size,
+                       **find_step(arguments, recipe))
     print(found)
     print(f"\n{_judge(found, arguments)}")
     return 0 if found.size else 3
@@ -100,20 +112,11 @@ def run_plan(arguments: argparse.Namespace) -> int:
         check_output(path)
     check_page(arguments.html)
 
-    from analyzer.zoo.target import load_target
-
-    from .plan import InfeasibleBudgetError, draw_frontier, format_frontier
-    from .solve import Planner
-
     target = load_target(arguments.target)
     register_solver.look_up(arguments.method, f"--method {arguments.method}")  # which the target's file may add
     recipe = read_recipe(arguments)
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
     autocast = find_autocast(arguments)
-
-    from analyzer.api.argument import build_model
-    from analyzer.api.profile import profile
-    from analyzer.fx.trace.tracer import symbolic_trace
 
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build)).train()

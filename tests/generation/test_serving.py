@@ -294,7 +294,7 @@ def test_command_line(capsys):
                         (["--block-size", "32"], "--block-size 32: pages are of a paged cache"),
                         (["--memory-share", "0.9"], "--memory-share 0.9: is of --max-sequences"),
                         (["--batches", "1,x"], "--batches 1,x: give numbers"),
-                        (["--max-sequences", "--json", "x.json"], "--json: is of one generation")):
+                        (["--max-sequences", "--json", "x.json"], "--json x.json: is of one generation")):
         assert main([*gpt2, *words]) == 2
         assert said in capsys.readouterr().err
 

@@ -49,7 +49,7 @@ def test_a_compiled_model_is_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", [
-    ("fit", "gpt2", "--device", "t4", "--at-most", "4"), ("fits", "gpt2", *SMALL, "--device", "t4"),
+    ("fit", "gpt2", "--device", "t4", "--at-most", "4"), ("fit", "gpt2", *SMALL, "--device", "t4", "--device", "l4"),
     ("sweep", "gpt2", "--workers", "0", "--accumulate", "1,2", "--sequence", "32", "--batch", "1"),
 ])
 def test_other_commands(capsys, command):

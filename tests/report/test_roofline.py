@@ -149,38 +149,43 @@ SMALL = ("profile", "gpt2", "--input", "input_ids=int64:2x64", "--device", "h100
 
 
 def test_the_command_saves_the_roofline_and_prints_the_cost(capsys, tmp_path):
-    code, out, err = run(capsys, *SMALL, "--roofline", str(tmp_path / "r.csv"), "--tokens", "1.28M", "--price", "2.5",
-                         "--gpus", "2", "--power", "350")
+    saved = str(tmp_path / "p.json")
+    code, out, err = run(capsys, *SMALL, "--export", f"roofline={tmp_path / 'r.csv'}", "--json", saved)
     assert (code, err) == (0, "") and (tmp_path / "r.csv").read_text().startswith("name,kind,part")
-    assert "Cost of 1,280,000 tokens on 2 devices" in out
+    assert "  speed: " in out and " tokens a second, " in out and " % MFU" in out
+    code, out, err = run(capsys, "show", saved, "--tokens", "1.28M", "--price", "2.5", "--gpus", "2", "--power", "350")
+    assert (code, err) == (0, "") and out.startswith("Cost of 1,280,000 tokens on 2 devices\n")
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 2}
     assert rows["steps"] == "5,000"  # 1,280,000 / (2 x 64 x 2 copies)
     assert "  - kWh are 350 W for each device-hour, as given" in out
-    assert "  speed: " in out and " tokens a second, " in out and " % MFU" in out
+    code, both, _ = run(capsys, "show", saved, "--report", "brief,cost", "--tokens", "1.28M", "--price", "2.5",
+                        "--gpus", "2", "--power", "350")
+    assert code == 0 and both.startswith("Profile of GPT2") and both.endswith("\n\n" + out)
 
 
 @pytest.mark.parametrize(("argv", "words"), [
-    (("--price", "2"), "--price 2.0: of what run? add --tokens N or --samples N"),
-    (("--gpus", "2"), "--gpus 2: of what run?"), (("--tokens", "1e9", "--samples", "1"), "give one of them"),
+    (("--price", "2"), "--report cost: cost of what run? `analyzer show FILE --tokens N`"),
+    (("--gpus", "2"), "cost of what run?"), (("--tokens", "1e9", "--samples", "1"), "give one of them"),
     (("--tokens", "1e9", "--price", "-1"), "price=-1.0): must be dollars"),
     (("--tokens", "-5"), "tokens=-5.0): must be a whole number above 0"),
-    (("--tokens", "1e9", "--show", "table", "--format", "csv"), "--tokens 1000000000.0: what a run costs is"),
-    (("--roofline", "r.docx"), "'r.docx': must end in"),
-    (("resnet18", "--tokens", "1e9"), "--tokens 1000000000.0: is of one model, and here are 2"),
+    (("--tokens", "1e9", "--report", "table", "--format", "csv"), "--tokens: --report table has no such option"),
+    (("--tokens", "1e9"), "Net is given no tokens"),
 ])
-def test_what_the_command_refuses(capsys, argv, words, monkeypatch):
-    monkeypatch.setattr(show, "predict", lambda *arguments: pytest.fail("refused too late"))
-    code, out, err = run(capsys, "profile", "gpt2", *argv)
+def test_what_the_command_refuses(capsys, argv, words, tmp_path):
+    Profile(name="Net", mode="infer", device="t4", batch_size=2).to_json(tmp_path / "p.json")
+    code, out, err = run(capsys, "show", str(tmp_path / "p.json"), *argv)
     assert code == 2 and out == "" and words in err
 
 
-def test_tokens_of_an_image_model(capsys):
-    code, _, err = run(capsys, "profile", "resnet18", "--input", "2x3x64x64", "--tokens", "1e9")
-    assert code == 2 and "ResNet is given no tokens" in err and "--samples" in err
+def test_a_roofline_that_cannot_be_written_is_refused_before_any_work(capsys, monkeypatch):
+    monkeypatch.setattr(show, "predict", lambda *arguments: pytest.fail("refused too late"))
+    code, out, err = run(capsys, "profile", "gpt2", "--export", "roofline=r.docx")
+    assert code == 2 and out == "" and "'r.docx': must end in" in err
 
 
-def test_rates_are_columns(capsys):
-    code, out, _ = run(capsys, *SMALL[:-2], "--format", "csv", "--columns", "tokens_per_second,mfu", "--show", "table")
-    assert code == 2  # of one model they are no columns of its table
-    code, out, _ = run(capsys, "profile", "gpt2", "gpt2", *SMALL[2:-2], "--columns", "tokens_per_second,mfu,hfu")
+def test_rates_are_columns(capsys, tmp_path):
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    assert run(capsys, *SMALL, "--json", paths[0])[0] == run(capsys, *SMALL, "--json", paths[1])[0] == 0
+    assert run(capsys, "show", paths[0], "--report", "table", "--columns", "tokens_per_second")[0] == 2  # of no node
+    code, out, _ = run(capsys, "compare", *paths, "--by", "model", "--columns", "tokens_per_second,mfu,hfu")
     assert code == 0 and "Tokens/s" in out and "MFU" in out and " %" in out

@@ -54,8 +54,15 @@ def run(capsys, tmp_path):
 
 @pytest.mark.parametrize("command", [PROFILE, MEASURE], ids=["profile", "measure"])
 def test_a_report_of_the_targets_file(run, command):
-    code, out, err = run(command, "--report", "own_report", "--depth", "3")
-    assert (code, err) == (0, "") and out.startswith("params 136 at depth 3\n")
+    code, out, err = run(command, "--show", "own_report")
+    assert (code, err) == (0, "") and out.startswith("params 136 at depth 1\n")
+
+
+def test_a_report_of_ones_own_of_a_saved_profile(capsys, tmp_path, run):
+    saved = str(tmp_path / "net.json")
+    assert run(PROFILE, "--show", "brief", "--json", saved)[0] == 0
+    assert main(["show", saved, "--report", f"{tmp_path / 'view_net.py'}:own_report", "--depth", "3"]) == 0
+    assert capsys.readouterr().out == "params 136 at depth 3\n"
 
 
 def test_an_exporter_of_the_targets_file_gets_its_path_by_keyword(run, tmp_path):
@@ -64,10 +71,9 @@ def test_an_exporter_of_the_targets_file_gets_its_path_by_keyword(run, tmp_path)
 
 
 @pytest.mark.parametrize(("command", "words", "said"), [
-    (PROFILE, ["--report", "own_reprot"], ("argument --report: invalid choice: 'own_reprot' (choose from ",
-                                           "'tree', ", "'own_report'); register_report in the TARGET's file adds one")),
-    (MEASURE, ["--report", "own_reprot"], ("invalid choice: 'own_reprot'", "'own_report')")),
-    (PROFILE, ["--report", "own_report", "--sort", "params"], ("--sort: --report own_report has no such option",)),
+    (PROFILE, ["--show", "own_reprot"], ("--show own_reprot: 'own_reprot' is no report; did you mean own_report?; "
+                                         "there are ", "tree, ", "register_report in your own file adds one")),
+    (MEASURE, ["--show", "own_reprot"], ("'own_reprot' is no report; did you mean own_report?",)),
     (PROFILE, ["--export", "lines=o.txt"], ("--export lines=o.txt: 'lines' is no kind of file; there are json, ",
                                             "parameter_lines, ", "; register_exporter in the TARGET's file adds one")),
     (PROFILE, ["--export", "parameter_count=o.txt"], ("'parameter_count' is no kind of file; there are",)),
@@ -77,10 +83,10 @@ def test_names_that_are_not_there(run, command, words, said):
     assert (code, out) == (2, "") and all(text in err for text in said)
 
 
-@pytest.mark.parametrize("command", ["profile", "measure", "generate"])
+@pytest.mark.parametrize("command", ["profile", "measure"])
 def test_a_shipped_target_has_the_reports_of_the_package(capsys, command):
-    assert main([command, "gpt2", "--report", "tre"]) == 2
-    assert "argument --report: invalid choice: 'tre' (choose from " in capsys.readouterr().err
+    assert main([command, "gpt2", "--show", "tre"]) == 2
+    assert "--show tre: 'tre' is no report; did you mean tree?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("command", "said"), [

@@ -28,38 +28,33 @@ def test_the_screen_is_printed_and_files_are_saved(capsys, tmp_path):
     assert p.optimizer_seconds > 0 and "<html" in (tmp_path / "p.html").read_text()
 
 
-@pytest.mark.parametrize(("report", "text"), [
-    (("deepspeed", "--convention", "deepspeed", "--no-detail"), "fwd flops per device:"),
-    (("torchinfo", "--columns", "mult_adds,fwd_seconds"),
-     "Total mult-adds"),
-    (("tree", "--depth", "1"), "├─layer4"), (("tids",), "(conv1): Conv2d, num_params 9408"),
-])
-def test_reports(capsys, report, text):
-    code, out, err = run(capsys, *SMALL, "--mode", "infer", "--steps", "1", "--report", *report)
-    assert (code, err) == (0, "") and text in out
+def test_reports(capsys):
+    code, out, err = run(capsys, *SMALL, "--mode", "infer", "--steps", "1", "--convention", "deepspeed", "--show",
+                         "deepspeed,torchinfo,tree,tids")
+    assert (code, err) == (0, "")
+    assert all(text in out for text in ("fwd flops per device:", "Total mult-adds", "├─layer4",
+                                        "(conv1): Conv2d, num_params 9408"))
 
 
-def test_predicted_beside_measured(capsys):
-    code, out, _ = run(capsys, *SMALL, "--steps", "1", "--against", "predicted", "--predicted-device", "h200",
-                       "--depth", "1")
-    assert code == 0
+def test_predicted_beside_measured(capsys, tmp_path):
+    predicted, measured = (str(tmp_path / name) for name in ("predicted.json", "measured.json"))
+    assert run(capsys, *SMALL, "--steps", "1", "--json", measured)[0] == 0
+    assert main(["profile", *SMALL, "--device", "h200", "--json", predicted]) == 0
+    capsys.readouterr()
+    code = main(["compare", predicted, measured, "--depth", "1", "--columns", "fwd_flops,fwd_seconds"])
+    out = capsys.readouterr().out
     row = next(line.split() for line in out.splitlines() if "conv1" in line)
-    assert row[:2] == ["├─conv1", "Conv2d"]
-    assert row[2:6] == row[4:6] * 2 and row[6] == "1.00"  # the same FLOPs
+    assert code == 0 and row[:2] == ["├─conv1", "Conv2d"]
+    assert row[2:4] == row[4:6] and row[6] == "1.00"  # the same FLOPs
     assert "A: ResNet: one train step on h200; seconds: models of kernels and host\n" in out
     assert "B: ResNet: one train step on cpu; seconds: measured" in out
-    code, out, _ = run(capsys, *SMALL, "--steps", "1", "--mode", "infer", "--against", "predicted", "--columns",
-                       "fwd_seconds")
-    # the speed of this CPU is unknown
-    assert code == 0 and next(line.split() for line in out.splitlines() if "conv1" in line)[2] == "-"
 
 
 @pytest.mark.parametrize(("argv", "text"), [
     (("resnet19",), "resnet18"), ((*SMALL, "--device", "tpu9"), "--device tpu9"),
     ((*SMALL, "--device", "cuda:7"), "--device cuda:7"),
-    ((*SMALL, "--steps", "0"), "steps=0"), ((*SMALL, "--report", "tids", "--sort", "params"), "--sort"),
+    ((*SMALL, "--steps", "0"), "steps=0"), ((*SMALL, "--sort", "params"), "--sort"),
     ((*SMALL, "--json", "/nowhere/x.json"), "/nowhere"),
-    ((*SMALL, "--predicted-device", "h2000", "--against", "predicted", "--steps", "1"), "h200"),
 ])
 def test_what_cannot_be_used_is_repeated(capsys, argv, text):
     code, out, err = run(capsys, *argv)
