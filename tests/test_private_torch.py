@@ -30,6 +30,10 @@ NAMES = {
         "torch._C._len_torch_function_stack", "torch._C._pop_torch_function_stack",
         "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"
     ],
+    "fx/module_borrow.py": [
+        "torch._C.ScriptMethod._debug_flush_compilation_cache", "torch._C.ScriptModule._method_names",
+        "torch._C.ScriptModule._get_method"
+    ],
     "meta/tensor.py": [
         "torch._C.TensorBase.device", "torch._C.TensorBase.data", "torch._C.TensorBase.data_ptr",
         "torch._C._disabled_torch_function_impl"

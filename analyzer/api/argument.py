@@ -14,6 +14,7 @@ from torch import nn
 
 from analyzer.errors import DataDependentError, InputError, is_count
 from analyzer.fx.graph.graph_module import forward_signature
+from analyzer.fx.module_borrow import exported_module
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import Restart
@@ -131,8 +132,13 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
 
 def build_model(factory: Any, remarks: list[str] | None = None) -> torch.nn.Module:
     """Call a factory under a mode of its own; what is assumed meanwhile is added to ``remarks``. Raises InputError
-    where it is not callable or gives no module.
+    where it is not callable or gives no module. A program by torch.export gives its module.
     """
+    if isinstance(module := exported_module(factory), torch.nn.Module):
+        if remarks is not None:
+            remarks.append("a program by torch.export runs as it was exported, in training or not: mode, train() and "
+                           "eval() change no layer in it")
+        return module
     with MetaTensorMode() as mode:
         module = call_factory(factory)
         if remarks is not None:
@@ -142,9 +148,12 @@ def build_model(factory: Any, remarks: list[str] | None = None) -> torch.nn.Modu
 
 def call_factory(factory: Any) -> torch.nn.Module:
     """What a factory gives in the mode that is active. Raises InputError as `build_model` does."""
+    factory = exported_module(factory)
+    if isinstance(factory, torch.nn.Module):
+        return factory
     if not callable(factory):
         raise InputError(f"model={factory!r}: must be a torch.nn.Module or a callable of no arguments that builds one")
-    module = factory()
+    module = exported_module(factory())
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")
     return module

@@ -60,10 +60,11 @@ def profile(
 ) -> Profile:
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
-    ``model`` is a module on any device (its data is not touched, and it is as it was afterwards) or a callable of no
-    arguments that builds one, called under `MetaTensorMode`; that lives for the call. ``args`` and ``kwargs`` hold
-    real, meta or `MetaTensor` tensors, also in containers, dataclasses and other objects. ``mode`` is ``"train"``
-    (forward, loss, backward, optimizer) or ``"infer"``. ``loss_fn(output)`` gives a scalar; by default ``output.loss``
+    ``model`` is a module on any device (its data is not touched, and it is as it was afterwards), a program by
+    ``torch.export``, which runs as it was exported, or a callable of no arguments that builds one, called under
+    `MetaTensorMode`; that lives for the call. ``args`` and ``kwargs`` hold real, meta or `MetaTensor` tensors, also in
+    containers, dataclasses and other objects. ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or
+    ``"infer"``. ``loss_fn(output)`` gives a scalar; by default ``output.loss``
     where there is one, else the only scalar among the outputs, else the sum of the floating ones. ``optimizer`` is a
     callable ``params -> torch.optim.Optimizer``, a name (docs/usage.md) or ``module:Class``. ``autocast`` is a
     dtype. ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to the

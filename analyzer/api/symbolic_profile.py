@@ -11,6 +11,7 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.fx.graph.interpreter import GraphStep, RunRecord, fingerprint_nodes
+from analyzer.fx.module_borrow import exported_module
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.structure import tensors_of
@@ -59,6 +60,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     >>> [(n.name, n.meta["info"].fwd_macs, n.meta["info"].incremental_bytes) for n in gm.graph.nodes]
     [('input_1', 0, 512), ('_0', 8192, 0), ('_1', 0, 2048), ('output', 0, 0)]
     """
+    gm = exported_module(gm)
     if not isinstance(gm, fx.GraphModule):
         raise InputError(
             f"symbolic_profile({type(gm).__name__}): takes a GraphModule; trace the model first with symbolic_trace")

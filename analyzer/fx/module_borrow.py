@@ -223,8 +223,17 @@ class _Borrowing:
                 tensors[name] = self.fakes.make(tensor, readable=is_buffer)
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
-        """A module of TorchScript, whose tensors C++ holds."""
+        """A module of TorchScript, whose tensors C++ holds. It runs as written: its executor differentiates what
+        it has run twice on its own (getPlanFor in torch/csrc/jit/runtime/profiling_graph_executor_impl.cpp).
+        """
+        as_written = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+        as_written.__enter__()
+        self.undo.append(functools.partial(as_written.__exit__, None, None, None))
+        self.state.assume("a module of TorchScript is profiled operator by operator, as the module that it was made "
+                          "from: its fuser is not simulated")
         held: Any = module._c
+        for name in held._method_names():
+            held._get_method(name)._debug_flush_compilation_cache()
         for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
@@ -345,6 +354,17 @@ def uncompiled(module: nn.Module) -> nn.Module:
     if eval_frame is not None:
         while isinstance(module, eval_frame.OptimizedModule):
             module = module._orig_mod
+    return module
+
+
+def exported_module(model: Any) -> Any:
+    """The module of a program by ``torch.export``, whose flags change nothing; anything else as it is."""
+    export = sys.modules.get("torch.export.exported_program")
+    if export is None or not isinstance(model, export.ExportedProgram):
+        return model
+    module = model.module()
+    module.train = lambda mode=True: module  # torch's refuses to be called
+    module.eval = lambda: module
     return module
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from analyzer.errors import TargetError
+from analyzer.fx.module_borrow import exported_module
 from analyzer.record.collector import find_failure
 
 from . import MODELS
@@ -41,6 +42,8 @@ def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target
             raise TargetError(f"{text}: {where} has no {name!r}{find_close(part, public)}"
                               f"{describe_factories(module, where)}")
         factory = getattr(factory, part)
+    if (program := exported_module(factory)) is not factory:
+        return Target(text, lambda: program)
     if not callable(factory) or isinstance(factory, nn.Module):
         kind = "a model already built" if isinstance(factory, nn.Module) else f"of type {type(factory).__name__}"
         raise TargetError(f"{text}: {name} is {kind}; {_WANTED}{describe_factories(module, where)}")
@@ -49,7 +52,7 @@ def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target
             f"{text}: {name} needs {', '.join(needed)}; {_WANTED}{describe_factories(module, where)}")
 
     def build() -> nn.Module:
-        model = factory()
+        model = exported_module(factory())
         if not isinstance(model, nn.Module):
             raise TargetError(f"{text}: {name}() returned a value of type {type(model).__name__}, not an nn.Module")
         return model

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
+from analyzer.fx.module_borrow import Borrowed, borrow_module, exported_module, uncompiled
 from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.fx.surroundings import keep_surroundings, leaves_no_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -48,10 +48,11 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
                    bias_addition_split: bool = False) -> GraphModule:
     """Trace ``root`` into a graph module that shares its parameters and buffers and gives its results.
 
-    ``root``'s own code runs once, on fake tensors, and every torch function that it calls becomes a node; so control
-    flow, shapes and containers are what they are in Python, and constants of the graph. ``meta_args`` maps argument
-    names to tensors (with or without data, on any device), also nested in containers, dataclasses and objects;
-    ``concrete_args`` maps names to constants. For ``*args`` give a tuple by its name; other names go to ``**kwargs``.
+    ``root`` is a module, a function or a program by ``torch.export``. Its own code runs once, on fake tensors, and
+    every torch function that it calls becomes a node; so control flow, shapes and containers are what they are in
+    Python, and constants of the graph. ``meta_args`` maps argument names to tensors (with or without data, on any
+    device), also nested in containers, dataclasses and objects; ``concrete_args`` maps names to constants. For
+    ``*args`` give a tuple by its name; other names go to ``**kwargs``.
 
     With ``trace_act_ckpt`` the graph's code uses ``torch.utils.checkpoint`` where ``root`` does, else its nodes are
     only annotated. With ``bias_addition_split``, nodes of their own add the biases of linear and convolution layers.
@@ -67,6 +68,10 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     >>> gm(torch.ones(3, 4)).shape
     torch.Size([3, 2])
     """
+    root = exported_module(root)
+    if isinstance(root, torch.jit.ScriptModule):
+        raise InputError(f"root is a {type(root).__name__}: TorchScript has no Python code to trace. Trace the module "
+                         "that it was made from, or a module that has it as a submodule, where it is one node")
     module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
     refuse_sharded(module)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
