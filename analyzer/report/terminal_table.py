@@ -16,8 +16,8 @@ def fit_table(table: Sequence[Sequence[str]], width: int, left: Collection[int],
     ``left``, become narrower: words are wrapped, a name is cut, in the columns ``ends`` at its start. Quantities
     do not: where they do not fit side by side, the rest of them stands below, after the same first texts.
 
-    >>> print(fit_table([["Op", "Output size", "FLOPs"], ["layer_0", "4.00 KiB", "2.10 M"]], 22, [0], [0]))
-                 Output
+    >>> print(fit_table([["Op", "Output size", "FLOPs"], ["layer_0", "4.00 KiB", "2.10 M"]], 25, [0], [0]))
+               Output
     Op           size   FLOPs
     -------  --------  ------
     layer_0  4.00 KiB  2.10 M

@@ -91,12 +91,18 @@ def count_gradients(gradient: Tensor, images: Tensor, weight: Tensor, *args: Any
 
 
 def find_loss(output: Any) -> Tensor | None:
-    """The sum of the outputs that have a gradient, as `analyzer.profile` documents its default; None without any."""
+    """What `analyzer.profile` documents as its default: of the outputs that have a gradient the only scalar, else their
+    sum; None without any.
+    """
+    parts = [part for part in tree_leaves(vars(output) if hasattr(output, "left") else output)
+             if isinstance(part, Tensor) and part.requires_grad]
+    scalars = [part for part in parts if part.dim() == 0]
+    if len(scalars) == 1 < len(parts):
+        return scalars[0]
     total = None
-    for part in tree_leaves(vars(output) if hasattr(output, "left") else output):
-        if isinstance(part, Tensor) and part.requires_grad:
-            one = part.sum()
-            total = one if total is None else total + one
+    for part in parts:
+        one = part.sum()
+        total = one if total is None else total + one
     return total
 
 

@@ -348,7 +348,7 @@ def test_flags_beside_a_tensor_are_put_back_with_it_and_plain_values_stay():
 
     def forward(self, x):
         if not Ready.is_ready:
-            Ready.table, Ready.is_ready = torch.ones(4), True
+            Ready.table, Ready.is_ready = torch.ones(4, device=x.device), True
         shapes.append(tuple(x.shape))
         return x * Ready.table
 

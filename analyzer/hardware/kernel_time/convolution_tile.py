@@ -160,7 +160,6 @@ def gather_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: Devi
     Each tile of 64 columns gathers again. Measured on an H200, it is the same for 16 and 32 bit, 7x7 and 16x16.
 
     >>> from analyzer.hardware import find_device
-    >>> from .convolution_shape import make_shape
     >>> shape = make_shape("forward", 1, 3, 128, (64, 64), (64, 64), (3, 3), 1, 4, (1, 1), (1, 1))
     >>> clocks = 2 * 64 * 64 * 9 / 0.25 / 132  # vectors of a multiprocessor
     >>> round(gather_seconds(shape, {"gathered_vectors": 0.25}, find_device("h200")) / (clocks / 1.98e9), 6)
