@@ -122,8 +122,8 @@ analyzer profile resnet50 --input 8x3x224x224 --device lab_card.json
 """, {0: "done", 2: "the command line cannot be used", 130: "interrupted"}),
 
     Command("compare", "what changed between two saved profiles, and which modules explain it",
-            "analyzer.report.comparison.command:run_compare", "first, second, more, by, fail-if, markdown, html of "
-            "compare, columns of compare, depth of compare, format of compare, output", """\
+            "analyzer.report.comparison.command:run_compare", "first, second, more, by, fail-if, markdown, html, "
+            "columns of compare, depth, format of compare, output", """\
 Tells what changed from the first profile to the second: peaks, time, FLOPs, memory at the peak by category, and for
 each quantity the deepest modules that explain it, alike blocks as one.
 
@@ -171,8 +171,8 @@ analyzer check profile.json --against baseline.json --format markdown >> "$GITHU
 """, {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),
 
     Command("generate", "predict what generating tokens costs", "analyzer.generation.command:run_generate",
-            "target, prompt, new-tokens, sequences, autocast of generate, device, passes, rows, format, "
-            "json of generate", """\
+            "target, prompt, new-tokens, sequences, autocast, device, passes, rows, format, "
+            "json", """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
 while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
@@ -216,7 +216,7 @@ analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --devi
 
     Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.solver.command:run_plan",
             "target, input, batch-size, budget, device of plan, method, granularity, autocast, offload, frontier, "
-            "plot, html of plan, json of plan", """\
+            "plot, html, json of plan", """\
 Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
 memory, and runs as little as possible again. The plan is replayed before it is printed: the peak and the overhead are
 those of the planned program.
@@ -243,7 +243,7 @@ With --world the script runs as torchrun would start it, one rank at a time: tor
 ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further
 pipeline stage, and rank 1 where first and last differ. Each runs in a process of its own; what the first one prints is
 passed through. --json saves the table of ranks with a profile of each, --html a page of the table and its ranks.
-""", {"ranks of a job": "world, rank of dryrun, ranks, devices-per-host, cluster"}, """\
+""", {"ranks of a job": "world, rank, ranks, devices-per-host, cluster"}, """\
 analyzer dryrun train.py
 analyzer dryrun train.py --device a100_80gb --steps 3 -- --batch-size 64 --amp
 analyzer dryrun --world 64 train.py                        as torchrun would start it on 64 GPUs, some ranks of it
@@ -252,7 +252,7 @@ analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
       3: "the script would run out of memory, or does not fit on the device"}),
 
     Command("sweep", "profile many configurations of a model", "analyzer.sweep.command:run_sweep",
-            "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html of sweep, "
+            "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html, "
             "retry-failed, workers, dask", """\
 Profiles many configurations of a model: every combination of the values given, one row each.
 

@@ -97,6 +97,20 @@ class Option:
         parser.add_argument(*self.flag.split(), help=text, **settings)
 
 
+def _number(flag: str, help: str, usual: object = None, **settings: Any) -> Option:
+    """An option that takes a whole number; ``usual`` is what it is where it is not given, and the help says so."""
+    said = "" if usual is None else f" (default {usual if isinstance(usual, int) else f'{{{usual}}}'})"
+    return Option(flag, help + said, **{"type": int, "metavar": "N", "default": usual, **settings})
+
+
+def _file(flag: str, help: str, **settings: Any) -> Option:
+    return Option(flag, help, type=Path, metavar="FILE", **settings)
+
+
+def _switch(flag: str, help: str, name: str = "") -> Option:
+    return Option(flag, help, name=name, action="store_true")
+
+
 _AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
 _FORMATS = "analyzer.report.node_table:FORMATS"
 
@@ -114,36 +128,29 @@ _OF_A_STEP = (
            default="h200"),
     Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
     Option("--quantize", "hold the weights of linear layers, all but the output head's, in "
-           "{analyzer.recipe.quantize:LAYERS}",
-           choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
+           "{analyzer.recipe.quantize:LAYERS}", choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
     Option("--lora", "train adapters instead of the model; further settings: targets=q_proj+v_proj (default "
            "all-linear), dropout=0.05, dtype=bf16 (default fp32)", metavar="r=N[,...]"),
     Option("--attention", "of a model of transformers: sdpa, eager, ...", metavar="NAME"),
-    Option("--loss-chunks", "compute a language model's loss in N parts of its tokens", type=int, metavar="N"),
-    Option("--checkpointing", "run each block again in the backward pass", action="store_true"),
-    Option("--compile", "wrap the model by torch.compile; figures are of the model in it, and `profile` adds its time",
-           action="store_true"),
+    _number("--loss-chunks", "compute a language model's loss in N parts of its tokens"),
+    _switch("--checkpointing", "run each block again in the backward pass"),
+    _switch("--compile", "wrap the model by torch.compile; figures are of the model in it, `profile` adds its time"),
     Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
            "none, gradients only)", metavar="NAME"),
-    Option("--accumulate", "micro-batches of a step, each as large as --input says (default 1)", type=int, default=1,
-           metavar="N"),
+    _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
     Option("--convention", "whose way of counting FLOPs: own (default; every operator, forward and backward), "
            "deepspeed or fvcore (the forward pass alone, as those packages print it)",
            choices=("own", "deepspeed", "fvcore"), default="own", metavar="NAME"),
-    Option("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)",
-           action="store_true"),
-    Option("--cuda-graphs", "each pass is one CUDA graph: with --fused its mode \"reduce-overhead\", alone of eager's "
-           "kernels", action="store_true"),
+    _switch("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)"),
+    _switch("--cuda-graphs", "each pass is one CUDA graph: with --fused its mode \"reduce-overhead\", alone of eager's "
+            "kernels"),
     Option("others", argparse.SUPPRESS, nargs="*", metavar="TARGET"))
 
 _OF_RANKS = (
-    Option("--world", "run as one of N ranks: torch.distributed is there and moves no data", type=int, metavar="N"),
-    Option("--rank", "which one (default 0)", type=int, metavar="R"),
-    Option("--rank", "which one", name="rank of dryrun", type=int, metavar="R"),
-    Option("--ranks", "several, each in a process of its own (default: chosen, see above)", type=read_ranks,
-           metavar="R,R"),
-    Option("--devices-per-host", "how many ranks are on a host (default: as many as hosts of the cluster have, else "
-           "8)", type=int, metavar="N"),
+    _number("--world", "run as one of N ranks: torch.distributed is there and moves no data"),
+    _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),
+    Option("--ranks", "several, each in a process of its own", type=read_ranks, metavar="R,R"),
+    _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
     Option("--cluster", "the hosts and links, e.g. dgx_h100 (default: the usual ones of the device)", metavar="NAME"))
 
 _REPORTS = "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report"
@@ -151,13 +158,11 @@ _REPORTS = "{analyzer.results.view:register_report}, or one that the TARGET's fi
 _OF_OUTPUT = (
     Option("--show", "reports to print, with commas between them (default screen, all at a glance): " + _REPORTS,
            default="screen", metavar="NAMES"),
-    Option("--json", "save the whole profile, for `analyzer show`, `compare`, `check` and `view`", type=Path,
-           metavar="FILE"),
-    Option("--html", "save the profile as one HTML page", type=Path, metavar="FILE"),
+    _file("--json", "also save all of it, for `analyzer show`, `compare`, `check` and `view`"),
+    _file("--html", "also write it as one HTML page"),
     Option("--export", "save files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or what the "
            "TARGET's file registers with register_exporter; without KIND by its ending, of "
-           "{analyzer.report.export.table_file:ENDINGS}", action="append", default=[],
-           metavar="[KIND=]FILE"),
+           "{analyzer.report.export.table_file:ENDINGS}", action="append", default=[], metavar="[KIND=]FILE"),
     Option("--format", "of the table (default text)", choices=_FORMATS, default="text"))
 
 _OF_REPORTS = (
@@ -170,90 +175,77 @@ _OF_REPORTS = (
     Option("--columns", "columns, separated by commas; of the tree, besides the usual: "
            "{analyzer.report.module_tree:CHOSEN}, those of costs also with _share for their share of the model's; of "
            "torchinfo: {analyzer.report.compat.torchinfo:COLUMNS}", type=split_words, metavar="NAMES"),
-    Option("--module-depth", "how deep the largest modules are named (default all)", type=int, metavar="N"),
-    Option("--top-modules", "how many of them at each depth (default 1)", type=int, metavar="K"),
+    _number("--module-depth", "how deep the largest modules are named (default all)"),
+    _number("--top-modules", "how many of them at each depth (default 1)"),
     Option("--no-detail", "leave out the tree of modules", dest="detailed", action="store_const", const=False),
     Option("--ignore-modules", "classes or paths that count as their parent's own", type=split_words, metavar="NAMES"),
     Option("--format", "of the tables (default text); others than text have modules by their paths, and csv has all "
            "quantities, unrounded", name="format of reports", dest="fmt", choices=_FORMATS),
     Option("--raw", "plain numbers, in bytes and seconds", dest="as_string", action="store_const", const=False),
-    Option("--output", "write what would be printed to this file", type=Path, metavar="FILE"),
+    _file("--output", "write what would be printed to this file"),
     Option("--tokens", "how many tokens the run takes, e.g. 2e12 or 2T; batch times sequence of each step counts",
            type=read_amount, metavar="N"),
     Option("--samples", "how many samples the run takes, e.g. 1e9 or 1B; the batch of each step counts",
            type=read_amount, metavar="N"),
     Option("--price", "of an hour of one device", type=float, metavar="DOLLARS"),
-    Option("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)",
-           type=int, metavar="N"),
+    _number("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)"),
     Option("--power", "what one device takes (default: its power limit, the most that it may)", type=float,
            metavar="WATTS"))
 
 _OF_SAVED_PROFILES = (
-    Option("file", "a profile saved with --json", type=Path, metavar="FILE"),
+    _file("file", "a profile saved with --json"),
     Option("--against", "another one, which it is compared with", type=Path, metavar="BASELINE"),
     Option("--max", "{analyzer.report.check:GRAMMAR}; may be repeated", action="append", default=[], metavar="LIMIT",
            dest="limits"),
-    Option("first", "a profile saved with --json", type=Path, metavar="FILE"),
-    Option("second", "another one", type=Path, metavar="FILE"),
-    Option("others", "more of them", name="more", type=Path, nargs="*", metavar="FILE"),
+    _file("first", "a profile saved with --json"),
+    _file("second", "another one"),
+    _file("others", "more of them", name="more", nargs="*"),
     Option("--by", "what a row is (default: change for two profiles, module with --columns or --depth, model for more "
            "profiles)", choices=("change", "module", "model")),
     Option("--fail-if", "{analyzer.report.check:CONDITION_GRAMMAR}; may be repeated", action="append", default=[],
            metavar="CONDITION"),
-    Option("--markdown", "also write what changed as Markdown that suits a comment on a pull request", type=Path,
-           metavar="FILE"),
-    Option("--html", "also write what changed as one HTML page (needs the extra report)", name="html of compare",
-           type=Path, metavar="FILE"),
+    _file("--markdown", "also write what changed as Markdown that suits a comment on a pull request"),
     Option("--columns", "quantities, separated by commas (default: {analyzer.report.comparison.command:MODULE_COLUMNS} "
            "by module, {analyzer.report.summary:DEFAULT_COLUMNS} by model)", name="columns of compare",
            type=split_words, metavar="NAMES"),
-    Option("--depth", "show modules down to this depth", name="depth of compare", type=parse_depth, metavar="N"),
     Option("--format", "default text; of what changed, markdown is as of --markdown, others are one table of all "
            "changes; in tables modules stand by their paths, and in csv numbers are unrounded",
            name="format of compare", choices=_FORMATS, default="text"),
-    Option("files", "a profile saved with --json", type=Path, nargs="+", metavar="FILE"),
+    _file("files", "a profile saved with --json", nargs="+"),
     Option("--html", "where the page is written (default: a new folder)", name="html of view", type=Path,
            metavar="PAGE"),
-    Option("--no-browser", "write the page and open nothing", action="store_true"))
+    _switch("--no-browser", "write the page and open nothing"))
 
 _OF_GENERATION = (
-    Option("--prompt", "tokens of the prompt (default 512)", type=int, default=512, metavar="N"),
-    Option("--new-tokens", "tokens to generate (default 128)", type=int, default=128, metavar="N"),
-    Option("--batch", "sequences at once (default 1)", name="sequences", type=int, default=1, metavar="N"),
-    Option("--autocast", "run under torch.autocast with this dtype, bf16 or fp16", name="autocast of generate",
-           metavar="DTYPE"),
-    Option("--samples", "how many of the passes after the first are run, those between them are on straight lines "
-           "(default 16; 0: all)", name="passes", type=int, default=16, metavar="N"),
-    Option("--rows", "rows of the table (default 20; 0: all)", type=int, default=20, metavar="N"),
-    Option("--json", "save the result (`analyzer show` prints reports of its prefill and last token)",
-           name="json of generate", type=Path, metavar="FILE"),
+    _number("--prompt", "tokens of the prompt", 512),
+    _number("--new-tokens", "tokens to generate", 128),
+    _number("--batch", "sequences at once", 1, name="sequences"),
+    _number("--samples", "how many of the passes after the first are run, 0 for all; others are on straight lines", 16,
+            name="passes"),
+    _number("--rows", "rows of the table, 0 for all", 20),
     Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
            "--max-sequences, --batches and --draft)", choices="analyzer.generation.stored_cache:CACHES"),
     Option("--cache-dtype", "of the cache, of {analyzer.generation.command:CACHE_DTYPES} (default: the model's)",
            choices="analyzer.generation.command:CACHE_DTYPES", metavar="DTYPE"),
-    Option("--block-size", "tokens of a page of the cache (default {analyzer.generation.stored_cache:BLOCK_SIZE})",
-           type=int, default="analyzer.generation.stored_cache:BLOCK_SIZE", metavar="N"),
-    Option("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits",
-           action="store_true"),
+    _number("--block-size", "tokens of a page of the cache", "analyzer.generation.stored_cache:BLOCK_SIZE"),
+    _switch("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits"),
     Option("--memory-share", "of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)", type=float,
            default=1.0, metavar="F"),
     Option("--batches", "a row for each number of sequences: decode speed, memory", metavar="N,N,..."),
-    Option("--prefill-chunk", "tokens of a prompt that a server reads at once (default "
-           "{analyzer.generation.serving:PREFILL_CHUNK})", type=int,
-           default="analyzer.generation.serving:PREFILL_CHUNK", metavar="N"),
+    _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
+            "analyzer.generation.serving:PREFILL_CHUNK"),
     Option("--draft", "a speculative step with this draft model", metavar="TARGET"),
-    Option("--speculate", "draft tokens of a step (default 4)", type=int, default=4, metavar="N"))
+    _number("--speculate", "draft tokens of a step", 4))
 
 _OF_SEARCHES = (
-    Option("--batch", "seek the largest batch (default)", name="of batch", action="store_true"),
-    Option("--sequence", "seek the longest sequence", name="of sequence", action="store_true"),
+    _switch("--batch", "seek the largest batch (default)", name="of batch"),
+    _switch("--sequence", "seek the longest sequence", name="of sequence"),
     Option("--memory", "what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be taken "
            "outside it)", metavar="SIZE"),
-    Option("--world", "processes of the job, for communication buffers (default 1)", name="world size",
-           dest="world_size", type=int, default=1, metavar="N"),
-    Option("--start", "smallest size to try (default 1; 2 where batch norm needs it)", type=int, metavar="N"),
-    Option("--multiple-of", "try only multiples of this", type=int, metavar="N"),
-    Option("--at-most", "largest size to try, e.g. the model's longest sequence", type=int, metavar="N"),
+    _number("--world", "processes of the job, for communication buffers", 1, name="world size", dest="world_size"),
+    _number("--start", "smallest size to try (default 1; 2 where batch norm needs it)"),
+    _number("--multiple-of", "try only multiples of this"),
+    _number("--at-most", "largest size to try, e.g. the model's longest sequence"),
     Option("--device", "seek the largest size on this one; of several, repeated, a row each (default: a row for each "
            "of the catalogue)", name="devices", action="append", metavar="DEVICE"),
     Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,
@@ -264,14 +256,11 @@ _OF_SEARCHES = (
            "what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
     Option("--granularity", "checkpoints around any operators of the traced graph (default), or around whole modules, "
            "which the model's own code can take", choices=("operator", "module"), default="operator"),
-    Option("--offload", "saved results may also wait on the host (needs --device)", action="store_true"),
+    _switch("--offload", "saved results may also wait on the host (needs --device)"),
     Option("--frontier", "also the overhead at these budgets (default {analyzer.solver.command:SHARES})", nargs="?",
            const="analyzer.solver.command:SHARES", metavar="BUDGETS"),
-    Option("--plot", "draw the frontier to this file (matplotlib; extra [report])", type=Path, metavar="FILE"),
-    Option("--html", "write a page: memory without and with the plan, what it keeps of each module",
-           name="html of plan", type=Path, metavar="FILE"),
-    Option("--json", "save the plan (read it with analyzer.solver.Plan.from_json)", name="json of plan", type=Path,
-           metavar="FILE"))
+    _file("--plot", "draw the frontier to this file (matplotlib; extra [report])"),
+    _file("--json", "save the plan (read it with analyzer.solver.Plan.from_json)", name="json of plan"))
 
 _OF_SWEEPS = (
     *(Option(f"--{axis}", text, name=f"{axis} axis", metavar="VALUES") for axis, text in (
@@ -285,27 +274,24 @@ _OF_SWEEPS = (
         ("lora", "ranks of adapters that are trained instead of the model, e.g. none,r=8,r=64 (default none)"),
         ("accumulate", "micro-batches of a step, e.g. 1,8 (default 1)"),
         ("device", "names of `analyzer devices` (default h200)"), ("mode", "train, infer or both (default train)"))),
-    Option("--out", "write the rows here: .csv, .jsonl or .parquet", type=Path, metavar="FILE"),
-    Option("--html", "write a page: time against memory with the Pareto front, and the rows as a table",
-           name="html of sweep", type=Path, metavar="FILE"),
-    Option("--retry-failed", "run configurations again that failed before", action="store_true"),
-    Option("--workers", "processes (default one a core; 0: none but this one)", type=int, metavar="N"),
+    _file("--out", "write the rows here: .csv, .jsonl or .parquet"),
+    _switch("--retry-failed", "run configurations again that failed before"),
+    _number("--workers", "processes (default one a core; 0: none but this one)"),
     Option("--dask", "run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its workers with "
            "distributed.worker.profile.enabled: false", metavar="ADDRESS"))
 
 _OF_THIS_MACHINE = (
     Option("--device", "where to run: cpu (default), cuda, cuda:1, ...", name="place", default="cpu"),
-    Option("--steps", "how many steps the times are the mean of (default 3)", name="measured steps", type=int,
-           default=3, metavar="N"),
-    Option("--warm-up", "how many steps go before them (default 1)", type=int, default=1, metavar="N"),
+    _number("--steps", "how many steps the times are the mean of", 3, name="measured steps"),
+    _number("--warm-up", "how many steps go before them", 1),
     Option("script", "a Python script that trains or infers", metavar="SCRIPT", type=Path),
     Option("arguments", "the script's own arguments, after --", nargs="*", metavar="-- ARG"),
-    Option("--steps", "end the script after so many optimizer steps (default 3)", type=int, default=3, metavar="N"),
+    _number("--steps", "end the script after so many optimizer steps", 3),
     Option("file", "where to write it, e.g. lab_card.json", name="written file", metavar="FILE"),
     Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",
            name="measured device"),
-    Option("--quick", "a few sizes, in seconds: rates, but little else", action="store_true"),
-    Option("--again", "measure anew where FILE holds a measurement already", action="store_true"),
+    _switch("--quick", "a few sizes, in seconds: rates, but little else"),
+    _switch("--again", "measure anew where FILE holds a measurement already"),
     Option("name", "a model, or a part of its name", name="model name", nargs="?", metavar="NAME"),
     Option("--format", "of the table (default text); csv has the sources too", name="format of models",
            choices=_FORMATS, default="text"),

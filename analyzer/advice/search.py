@@ -17,13 +17,13 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
-from analyzer.recipe.option import read_recipe
 from analyzer.record.options import progress_part
 from analyzer.report.verdict import describe_step
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option
 from analyzer.solver.plan import Plan
-from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors
+from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
+from analyzer.zoo.target import load_target
 
 from .variant import Change, Trial, Variant, list_changes
 
@@ -234,8 +234,6 @@ def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
 
 def run_advise(arguments: argparse.Namespace) -> int:
     """``analyzer advise``; the result is the exit code."""
-    from analyzer.hardware import find_device
-
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     found = find_advice(arguments)
     print(found if arguments.format == "text" else found.table(arguments.format))
@@ -244,9 +242,6 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 def find_advice(arguments: argparse.Namespace, quick: bool = False) -> Advice:
     """The advice on the step that the options of a command describe."""
-    from analyzer.zoo.target import load_target
-
-
     target, train = load_target(arguments.target), arguments.mode == "train"
     recipe = read_recipe(arguments)
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, train, recipe.dtype))

@@ -11,12 +11,17 @@ import torch
 from analyzer.distributed.world import World, world
 from analyzer.distributed.world_state import WorldSpec
 from analyzer.errors import InputError
-from analyzer.recipe.option import read_recipe
-from analyzer.record.options import progress_of
+from analyzer.hardware import find_device
+from analyzer.profilers.flops import make_flops_profiler
+from analyzer.record.options import ProfileOptions, progress_of
 from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option
 from analyzer.zoo.input_spec import InputSpec, Target
+from analyzer.zoo.target import load_target
+
+from .argument import build_model
+from .profile import profile
 
 # Options of a command that runs ranks of a job: ``--world --rank --devices-per-host --cluster``, and ``--ranks``.
 
@@ -54,21 +59,12 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
     """A step of the target, and of each of ``others``. Names and inputs of all are read before any work: a wrong one
     costs no waiting.
     """
-    from analyzer.hardware import find_device
-    from analyzer.zoo.target import load_target
-
     find_device(arguments.device)
     train = arguments.mode == "train"
     names = [arguments.target, *others]
     targets = [load_target(name) for name in names]
-    recipe = read_recipe(arguments)
+    recipe = command_option.read_recipe(arguments)
     inputs = [command_option.choose_inputs(target, arguments.input, train, recipe.dtype) for target in targets]
-
-    from analyzer.profilers.flops import make_flops_profiler
-    from analyzer.record.options import ProfileOptions
-
-    from .argument import build_model
-    from .profile import profile
 
     options = ProfileOptions(fused=_find_fused(arguments))
 
@@ -101,8 +97,6 @@ def describe_command(target: str, arguments: argparse.Namespace, inputs: Sequenc
 
 
 def _find_fused(arguments: argparse.Namespace) -> Literal["default", "reduce-overhead", "cudagraphs"] | None:
-    from analyzer.hardware import find_device
-
     if arguments.fused or arguments.compile and find_device(arguments.device).kind == "cuda":
         return "reduce-overhead" if arguments.cuda_graphs else "default"
     return "cudagraphs" if arguments.cuda_graphs else None

@@ -15,9 +15,10 @@ import torch
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
 from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, count_threads, identify_host
-from analyzer.hardware.device_file import UNFINISHED, decode_device, encode_device
+from analyzer.hardware.device_file import UNFINISHED, decode_device, encode_device, is_device_file
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.hardware.listing import format_device
 from analyzer.output import check_output, write_output
 from analyzer.record.options import report_progress
 from analyzer.saved_format import load_json
@@ -186,13 +187,6 @@ def _today() -> str:
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
     """``analyzer calibrate``; the result is the exit code."""
-    import torch
-
-    from analyzer.errors import InputError
-    from analyzer.hardware.device_file import is_device_file
-    from analyzer.hardware.listing import format_device
-
-
     if not is_device_file(arguments.file):
         raise InputError(f"FILE is {arguments.file!r}: --device takes it for a file only if it ends in .json; give "
                          f"{arguments.file + '.json'!r}")

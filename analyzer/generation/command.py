@@ -11,12 +11,14 @@ from analyzer.api.argument import build_model
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.output import check_output
-from analyzer.recipe.option import read_dtype, read_recipe
 from analyzer.report.node_table import FORMATS
 from analyzer.results.verdict import Verdict
-from analyzer.zoo.command_option import model_errors
+from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
+from .capacity import max_sequences, serving_table, tell_which_fit
+from .run import profile_generate, profile_speculative
+from .serving import sweep_sequences
 from .stored_cache import BLOCK_SIZE
 
 # The options of ``analyzer generate`` for inference as it is served: its cache, several sequences, draft models.
@@ -59,22 +61,15 @@ def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, A
     """Run what is asked for; the text of the result, and the exit code."""
     context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
     if arguments.batches is not None:
-        from .capacity import serving_table, tell_which_fit
-        from .serving import sweep_sequences
-
         points = sweep_sequences(model, read_numbers("--batches", arguments.batches), context, prefill_chunk=chunk,
                                  **options)
         text = serving_table(points, arguments.format)
         return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
                 3 if all(point.fits is False for point in points) else 0)
     if arguments.max_sequences:
-        from .capacity import max_sequences
-
         found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
         point = found.at_limit or found.beyond
         return _add_verdict(str(found), None if point is None else point.verdict)
-
-    from .run import profile_speculative
 
     draft = build_model(load_target(arguments.draft).build)
     step = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
@@ -96,12 +91,10 @@ def read_numbers(option: str, text: str) -> list[int]:
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """``analyzer generate``; the result is the exit code."""
-    from .run import profile_generate
-
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     check_output(arguments.json)
     recipe = read_recipe(arguments)
-    options = {**read_cache(arguments), "autocast": read_dtype("--autocast", arguments.autocast),
+    options = {**read_cache(arguments), "autocast": find_autocast(arguments),
                "device": arguments.device}
     target = load_target(arguments.target)
     with model_errors(arguments.target):  # nothing is printed in it: a reader that goes is no error of the model's

@@ -38,10 +38,10 @@ def read_shown(text: str, flag: str = "--show", given: Collection[str] = ()) -> 
 
 def make_text(profile: Profile, shown: Sequence[str], **options: Any) -> str:
     """The reports one after the other, each with those of ``options`` that it takes."""
-    return "\n\n".join(
-        draw_screen(profile) if name == "screen" else profile.report(
-            name, **{option: value for option, value in options.items() if register_report.takes(name, option)})
-        for name in shown)
+    of_screen = {"width": find_width(sys.stdout), "color": takes_color(sys.stdout), "more": LONG_TABLES}
+    return "\n\n".join(profile.report(name, **{
+        option: value for option, value in (of_screen if name == "screen" else options).items()
+        if register_report.takes(name, option)}) for name in shown)
 
 
 def save_profile(profile: Profile, json: Path | None, html: Path | None) -> None:
@@ -58,11 +58,6 @@ def emit(text: str, output: Path | None) -> None:
         print(text)
     else:
         write_output(output, text + "\n")
-
-
-def draw_screen(profile: Profile, more: str = LONG_TABLES) -> str:
-    """The first screen, as wide as stdout and in colours if that takes them; ``more`` names the longer tables."""
-    return profile.report("screen", width=find_width(sys.stdout), color=takes_color(sys.stdout), more=more)
 
 
 def end_with_verdict(verdict: Verdict | None, is_told: bool = False) -> int:

@@ -3,38 +3,31 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from analyzer.errors import InputError
 from analyzer.output import check_output
-from analyzer.recipe.option import read_recipe
 from analyzer.report import choice
 from analyzer.report.page.document import check_page
 from analyzer.zoo import command_option
+from analyzer.zoo.input_spec import InputSpec
+from analyzer.zoo.target import import_own_code, load_target
 
-if TYPE_CHECKING:
-    import torch
-
-    from analyzer.zoo.input_spec import InputSpec
+from .measure import measure
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
     """``analyzer measure``; the result is the exit code."""
-    from analyzer.zoo.target import import_own_code, load_target
-
     import_own_code(arguments.target)  # which may register reports
     shown = choice.read_shown(arguments.show)
     check_output(arguments.json)
     check_page(arguments.html)
 
-    import torch
-
-    from .measure import measure
-
     device = find_torch_device(arguments.device)
     train = arguments.mode == "train"
     target = load_target(arguments.target)
-    recipe = read_recipe(arguments)
+    recipe = command_option.read_recipe(arguments)
     inputs = command_option.choose_inputs(target, arguments.input, train, recipe.dtype)
     with command_option.model_errors(arguments.target):
         with torch.device(device):
@@ -49,8 +42,6 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
 def find_torch_device(name: str) -> torch.device:
     """The device of that name. Raises InputError where torch has none such."""
-    import torch
-
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -15,13 +15,12 @@ from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import find_device
 from analyzer.output import check_output
-from analyzer.recipe.option import read_recipe
 from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.page.document import check_page
 from analyzer.report.verdict import judge
 from analyzer.sweep.configuration import Configuration, resolve_inputs
 from analyzer.units import parse_bytes
-from analyzer.zoo.command_option import choose_inputs, find_autocast, find_step, make_inputs, model_errors
+from analyzer.zoo.command_option import choose_inputs, find_autocast, find_step, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
 from .fit import FitResult, max_batch_size, max_sequence_length

@@ -5,11 +5,15 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
+from analyzer.recipe.lora import LoraSpec
+from analyzer.recipe.quantize import DTYPES as FLOATING
 from analyzer.recipe.recipe import Recipe
 from analyzer.record.collector import find_failure, first_line
 
@@ -21,12 +25,25 @@ def refuse_batch_size(arguments: argparse.Namespace) -> None:
     """Raise InputError for ``--batch-size``, with the ``--input`` that the target takes in its place."""
     from .target import load_target
 
-    size = getattr(arguments, "batch_size", None)
-    if size is None:
-        return
+    size = arguments.batch_size
     specs = load_target(arguments.target).choose_inputs(parse_inputs(arguments.input), train=False)
     said = " ".join(f"--input {spec.resize('batch', size)}" for spec in specs or ()) or f"e.g. --input {size}x3x224x224"
     raise InputError(f"--batch-size {size}: the batch is the first size of an input; write {said}")
+
+
+def read_recipe(arguments: argparse.Namespace) -> Recipe:
+    """The recipe that options ask for. Raises InputError for values that no model could take."""
+    given = {field.name: value for field in fields(Recipe)
+             if (value := getattr(arguments, field.name, None)) is not None}
+    if (dtype := given.get("dtype")) is not None:
+        if dtype not in FLOATING:
+            near = get_close_matches(dtype, FLOATING, n=1)
+            raise InputError(f"--dtype {dtype}: no floating dtype; " + (f"did you mean {near[0]}? " if near else "")
+                             + f"one of {', '.join(FLOATING)}")
+        given["dtype"] = FLOATING[dtype]
+    if "lora" in given:
+        given["lora"] = LoraSpec.parse(given["lora"])
+    return Recipe(**given)
 
 
 def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:

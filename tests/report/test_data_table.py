@@ -218,7 +218,7 @@ def test_a_wrong_second_target_costs_no_waiting(capsys, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the first model was profiled")
 
-    monkeypatch.setattr("analyzer.api.profile.profile", refuse)
+    monkeypatch.setattr("analyzer.api.prediction.profile", refuse)
     code, out, err = run(capsys, "profile", "resnet18", "resnet51")
     assert (code, out) == (2, "") and "resnet51: no model of that name" in err
 
