@@ -60,6 +60,8 @@ def test_unknown_name() -> None:
             "llama_405b") in message
     assert message.endswith("torchvision:NAME, timm:NAME, hf:CONFIG.json, hf:ConfigClass, package.module:factory")
     assert "nothing follows the colon" in fail("timm:")
+    pytest.importorskip("torchvision")
+    assert fail("fcos_resnet50_fpn").endswith("; did you mean torchvision:fcos_resnet50_fpn?")
 
 
 # ---------------------------------------------------------------- which inputs are chosen

@@ -142,7 +142,8 @@ def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: i
     """What reads tokens with ``model`` and its own code's cache. Raises InputError for a model that cannot generate."""
     if is_of_transformers(model):
         config: Any = model.config
-        if config.is_encoder_decoder:
+        if config.is_encoder_decoder:  # decoding begins with one token
+            check_positions(model, f"profile_generate(new_tokens={new_tokens!r})", new_tokens)
             return EncoderDecoder(model, cache, prompt_tokens, new_tokens)
     # the last token is not read again
     check_positions(model, f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r})",
@@ -179,7 +180,8 @@ def count_positions(model: nn.Module) -> int | None:
              if isinstance(table, nn.Embedding) and _POSITIONS.search(path)]
     config: Any = getattr(model, "config", None)
     if hasattr(config, "get_text_config"):  # other tables are those of images or sounds
-        said = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+        said = next((size for name in ("max_position_embeddings", "max_target_positions")
+                     if (size := getattr(config.get_text_config(decoder=True), name, None)) is not None), None)
         sizes = [size for size in sizes if size == said]
     return min(sizes, default=None)
 

@@ -24,6 +24,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
+from analyzer.zoo.transformers_models import spectrogram_shape
 
 from .decoder import Decoder, StoredDecoder, check_positions, is_of_transformers, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
@@ -56,7 +57,7 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
     pages of ``block_size`` tokens; a model that takes none reads all tokens again each time. With pages, or where the
     cache has a type of its own (``cache_dtype``), attention is that of a serving engine: one kernel that reads the
     cache as it lies, of latent attention the latents. ``prompt`` is what it reads first in place of (``batch_size``,
-    ``prompt_tokens``) token indices, e.g. the spectrogram of a speech model.
+    ``prompt_tokens``) token indices; without it a speech model as Whisper reads spectrograms of the length it is for.
 
     Where memory runs out under ``options`` that limit it, the result says so, and its steps are those before.
     Of the passes after the first, ``samples`` are run, evenly spread, and what is between them is on straight lines
@@ -78,14 +79,33 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
     form.check("profile_generate")
     session = Session(device, options, autocast=autocast)
     module = model if isinstance(model, nn.Module) else build_model(model)
+    assumed: tuple[str, ...] = ()
     if prompt is None:
-        prompt = torch.ones((batch_size, prompt_tokens), dtype=torch.int64)
+        prompt, assumed = _make_prompt(module, batch_size, prompt_tokens)
     if prompt.dim() < 2:
         raise InputError(
             f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the "
             "tokens")
     with set_training(module, False), _telling_what_reads_no_tokens(module):
-        return _Generation(session, module, prompt, new_tokens, form).run(samples)
+        found = _Generation(session, module, prompt, new_tokens, form).run(samples)
+        return replace(found, assumptions=(*assumed, *found.assumptions))
+
+
+def _make_prompt(module: Any, batch_size: int, prompt_tokens: int) -> tuple[Tensor, tuple[str, ...]]:
+    """What a model reads first, and what is assumed of it. Raises InputError for an encoder of other than tokens or
+    spectrograms.
+    """
+    main, config = getattr(module, "main_input_name", "input_ids"), getattr(module, "config", None)
+    if main == "input_ids" or not getattr(config, "is_encoder_decoder", False):
+        return torch.ones((batch_size, prompt_tokens), dtype=torch.int64), ()
+    sizes = spectrogram_shape(config) if main == "input_features" else None
+    if sizes is None:
+        raise InputError(f"profile_generate({type(module).__name__}): its encoder reads {main}, not tokens; call it "
+                         "from Python with prompt=, a tensor of them")
+    _, channels, frames = sizes
+    return (torch.zeros((batch_size, channels, frames), dtype=module.dtype),
+            (f"the prompt is a spectrogram of {frames:,} frames with {channels} channels, the length that "
+             f"{type(module).__name__} is for, whatever prompt_tokens says",))
 
 
 @contextmanager

@@ -8,14 +8,14 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from analyzer.errors import TargetError
+from analyzer.errors import AnalyzerError, TargetError
 from analyzer.fx.module_borrow import exported_module
 from analyzer.record.collector import find_failure
 
@@ -258,6 +258,8 @@ def import_own_code(text: str) -> None:
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
         hint = f"; did you mean hf:{name}?" if find_shape(name) is not None else find_close(name, MODELS)
+        with suppress(AnalyzerError):  # torchvision is not installed, or has none either
+            hint = f"; did you mean {find_torchvision_model(name, f'torchvision:{name}').name}?"
         raise TargetError(f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
                           f"{FILE}, {FORMS}{hint}")
     factory, input, labelled = MODELS[name]

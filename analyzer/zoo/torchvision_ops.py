@@ -103,7 +103,7 @@ def _align(input: Tensor, rois: Tensor, *settings: Any) -> Tensor:
     dtype = input.dtype
     if torch.is_autocast_enabled(device_of(input).type):
         input, rois = input.float(), rois.float()
-    return torch.ops.torchvision._roi_align_forward(input, rois, *settings).to(dtype)  # type: ignore[no-any-return]
+    return torch.ops.torchvision._roi_align_forward(input, rois, *settings).to(dtype)
 
 
 def _shape_forward(input: Tensor, rois: Tensor, scale: float, height: int, width: int, *_: Any) -> Tensor:

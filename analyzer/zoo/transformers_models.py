@@ -172,7 +172,7 @@ def _derive_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...] | Non
     tokens = min(DEFAULT_TOKENS, positions) if isinstance(positions, int) and positions > 0 else DEFAULT_TOKENS
     text = InputSpec("input_ids", torch.int64, (DEFAULT_BATCH, tokens))
     floating = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32  # of the parameters
-    shape = {"pixel_values": _image_shape, "input_values": _audio_shape, "input_features": _spectrogram_shape}.get(main)
+    shape = {"pixel_values": _image_shape, "input_values": _audio_shape, "input_features": spectrogram_shape}.get(main)
     if main == "input_ids":
         inputs = [text]
         if "pixel_values" in parameters and hasattr(config, "vision_config") and not model_class.can_generate():
@@ -203,7 +203,8 @@ def _audio_shape(config: Any) -> tuple[int, ...]:
     return (DEFAULT_BATCH, SECOND_OF_SAMPLES)
 
 
-def _spectrogram_shape(config: Any) -> tuple[int, ...] | None:
+def spectrogram_shape(config: Any) -> tuple[int, ...] | None:
+    """A batch of the spectrograms that a speech model reads, channels before frames; None where it does not say so."""
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         # Whisper: a convolution halves the length
         return (DEFAULT_BATCH, config.num_mel_bins, 2 * config.max_source_positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,11 +109,14 @@ def test_other_kinds_of_models(name, options):
     assert set(grown) == ({0} if name == "Mamba" else {kept_bytes(32, 1, batch=1)})
 
 
+WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 100, "encoder_attention_heads": 4,
+           "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_mel_bins": 8,
+           "max_source_positions": 50, "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 1,
+           "eos_token_id": 2, "decoder_start_token_id": 3}
+
+
 def test_speech_is_read_by_the_encoder():
-    build = transformers_model("Whisper:WhisperForConditionalGeneration", d_model=32, encoder_layers=2,
-                               decoder_layers=2, vocab_size=100, encoder_attention_heads=4, decoder_attention_heads=4,
-                               encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=50,
-                               pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3)
+    build = transformers_model("Whisper:WhisperForConditionalGeneration", **WHISPER)
     dynamic, static = (profile_generate(build, new_tokens=5, prompt=torch.zeros(1, 8, 100), cache=cache, samples=None)
                        for cache in ("dynamic", "static"))
     assert dynamic.prompt_tokens == 100
@@ -120,6 +124,39 @@ def test_speech_is_read_by_the_encoder():
     assert [s.cache_bytes - crossed for s in dynamic.steps] == [kept_bytes(32, 1 + i, batch=1) for i in range(5)]
     # and how much of it is filled
     assert {s.cache_bytes - crossed for s in static.steps} == {kept_bytes(32, 6, batch=1) + 2 * 8}
+
+
+def test_a_speech_model_reads_spectrograms_of_its_own_length(tmp_path, capsys):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"],
+                                  **WHISPER}))
+    command = ["generate", f"hf:{config}", "--new-tokens", "5", "--batch", "2"]
+    assert main([*command, "--json", str(tmp_path / "p.json")]) == 0
+    assert "the prompt is a spectrogram of 100 frames with 8 channels" in capsys.readouterr().out
+    p = GenerationProfile.from_json(tmp_path / "p.json")
+    build = transformers_model("Whisper:WhisperForConditionalGeneration", **WHISPER)
+    expected = profile_generate(build, new_tokens=5, prompt=torch.zeros(2, 8, 100))
+    assert p.prompt_tokens == 100 and p.steps == expected.steps
+
+    from analyzer.runtime import measure_generate
+
+    model = build().eval()
+    real = measure_generate(model, (torch.zeros(2, 8, 100),),
+                            {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False})
+    predicted = profile_generate(model, new_tokens=4, batch_size=2, device="cpu", samples=None)
+    assert [(s.macs, s.cache_bytes) for s in predicted.steps] == [(s.macs, s.cache_bytes) for s in real.steps]
+    assert main([*command, "--dtype", "bf16"]) == 0
+    capsys.readouterr()
+    assert main(["generate", f"hf:{config}", "--new-tokens", "21"]) == 2  # the first is read after the start
+    assert "WhisperForConditionalGeneration has 20 positions, and together these take 21" in capsys.readouterr().err
+
+
+def test_an_encoder_of_images_needs_its_prompt():
+    class Captioner(nn.Linear):
+        main_input_name, config = "pixel_values", SimpleNamespace(is_encoder_decoder=True)
+
+    with pytest.raises(InputError, match=r"its encoder reads pixel_values, not tokens; .* prompt="):
+        profile_generate(Captioner(4, 4))
 
 
 @pytest.mark.parametrize(("name", "options"), [
