@@ -24,7 +24,7 @@ from analyzer.hardware.device_file import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace
-from analyzer.meta.argument import fake_arguments
+from analyzer.meta.argument import fake_arguments, tell_met
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
@@ -208,6 +208,8 @@ class Run:
         recorder.register_existing([*held, *attributes])
         recorder.own_parameters_of(borrowed.by_path.values())
         recorder.mark(attributes, "buffer")
+        for fake in attributes:
+            tell_met(recorder.mode.state, fake)
         mark_inputs(recorder, args, kwargs, names)
 
     def describe_training(self) -> None:

@@ -254,6 +254,8 @@ class MetaStorage(torch.UntypedStorage):
     number: int                        #: unique in the process, in order of birth; another one after a resize
     region: Region                     #: its place in the simulated memory
     space: AddressSpace
+    #: of a tensor with data that was met on the way, or made of such alone: it may as well be on the host
+    is_met: bool = False
     known: Known | None = None         #: contents, where they follow from factories
     drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one

@@ -134,12 +134,23 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, 
     """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read. One that
     ``is_new`` is met nowhere else: what an operator made of numbers lives as long as its fake tensor.
     """
+    is_met = device is None and device_of(tensor).type == "cpu"
     if device is None:
         device = device_of(tensor)
         device = state.adopted_device if device.type in ("cpu", "meta") else device
     make = _sparse if tensor.layout in SPARSE_LAYOUTS else _on_fake_storage
     with without_modes():  # function handlers ask while the modes are active
-        return make(state, tensor, device, {} if is_new else state.fakes)
+        out = make(state, tensor, device, {} if is_new else state.fakes)
+    if is_met:
+        tell_met(state, out)
+    return out
+
+
+def tell_met(state: MetaState, tensor: Tensor) -> None:
+    """Say of a fake tensor that stands for one with data which no `.to()` of the model moves."""
+    storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+    if isinstance(storage, MetaStorage):
+        state.meets_data = storage.is_met = True
 
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:

@@ -186,6 +186,7 @@ class MetaState:
     random_seed: int = 0
     #: how often unknown data was asked whether a loop ends, by line
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)
+    meets_data: bool = False      #: whether a tensor with data was met on the way
     asks_memory: bool = False     #: whether the code asked for, or gave back, memory of the accelerator as such
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is

@@ -77,6 +77,36 @@ def test_what_kernels_take_of_the_host_is_taken(name: str) -> None:
         assert name in ("lists", "lists of pairs") or result.device.type == "cuda" or name == "shape"
 
 
+class Pairs(nn.Module):
+    """Tensors in a list that no `.to()` moves, as the default boxes of torchvision's SSD, and what is made of them."""
+
+    def __init__(self, device: str | None) -> None:
+        super().__init__()
+        self.pairs, self.device = [torch.rand(6, 2), torch.rand(6, 2)], device
+
+    def forward(self, x: Tensor) -> Tensor:
+        for pair in self.pairs:  # the second time from what is remembered, if anything is
+            steps = torch.arange(4, device=self.device).repeat_interleave(6)[:, None].float()
+            boxes = torch.cat((steps, pair.clamp(0, 1).repeat(4, 1)), 1)
+            x = x + boxes.to(x.device).sum()
+            x = x + torch.cat((boxes, torch.zeros(2, 3, device=self.device)))[:1, :1].to(x.device)
+        return x
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_what_a_module_keeps_in_a_list_stands_on_either_side(device: str | None) -> None:
+    p = profile(Pairs(device), torch.empty(4, 4, device="meta"), mode="infer", device="h100")
+    assert p.peak_allocated_bytes
+    with pytest.raises(RuntimeError, match="same device"):  # as before: the same specs, and nothing met on the way
+        profile(lambda: Mixed(), torch.empty(4, 4, device="meta"), mode="infer", device="h100")
+
+
+class Mixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        met = torch.rand(24, 2)  # on the host, and so are all that are made without a device
+        return torch.cat((torch.zeros(24, 1, device=x.device), met), 1)
+
+
 @pytest.mark.parametrize("call", [lambda: torch.addcmul(on(4), host(), host()), lambda: on(4).clamp(host(), host())])
 def test_a_kernel_takes_one_number_of_the_host(call: Callable[[], Any]) -> None:
     with MetaTensorMode(), pytest.raises(RuntimeError, match="too many CPU scalars"):

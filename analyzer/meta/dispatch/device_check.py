@@ -35,30 +35,44 @@ class _Operand(NamedTuple):
         return f"{self.name} {list(self.shape)} is on {self.device}"
 
 
-def check_devices(state: MetaState, call: OperatorCall) -> None:
-    """Raise RuntimeError, as PyTorch words it, where a call's tensors are on devices that its kernel does not join.
+def follow_met(call: OperatorCall) -> None:
+    """Tell new storages where all that a call took on a device is data that was met on the way."""
+    on_device = [s for s in call.storages if s.device.type != "cpu"]
+    if on_device and all([s.is_met for s in on_device]):
+        for storage in call.born:
+            if storage is not None:
+                storage.is_met = True
+
+
+def check_devices(state: MetaState, call: OperatorCall) -> bool:
+    """Whether the next call of the same specs need not be checked. Raise RuntimeError, as PyTorch words it, where a
+    call's tensors are on devices that its kernel does not join.
 
     Sources: ``TensorIteratorBase::compute_types`` in aten/src/ATen/TensorIterator.cpp for pointwise kernels, and for
     the others the check before each kernel (torchgen/dest/register_dispatch_key.py, ``device_check`` in
-    native_functions.yaml). Operators of other libraries check for themselves.
+    native_functions.yaml). Operators of other libraries check for themselves. Data that was met on the way, as a list
+    of tensors that a module keeps, is taken to be on the device, and stands beside tensors of the host as well.
     """
     devices = {s.device for s in call.storages}
     if len(devices) < 2 or any(d.type == "meta" for d in devices):
-        return
+        return True
+    if all(s.is_met for s in call.storages if s.device.type != "cpu"):
+        return False
     info = call.info
     if info.op.namespace not in ("aten", "torchvision") or info.name in _CROSSING:
-        return
+        return True
     given = [*zip(info.arguments, call.args), *call.kwargs.items()]
     try:
         if info.is_foreach:
             for group in _each(given):
                 _check_operands(info, group)
-            return
+            return True
         operands = list(_operands(given))
         if "Tensor?[] indices" in str(info.op._schema):  # of `index` and `index_put`, which move them: make_info
             _check_indices(info, [o for o in operands if o.name in ("self", "indices")])
             operands = [o for o in operands if o.name != "indices"]
         _check_operands(info, operands)
+        return True
     except RuntimeError as error:
         raise RuntimeError(f"{error} {state.where()}\n"
                            "Way out: move one of them with .to(), or make it with device=.") from None

@@ -19,7 +19,7 @@ from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.value.data_dependent import answer_data_dependent
 
 from .account import ADD_IN_PLACE, account, account_for_answer, is_engines_sum
-from .device_check import check_devices
+from .device_check import check_devices, follow_met
 from .execute import execute
 from .propagate import propagate
 from .resolve import OperatorCall, resolve
@@ -109,6 +109,8 @@ class MetaDispatchMode(DirectDispatchMode):
         if info.communicates and collective.impl is not None:
             return _communicate(state, call, collective.impl)
         execute(state, call)
+        if state.meets_data:
+            follow_met(call)
         propagate(state, call)
         account(state, call)
         return call.result
