@@ -21,7 +21,7 @@ from analyzer.generation import (
     profile_speculative,
     sweep_sequences,
 )
-from analyzer.generation import capacity as serving_table
+from analyzer.generation.capacity import serving_table
 from analyzer.generation.stored_cache import CacheForm, cached_attention
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.target import load_target
