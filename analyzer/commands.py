@@ -122,7 +122,7 @@ analyzer profile resnet50 --input 8x3x224x224 --device lab_card.json
 """, {0: "done", 2: "the command line cannot be used", 130: "interrupted"}),
 
     Command("compare", "what changed between two saved profiles, and which modules explain it",
-            "analyzer.report.comparison.command:run_compare", "first, second, more, by, fail-if, markdown, html, "
+            "analyzer.show:run_compare", "first, second, more, by, fail-if, markdown, html, "
             "columns of compare, depth, format of compare, output", """\
 Tells what changed from the first profile to the second: peaks, time, FLOPs, memory at the peak by category, and for
 each quantity the deepest modules that explain it, alike blocks as one.
@@ -268,7 +268,7 @@ With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet i
 an interruption.
 """, {0: "done", 1: "every configuration failed", 2: _INPUT, 130: "interrupted"}),
 
-    Command("view", "look at saved profiles in a browser", "analyzer.view:run_view", "files, html of view, no-browser",
+    Command("view", "look at saved profiles in a browser", "analyzer.show:run_view", "files, html of view, no-browser",
             """\
 Writes the page of a saved profile and opens it. FILE is what `analyzer profile --json` wrote, or a table of ranks
 (`analyzer dryrun --json`, RankTable.to_json). Of two profiles it is the page of what changed from the first to the

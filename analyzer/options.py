@@ -48,11 +48,11 @@ def split_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def read_ranks(text: str) -> list[int]:
-    """Numbers of ranks between commas, as a type of argparse."""
+def read_numbers(text: str) -> list[int]:
+    """Numbers between commas, as a type of argparse."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers of ranks between commas, as in 0,8,63")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers between commas, as in 1,8,64")
     return [int(word) for word in words]
 
 
@@ -149,7 +149,7 @@ _OF_A_STEP = (
 _OF_RANKS = (
     _number("--world", "run as one of N ranks: torch.distributed is there and moves no data"),
     _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),
-    Option("--ranks", "several, each in a process of its own", type=read_ranks, metavar="R,R"),
+    Option("--ranks", "several, each in a process of its own", type=read_numbers, metavar="R,R"),
     _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
     Option("--cluster", "the hosts and links, e.g. dgx_h100 (default: the usual ones of the device)", metavar="NAME"))
 
@@ -205,7 +205,7 @@ _OF_SAVED_PROFILES = (
     Option("--fail-if", "{analyzer.report.check:CONDITION_GRAMMAR}; may be repeated", action="append", default=[],
            metavar="CONDITION"),
     _file("--markdown", "also write what changed as Markdown that suits a comment on a pull request"),
-    Option("--columns", "quantities, separated by commas (default: {analyzer.report.comparison.command:MODULE_COLUMNS} "
+    Option("--columns", "quantities, separated by commas (default: {analyzer.show:MODULE_COLUMNS} "
            "by module, {analyzer.report.summary:DEFAULT_COLUMNS} by model)", name="columns of compare",
            type=split_words, metavar="NAMES"),
     Option("--format", "default text; of what changed, markdown is as of --markdown, others are one table of all "
@@ -231,7 +231,8 @@ _OF_GENERATION = (
     _switch("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits"),
     Option("--memory-share", "of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)", type=float,
            default=1.0, metavar="F"),
-    Option("--batches", "a row for each number of sequences: decode speed, memory", metavar="N,N,..."),
+    Option("--batches", "a row for each number of sequences: decode speed, memory", type=read_numbers,
+           metavar="N,N,..."),
     _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
             "analyzer.generation.serving:PREFILL_CHUNK"),
     Option("--draft", "a speculative step with this draft model", metavar="TARGET"),

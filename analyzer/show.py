@@ -1,19 +1,30 @@
-"""``analyzer profile`` and ``analyzer show``: what they print and save."""
+"""The commands of profiles, new and saved: ``analyzer profile``, ``show``, ``view`` and ``compare``."""
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
+import webbrowser
 from pathlib import Path
 
 from analyzer.advice.search import find_advice
 from analyzer.api.prediction import check_world_options, predict
 from analyzer.errors import InputError
 from analyzer.generation.generation_profile import FORMAT, GenerationProfile
-from analyzer.output import check_output
+from analyzer.output import check_output, write_output
+from analyzer.parallel.rank_table import RankTable
+from analyzer.record.options import report_progress
 from analyzer.report import choice
+from analyzer.report.check import EXCEEDED
+from analyzer.report.comparison.compare import compare
+from analyzer.report.comparison.wording import describe_condition
 from analyzer.report.export.table_file import read_exports, write_exports
+from analyzer.report.module_comparison import compare_modules
 from analyzer.report.page.document import check_page
 from analyzer.report.summary import DEFAULT_COLUMNS, model_table
+from analyzer.report.text_width import escape_controls
 from analyzer.report.verdict import format_cheapest, judge
+from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.zoo.target import import_file, import_own_code
@@ -84,12 +95,113 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 def _read(path: Path) -> list[Profile]:
     """The profiles of a file: one, or the prefill and the last token of a generation."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            is_generation = f'"{FORMAT.name}"' in file.read(200)
-    except (OSError, ValueError):  # which the reader of profiles tells
-        is_generation = False
-    if not is_generation:
+    if not _holds(path, FORMAT.name):
         return [Profile.from_json(path)]
     found = GenerationProfile.from_json(path)
     return [part for part in (found.prefill, found.decode) if part is not None]
+
+
+def _holds(path: Path, kind: str) -> bool:
+    """Whether a file is of this saved format."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return f'"{kind}"' in file.read(200)
+    except (OSError, ValueError):  # which the reader of profiles tells
+        return False
+
+
+def run_view(arguments: argparse.Namespace) -> int:
+    """``analyzer view``: write the page of what was saved, and open it in a browser."""
+    check_page(arguments.html or arguments.files[0].with_suffix(".html"))
+    text = write_view(arguments.files)
+    path = arguments.html or Path(tempfile.mkdtemp(prefix="analyzer-"), arguments.files[-1].stem + ".html")
+    write_output(path, text)
+    print(path)
+    if not arguments.no_browser:
+        webbrowser.open(path.absolute().as_uri())
+    return 0
+
+
+def write_view(paths: list[Path]) -> str:
+    """The page of one file, or of what changed between two profiles. Raises InputError or ProfileFormatError for files
+    that hold neither a profile nor a table of ranks.
+    """
+    if len(paths) > 2:
+        raise InputError(f"{', '.join(map(str, paths))}: view shows one file, or what changed between two profiles; "
+                         f"`analyzer compare` has a row for each of more")
+    if len(paths) == 2:
+        before, after = map(Profile.from_json, paths)
+        return compare(before, after).to_html()
+    path, = paths
+    return RankTable.from_json(path).to_html() if _holds(path, "analyzer.ranks") else Profile.from_json(path).to_html()
+
+
+MODULE_COLUMNS = ("fwd_seconds", "bwd_seconds")
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """``analyzer compare``: what changed between two saved profiles, or several of them side by side."""
+    for path in (arguments.output, arguments.markdown):
+        check_output(path)
+    check_page(arguments.html)
+    files = [arguments.first, arguments.second, *arguments.others]
+    by = _find_rows(arguments, len(files))
+    profiles = []
+    for i, path in enumerate(files):
+        report_progress(i / len(files), str(path))
+        profiles.append(Profile.from_json(path))
+    if by == "model":
+        choice.emit(model_table([(str(path), profile) for path, profile in zip(files, profiles, strict=True)],
+                                arguments.columns or DEFAULT_COLUMNS, arguments.format), arguments.output)
+        return 0
+    if by == "module":
+        choice.emit(compare_modules(profiles[0], profiles[1], arguments.columns or MODULE_COLUMNS,
+                                    depth=arguments.depth, fmt=arguments.format), arguments.output)
+        return 0
+    return _tell_change(compare(profiles[0], profiles[1], arguments.fail_if), arguments)
+
+
+def _find_rows(arguments: argparse.Namespace, files: int) -> str:
+    """What a row is. Raises InputError for an option that such rows do not have."""
+    of_modules = arguments.columns is not None or arguments.depth is not None
+    by: str = arguments.by or ("model" if files > 2 else "module" if of_modules else "change")
+    if by == "model" and arguments.depth is not None:
+        raise InputError(f"--depth {arguments.depth}: only modules have depths, and here a row is a model; leave it "
+                         "out, or give two profiles and --by module")
+    if by == "module" and files > 2:
+        raise InputError(f"--by module: modules of two profiles are set side by side, and these are {files}; give "
+                         "two, or --by model")
+    if by == "change" and files > 2:
+        raise InputError(f"--by change: what changed is told of two profiles, and these are {files}; give two, or --by "
+                         "model")
+    if by == "change" and of_modules:
+        flag = f"--columns {','.join(arguments.columns)}" if arguments.columns else f"--depth {arguments.depth}"
+        raise InputError(f"{flag}: is of --by module, and here a row is a change; leave one of them out")
+    for flag, value in (("--fail-if", " ".join(map(repr, arguments.fail_if))), ("--markdown", arguments.markdown),
+                        ("--html", arguments.html)):
+        if value and by != "change":
+            raise InputError(f"{flag} {value}: is of what changed between two profiles; give two, without --columns, "
+                             f"--depth and --by {by}")
+    return by
+
+
+def _tell_change(change: ProfileChange, arguments: argparse.Namespace) -> int:
+    if arguments.markdown is not None:
+        change.to_markdown(arguments.markdown)
+    if arguments.html is not None:
+        change.to_html(arguments.html)
+    try:
+        choice.emit(_render(change, arguments.format), arguments.output)
+        sys.stdout.flush()  # what failed follows on the other stream
+    except BrokenPipeError:  # the reader (head, less) has gone, and what was found still counts
+        if not change.failed:
+            raise
+    for row in change.failed:
+        print(escape_controls(f"analyzer: --fail-if {describe_condition(row)}"), file=sys.stderr)
+    return EXCEEDED if change.failed else 0
+
+
+def _render(change: ProfileChange, fmt: str) -> str:
+    if fmt == "markdown":
+        return change.to_markdown().rstrip("\n")
+    return change.render() if fmt == "text" else change.table(fmt)

@@ -24,9 +24,9 @@ from analyzer.parallel.pipeline_timeline import join_timeline
 from analyzer.parallel.rank_row import StageCost, describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.report.check import check_profile, format_check
+from analyzer.show import write_view
 from analyzer.solver import Plan, Planner
 from analyzer.sweep import sweep
-from analyzer.view import write_view
 from analyzer.zoo.target import load_target
 
 from .hostile_json import Path as Place

@@ -18,7 +18,7 @@ ORDER = [{"units", "errors", "fork", "json_text", "late_name", "registry", "outp
           "memory"}, {"meta"}, {"cuda"}, {"distributed"}, {"record"}, {"replay"}, {"fx"}, {"profilers"},
          {"recipe"}, {"results"}, {"report", "zoo"}, {"api"},
          {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"},
-         {"dropins", "advice", "view"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
+         {"dropins", "advice"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
     ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")

@@ -61,8 +61,7 @@ def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, A
     """Run what is asked for; the text of the result, and the exit code."""
     context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
     if arguments.batches is not None:
-        points = sweep_sequences(model, read_numbers("--batches", arguments.batches), context, prefill_chunk=chunk,
-                                 **options)
+        points = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk, **options)
         text = serving_table(points, arguments.format)
         return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
                 3 if all(point.fits is False for point in points) else 0)
@@ -79,14 +78,6 @@ def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, A
 
 def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:
     return (text, 0) if verdict is None else (f"{text}\n\n{verdict}", 3 if verdict.fits is False else 0)
-
-
-def read_numbers(option: str, text: str) -> list[int]:
-    """Numbers between commas. Raises InputError for anything else."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise InputError(f"{option} {text}: give numbers of 1 or more between commas, as in 1,2,4,8")
-    return [int(word) for word in words]
 
 
 def run_generate(arguments: argparse.Namespace) -> int:

@@ -293,10 +293,12 @@ def test_command_line(capsys):
                         (["--cache", "paged", "--attention", "eager"], "--attention eager: a served cache"),
                         (["--block-size", "32"], "--block-size 32: pages are of a paged cache"),
                         (["--memory-share", "0.9"], "--memory-share 0.9: is of --max-sequences"),
-                        (["--batches", "1,x"], "--batches 1,x: give numbers"),
                         (["--max-sequences", "--json", "x.json"], "--json x.json: is of one generation")):
         assert main([*gpt2, *words]) == 2
         assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*gpt2, "--batches", "1,x"])
+    assert "argument --batches: '1,x': must be numbers between commas" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--max-sequences"], ["--batches", "1,2"], ["--draft", "hf:gpt2"]])
