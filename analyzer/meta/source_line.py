@@ -39,6 +39,12 @@ def is_outside(filename: str) -> bool:
     return filename.startswith(_OWN_MODELS) or not filename.startswith(_PACKAGE)
 
 
+def is_called_by_user() -> bool:
+    """Whether the innermost frame outside this package is neither torch's."""
+    frame = first_frame(is_outside)
+    return frame is not None and is_user_code(frame.f_code.co_filename)
+
+
 def user_line() -> str | None:
     """``file.py:123`` of the innermost frame outside torch and this package."""
     frame = user_frame()

@@ -165,3 +165,53 @@ def test_constants_among_inputs(name: str) -> None:
     others = given.pop("others", ())
     torch.testing.assert_close(gm(*[*given.values()][:1], *others, **dict([*given.items()][1:])),
                                function(*[*given.values()][:1], *others, **dict([*given.items()][1:])))
+
+
+#: what code asks of an input besides its contents and sizes
+ASKED: dict[str, Callable[[Tensor], Any]] = {
+    "requires_grad": lambda x: x.requires_grad,
+    "is_leaf": lambda x: x.is_leaf,
+    "grad_fn": lambda x: x.grad_fn is None,
+    "_base": lambda x: x._base is None,
+    "_is_view": lambda x: x._is_view(),
+    "is_contiguous": lambda x: x.is_contiguous(memory_format=torch.contiguous_format),
+    "stride": lambda x: x.stride()[0] < x.stride(1),
+    "storage_offset": lambda x: x.storage_offset() > 0,
+}
+OTHERS: dict[str, Callable[[], Tensor]] = {
+    "plain": lambda: torch.ones(3, 4),
+    "a leaf that requires a gradient": lambda: torch.ones(3, 4, requires_grad=True),
+    "a result": lambda: torch.ones(3, 4, requires_grad=True) * 2,
+    "transposed": lambda: torch.ones(4, 3).t(),
+    "a part": lambda: torch.ones(4, 4)[1:],
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_branch_on_what_an_input_is_is_checked(name: str) -> None:
+    """For whatever other input: the result is the function's, or the graph says what differs."""
+    def f(inputs: dict[str, Tensor]) -> Tensor:
+        x = inputs["x"]
+        return x * 2 if ASKED[name](x) else x - 1
+
+    traced, told = {kind: symbolic_trace(f, meta_args={"inputs": {"x": make()}}) for kind, make in OTHERS.items()}, 0
+    assert any(f"{name} of inputs['x'] was" in a for a in traced["plain"].meta["assumptions"])
+    for make in OTHERS.values():
+        x = make()
+        try:
+            assert torch.equal(traced["plain"]({"x": x}), f({"x": x}))
+        except InputError as error:
+            told += f"inputs['x']: its {name} is" in str(error)
+    assert told
+    for kind in ("plain", "a leaf that requires a gradient", "transposed"):
+        x = OTHERS[kind]()
+        if name not in ("_base", "_is_view"):  # a trace is given tensors of its own
+            assert torch.equal(traced[kind]({"x": x}), f({"x": x}))
+
+
+def test_what_torch_asks_of_an_input_is_no_branch_of_the_models() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+    gm = symbolic_trace(nn.Sequential(layer), meta_args={"input": torch.ones(2, 3, 4)})
+    x = torch.rand(2, 4, 3).transpose(1, 2).requires_grad_()
+    torch.testing.assert_close(gm(x), layer(x))
+    assert not gm.meta["assumptions"]

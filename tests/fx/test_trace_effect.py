@@ -3,18 +3,22 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
+
+from .conftest import assert_equal, run
 
 X = torch.ones(2, 6)
 
@@ -353,3 +357,48 @@ def test_a_full_backward_hook_of_a_module_is_no_part_of_the_graph_and_told() -> 
     assert "backward hooks of the module 'a' are not part of the graph" in gm.meta["assumptions"]
     given, = torch.autograd.grad(gm(x).sum(), x)
     torch.testing.assert_close(given, model.a.weight.sum(0).expand(2, 6))
+
+
+class Copies(nn.Module):
+    def __init__(self, copied: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.norm, self.copied = nn.Linear(6, 6), nn.BatchNorm1d(6), copied
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + self.copied(self, x.detach())
+
+
+#: copies made in forward: of data, of parameters and of modules, which train themselves and leave the originals alone
+COPIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "tensor": lambda m, x: copy.deepcopy(x).mul_(2),
+    "tensor twice": lambda m, x: sum(copy.deepcopy([x, x])) + x,
+    "container": lambda m, x: copy.deepcopy({"x": [x], "n": 3})["x"][0].add_(1) * x,
+    "parameter": lambda m, x: x @ copy.deepcopy(m.a.weight),
+    "module": lambda m, x: copy.deepcopy(m.a)(x),
+    "module with buffers": lambda m, x: copy.deepcopy(m.norm)(x),
+    "frozen module": lambda m, x: copy.deepcopy(m.a).requires_grad_(False)(x),
+    "input that is a leaf": lambda m, x: copy.deepcopy(x.requires_grad_()) * 2,
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_deep_copies_are_of_what_the_graph_is_given(name: str) -> None:
+    torch.manual_seed(0)
+    model = Copies(COPIES[name])
+    gm = symbolic_trace(model, meta_args={"x": torch.rand(5, 6)})
+    for x in (torch.rand(5, 6), -torch.rand(5, 6)):
+        assert_equal(run(gm, model, (x.clone(),), {}), run(model, model, (x.clone(),), {}), name)
+
+
+def test_forward_mode_is_traced_as_jvp_and_refused_as_a_block() -> None:
+    def jvp(x: Tensor) -> Tensor:
+        result: Tensor = torch.func.jvp(torch.sin, (x,), (X,))[1]
+        return result
+
+    def block(x: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(forward_ad.make_dual(x, X).sin()).tangent
+
+    torch.testing.assert_close(symbolic_trace(jvp, meta_args={"x": X})(X / 2), torch.cos(X / 2))
+    with pytest.raises(InputError, match=r"by dual_level at .*Call torch.func.jvp"):
+        symbolic_trace(block, meta_args={"x": X})

@@ -211,6 +211,9 @@ READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__"
                    "__index__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__"})
 #: those that give the same for the same contents, as a value that can be compared
 REPEATED = READS - {"numpy", "__array__", "__dlpack__"}
+#: those that tell of the tensor itself, which the next one that is given may have otherwise
+STATES = frozenset({"requires_grad", "is_leaf", "grad_fn", "_base", "_is_view", "is_contiguous", "stride",
+                    "storage_offset"})
 #: calls that tell Python code how many elements there are
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 
@@ -269,6 +272,14 @@ def writes(func: Any, kwargs: dict[str, Any]) -> bool:
 def is_functional(func: Any) -> bool:
     """Whether a function is one of torch.nn.functional that is written in Python."""
     return isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional"
+
+
+def read_state(func: Any) -> str:
+    """Which of `STATES` a call asks for; an empty text for none."""
+    name = _name_of(func)
+    if name == "__get__":
+        name = str(getattr(getattr(func, "__self__", None), "__name__", ""))
+    return name if name in STATES else ""
 
 
 def reads_size(func: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd import graph
+from torch.autograd import forward_ad, graph
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
@@ -28,6 +28,7 @@ def hook_replacements() -> Iterator[Undo]:
     for kind in (RemovableHandle, graph._MultiHandle):
         yield replace(kind, "remove", while_recording(_remove))
     yield replace(graph.saved_tensors_hooks, "__enter__", while_recording(_refuse_saved_hooks))
+    yield replace(forward_ad.dual_level, "__enter__", while_recording(_refuse_dual_level))
     for mode in (TorchFunctionMode, TorchDispatchMode):
         yield replace(mode, "__enter__", while_recording(_refuse_mode))
 
@@ -43,6 +44,11 @@ def _refuse_saved_hooks(tape: Tape, original: Any, block: Any) -> None:
     raise InputError(f"forward changes what autograd saves, by {type(block).__name__} at {user_line()}, which a graph "
                      "does not repeat. Trace it without this block and put the block around calls of the graph; "
                      "set_saved(node, 'offload') of analyzer.fx sends what chosen nodes save to the host")
+
+
+def _refuse_dual_level(tape: Tape, original: Any, block: Any) -> None:
+    raise InputError(f"forward differentiates in forward mode by dual_level at {user_line()}, which a graph does not "
+                     "repeat. Call torch.func.jvp or torch.func.jacfwd in its place, whose operators are nodes")
 
 
 def _refuse_mode(tape: Tape, original: Any, mode: Any) -> Any:

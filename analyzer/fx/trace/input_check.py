@@ -121,7 +121,8 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 class Expected(NamedTuple):
     """One tensor, one constant, or the ``keys`` of one container, that the graph was traced with; ``path`` leads to it
-    inside the argument. Places with one ``tensor``, a number, held the same object.
+    inside the argument. Places with one ``tensor``, a number, held the same object. ``states`` are what code asked of
+    the tensor besides (name, arguments, those by keyword), each with what it was told.
     """
 
     argument: str
@@ -131,6 +132,7 @@ class Expected(NamedTuple):
     constant: Any = None
     keys: tuple[Any, ...] | None = None
     tensor: int = 0
+    states: tuple[tuple[tuple[str, tuple[Any, ...], tuple[Any, ...]], Any], ...] = ()
 
     def __str__(self) -> str:
         return self.argument + "".join(map(str, self.path))
@@ -160,6 +162,12 @@ class Expected(NamedTuple):
             raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes "
                              "and dtypes are constants of a traced graph: trace again with a tensor like this one in "
                              "meta_args")
+        for (name, args, kwargs), traced in self.states:
+            told = getattr(value, name)
+            told = state_told(name, told(*args, **dict(kwargs)) if name in _METHODS else told)
+            if told != traced:
+                raise InputError(f"{self}: its {name} is {told}, but the graph was traced with {traced}, and forward "
+                                 "asks for it: trace again with a tensor like this one in meta_args")
 
     def _check_keys(self, keys: tuple[Any, ...] | None) -> None:
         assert self.keys is not None
@@ -183,6 +191,14 @@ class Expected(NamedTuple):
         if self.shape is None:
             return f"the constant {self.constant!r}"
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+_METHODS = frozenset({"_is_view", "is_contiguous", "stride", "storage_offset"})
+
+
+def state_told(name: str, result: Any) -> Any:
+    """What code is told of a tensor, as a value that can be compared: of nodes and bases, if there is one."""
+    return (result is not None) if name in ("grad_fn", "_base") else result
 
 
 def _describe(value: Any) -> str:

@@ -15,15 +15,25 @@ from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.source_line import user_line
+from analyzer.meta.source_line import is_called_by_user, user_line
 from analyzer.meta.state import MetaState, active, mode_in_force
 from analyzer.meta.structure import copy_objects, holds_tensor, tensors_of
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
 from . import outline
-from .function_call import READS, REPEATED, NodeCall, describe_call, is_functional, name_target, reads_size, writes
-from .input_check import ContentWatch, keep_read, shorten
+from .function_call import (
+    READS,
+    REPEATED,
+    NodeCall,
+    describe_call,
+    is_functional,
+    name_target,
+    read_state,
+    reads_size,
+    writes,
+)
+from .input_check import ContentWatch, keep_read, shorten, state_told
 from .leak import LeakError, Leaks, LeakWatch, find_leaks
 from .module_state import ModuleStates
 from .node_writer import NodeWriter
@@ -45,6 +55,8 @@ class Tape(NodeWriter):
         self.wanted: dict[Site, str] = {}        #: those that should be as well
         self.sizes, self.states, self.leaks = SizeWatch(state), ModuleStates(borrowed), Leaks(self.wanted)
         self.contents: ContentWatch | None = None
+        #: by id of a tensor: what code asked of it besides contents and sizes, and was told
+        self.read_states: dict[int, dict[tuple[str, tuple[Any, ...], tuple[Any, ...]], tuple[Any, str | None]]] = {}
         self.asks = False  #: whether the root itself was told what depends on data
         state.expects_contents = False           # code that read them would make them constants of the graph
         self.splits_bias = splits_bias
@@ -280,6 +292,9 @@ class Tape(NodeWriter):
                 self._read_size(func, args)
             elif getattr(func, "__name__", "") in READS:
                 self._note_read(func, args, kwargs, result)
+            elif (name := read_state(func)) and is_called_by_user():
+                self.read_states.setdefault(id(args[0]), {})[name, args[1:], tuple(kwargs.items())] = (
+                    state_told(name, result), user_line())
             return
         node = self.create(describe_call(func, args, kwargs, operator))
         if differs and not (self.sizes.is_guess and self._want()):

@@ -29,7 +29,7 @@ from analyzer.record.collector import rare_collections, telling_depth
 
 from .assignment import Assignments
 from .identity import compares_identity
-from .input_check import Bound, ContentWatch, bind_arguments, expectations
+from .input_check import Bound, ContentWatch, Expected, bind_arguments, expectations
 from .leak import LeakError
 from .outline import Site, code_of
 from .random_control import RandomWatch
@@ -104,7 +104,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
-              expectations((bound.name_in_graph(p), bound.value_of(p)) for p in bound.parameters),
+              attempt.expected,
               attempt.compares_identity)
     return gm
 
@@ -119,6 +119,7 @@ class _Attempt:
         self.unknown = unknown
         self.changed: frozenset[int] = frozenset()  #: ids of tensors whose contents were read and changed
         self.asks = True  #: whether the root itself asks for something that only data could give
+        self.expected: list[Expected] = []  #: what arguments of the graph must be like
         self.compares_identity = False  #: whether its code asks if two values are one object
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
@@ -143,6 +144,7 @@ class _Attempt:
             values = _make_fakes(bound, borrowed, self.merges)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
+            places = self._list_places(values)
             assignments, random = Assignments(borrowed, values), RandomWatch(tape, borrowed)
             mode.state.tape = tape
             try:
@@ -164,12 +166,28 @@ class _Attempt:
             tape.states.tell(mode.state)
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
+            self._expect(tape, places)
             self.contents = collect_contents(tape, borrowed)
             tape.codes |= {code for _, m in borrowed.walked if (code := code_of(m.forward)) is not None}
             self.compares_identity = any(map(compares_identity, tape.codes))
         tape.graph.set_codegen(RegionCodeGen(
             bound.name_in_graph(p) for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
         return tape.graph
+
+
+    def _list_places(self, values: Mapping[str, Any]) -> list[tuple[Expected, Any]]:
+        """What arguments of the graph must be like, each with what is in its place among the ``values``."""
+        bound = self.bound
+        fakes = {bound.name_in_graph(p): values.get(p.name) for p in bound.parameters}
+        return [(e, None if e.shape is None else e.find(fakes[e.argument])) for e in expectations(
+            (bound.name_in_graph(p), bound.value_of(p)) for p in bound.parameters)]
+
+    def _expect(self, tape: Tape, places: list[tuple[Expected, Any]]) -> None:
+        for e, fake in places:
+            asked = tape.read_states.get(id(fake), {})
+            self.expected.append(e._replace(states=tuple((key, told) for key, (told, _) in asked.items())))
+            self.assumptions += [f"{key[0]} of {e} was {told} when traced and is a constant of the graph, which raises "
+                                 f"where it is another, at {line}" for key, (told, line) in asked.items()]
 
 
 class _FunctionModule(nn.Module):

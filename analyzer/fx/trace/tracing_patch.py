@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -24,6 +25,7 @@ from analyzer.meta.function.answer import MoveDevice
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.operator_info import register_shape_impl
+from analyzer.meta.tensor import MetaTensor
 
 from .function_call import ApplyFunction, CallTarget
 from .hook_patch import hook_replacements
@@ -64,6 +66,8 @@ def _replace(owner: Any, name: str, value: Any) -> Undo:
 
 def _replacements() -> Iterator[Undo]:
     yield replace(nn.Module, "__call__", _call_module)
+    for kind in (MetaTensor, nn.Parameter):  # neither of which asks the mode, as Tensor.__deepcopy__ does
+        yield replace(kind, "__deepcopy__", while_recording(_deepcopy))
     yield from operator_replacements()
     yield _replace(torch.autograd.Function, "apply",
                    classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
@@ -98,6 +102,12 @@ def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **
         if site is not None and outlined:
             return tape.run_outlined(site, functools.partial(original, module), args, kwargs, module)
         return tape.run_leaf("call_module", target, args, kwargs, run, module)
+
+
+def _deepcopy(tape: Tape, original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tape.run_leaf("call_function", copy.deepcopy, (tensor,), {}, lambda a, k: original(*a, {}))
+    return memo[id(tensor)]  # type: ignore[no-any-return]
 
 
 @while_recording
