@@ -9,6 +9,7 @@ from analyzer.api.prediction import check_world_options, read_world
 from analyzer.output import check_output
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
+from analyzer.results.profile import Profile
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:
@@ -43,10 +44,14 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
     if has_ended_early:
         return 1  # of what little ran there is nothing to tell
-    print()
-    print(make_text(found, shown))
+    return _print_profile(found, shown, run.error is not None)
+
+
+def _print_profile(found: Profile, shown: list[str], has_failed: bool) -> int:
+    """Its reports and the verdict; the exit code."""
+    print(f"\n{make_text(found, shown)}")
     code = end_with_verdict(found.verdict, is_told="screen" in shown)
-    return 3 if found.out_of_memory is not None else 1 if run.error is not None else code
+    return 3 if found.out_of_memory is not None else 1 if has_failed else code
 
 
 def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
@@ -70,7 +75,4 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
         return 1
     if len(run.table.profiles) > 1:
         print(f"\n--- rank {rank}")
-    print()
-    print(make_text(found, shown))
-    code = end_with_verdict(found.verdict, is_told="screen" in shown)
-    return 3 if found.out_of_memory is not None else 1 if failed is not None else code
+    return _print_profile(found, shown, failed is not None)

@@ -1,4 +1,4 @@
-"""``analyzer generate``: its options and what it prints."""
+"""``analyzer generate``: what it runs and prints."""
 from __future__ import annotations
 
 import argparse
@@ -21,7 +21,7 @@ from .run import profile_generate, profile_speculative
 from .serving import sweep_sequences
 from .stored_cache import BLOCK_SIZE
 
-# The options of ``analyzer generate`` for inference as it is served: its cache, several sequences, draft models.
+# Inference as it is served: its cache, several sequences, draft models.
 
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn,
                 "int8": torch.int8}
@@ -61,18 +61,21 @@ def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, A
     """Run what is asked for; the text of the result, and the exit code."""
     context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
     if arguments.batches is not None:
-        points = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk, **options)
+        with model_errors(arguments.target):
+            points = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk, **options)
         text = serving_table(points, arguments.format)
         return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
                 3 if all(point.fits is False for point in points) else 0)
     if arguments.max_sequences:
-        found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
+        with model_errors(arguments.target):
+            found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
         point = found.at_limit or found.beyond
         return _add_verdict(str(found), None if point is None else point.verdict)
 
-    draft = build_model(load_target(arguments.draft).build)
-    step = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
-                               **options)
+    with model_errors(arguments.target):
+        draft = build_model(load_target(arguments.draft).build)
+        step = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
+                                   **options)
     return _add_verdict(str(step), step.verdict)
 
 
@@ -85,21 +88,21 @@ def run_generate(arguments: argparse.Namespace) -> int:
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     check_output(arguments.json)
     recipe = read_recipe(arguments)
-    options = {**read_cache(arguments), "autocast": find_autocast(arguments),
-               "device": arguments.device}
+    options = {**read_cache(arguments), "autocast": find_autocast(arguments), "device": arguments.device}
     target = load_target(arguments.target)
-    with model_errors(arguments.target):  # nothing is printed in it: a reader that goes is no error of the model's
+    with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build))
-        if asks_for_serving(arguments):
-            text, code = _run_serving(arguments, model, options)
-        else:
+    if asks_for_serving(arguments):
+        text, code = _run_serving(arguments, model, options)
+    else:
+        with model_errors(arguments.target):
             found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
                                      samples=arguments.samples or None, **options)
-            rows = arguments.rows or None
-            text, code = _add_verdict(found.summary(rows), found.verdict)
-            if arguments.format != "text":
-                text = found.table(rows, fmt=FORMATS[arguments.format])
-            if arguments.json is not None:
-                found.to_json(arguments.json)  # before anything is printed, for a reader that goes
+        rows = arguments.rows or None
+        text, code = _add_verdict(found.summary(rows), found.verdict)
+        if arguments.format != "text":
+            text = found.table(rows, fmt=FORMATS[arguments.format])
+        if arguments.json is not None:
+            found.to_json(arguments.json)  # before anything is printed, for a reader that goes
     print(text)
     return code
