@@ -190,7 +190,8 @@ analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analy
             "analyzer.solver.command:run_fit", f"{_STEP}, devices, of batch, of sequence, memory, world size, start, "
             "multiple-of, at-most, format", """\
 Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
-whether it fits. With one --device, or --memory: the largest batch (or with --sequence the longest sequence) that fits.
+whether it fits. With one --device, or an option of a search (--batch, --sequence, --memory, --start, --multiple-of,
+--at-most; then h200): the largest batch, or with --sequence the longest sequence, that fits.
 
 TARGET and the options of a step are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the
 size that is sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of

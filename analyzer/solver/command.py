@@ -30,7 +30,7 @@ from .solver_registry import register_solver
 
 # ``analyzer fit``: on which devices a step fits, or the largest batch or sequence that fits on one.
 
-_SOUGHT = ("batch", "sequence", "start", "multiple_of", "at_most")
+_SOUGHT = ("batch", "sequence", "memory", "start", "multiple_of", "at_most")
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
@@ -39,15 +39,14 @@ def run_fit(arguments: argparse.Namespace) -> int:
     for device in devices:
         find_device(device)  # before any work: a wrong name costs no waiting
     given = next((name for name in _SOUGHT if getattr(arguments, name) not in (None, False)), None)
-    if len(devices) == 1 or arguments.memory is not None and not devices:
+    if len(devices) == 1 or given is not None and not devices:
         if arguments.format != "text":
             raise InputError(f"--format {arguments.format}: is of the table of devices; leave it out, or --device")
         if arguments.batch and arguments.sequence:
             raise InputError("--batch --sequence: seek one of them")
         return _find_largest(arguments, *devices)
-    if arguments.memory is not None or given is not None:
-        flag = f"--{(given or 'memory').replace('_', '-')}"
-        raise InputError(f"{flag}: is of one device, and here are {len(devices) or 'all'}; add one --device NAME")
+    if given is not None:
+        raise InputError(f"--{given.replace('_', '-')}: is of one device, and here are {len(devices)}; give one")
     return _list_devices(arguments)
 
 
