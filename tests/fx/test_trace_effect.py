@@ -193,9 +193,8 @@ def test_random_numbers_are_controlled_as_in_forward(kind: Any) -> None:
     assert traced.generator is held and torch.equal(held.get_state(), states[1])
     gm.graph.eliminate_dead_code()
     gm.recompile()
-    for device in ("cpu", "h100"):
-        symbolic_profile(gm, X, device=device, mode="infer")
-        profile(traced, (X,), device=device, mode="infer")
+    symbolic_profile(gm, X, device="cpu", mode="infer")  # where the numbers that they draw are
+    profile(traced, (X,), device="cpu", mode="infer")
     assert torch.equal(held.get_state(), states[1])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert not gm.meta["assumptions"]
