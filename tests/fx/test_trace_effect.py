@@ -341,21 +341,59 @@ def test_modes_of_torch_are_no_users_modes() -> None:
     assert torch.equal(symbolic_trace(forward, meta_args={"x": X})(X), X + 1)
 
 
-def test_a_full_backward_hook_of_a_module_is_no_part_of_the_graph_and_told() -> None:
-    class Hooked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(6, 6)
+def times(factor: int) -> Callable[..., Any]:
+    return lambda module, inputs, outputs: tuple(g if g is None else g * factor for g in inputs)
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.a.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 3,))
-            return self.a(x * 1)
 
-    model, x = Hooked(), X.clone().requires_grad_()
-    gm = symbolic_trace(model, meta_args={"x": x})
-    assert "backward hooks of the module 'a' are not part of the graph" in gm.meta["assumptions"]
-    given, = torch.autograd.grad(gm(x).sum(), x)
-    torch.testing.assert_close(given, model.a.weight.sum(0).expand(2, 6))
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.b(torch.tanh(self.a(x)))
+        return y, y * 2
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.c = Inner(), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = self.inner(x * 1)
+        result: Tensor = self.c(y) + z
+        return result
+
+
+class HooksInForward(Outer):
+    def forward(self, x: Tensor) -> Tensor:
+        handle = self.c.register_full_backward_hook(times(7))
+        result = super().forward(x)
+        handle.remove()
+        return result
+
+
+HOOKED: dict[str, Callable[[Any], Any]] = {
+    "hook": lambda m: m.inner.register_full_backward_hook(times(3)),
+    "pre-hook": lambda m: m.inner.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 5, outputs[1])),
+    "both": lambda m: (HOOKED["hook"](m), HOOKED["pre-hook"](m)),
+    "root": lambda m: m.register_full_backward_hook(times(3)),
+    "leaf": lambda m: m.c.register_full_backward_hook(times(3)),
+    "that tells": lambda m: m.inner.register_full_backward_hook(lambda module, inputs, outputs: None),
+}
+
+
+@pytest.mark.parametrize("kind", [Outer, HooksInForward])
+@pytest.mark.parametrize("name", HOOKED)
+def test_full_backward_hooks_of_modules_are_part_of_the_graph(name: str, kind: type[Outer]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    HOOKED[name](model)
+    gm = symbolic_trace(model, meta_args={"x": X})
+    for x in (X.clone().requires_grad_(), X / 2):
+        assert_equal(run(gm, model, (x,), {}), run(model, model, (x,), {}), name)
+    assert not any("backward hooks" in a for a in gm.meta["assumptions"])
 
 
 class Copies(nn.Module):

@@ -11,13 +11,14 @@ from torch import fx
 from torch.autograd import forward_ad, graph
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import user_line
 
 from .function_call import NodeCall
+from .outline import CallMethod
 from .recording import recording_tape, while_recording
 from .tape import Tape
 from .tracer_impl import register_leaf_function, register_tracer_impl
@@ -27,6 +28,8 @@ def hook_replacements() -> Iterator[Undo]:
     """What tells the tape of hooks that are removed, and refuses blocks that a graph does not have."""
     for kind in (RemovableHandle, graph._MultiHandle):
         yield replace(kind, "remove", while_recording(_remove))
+    for name in ("setup_input_hook", "setup_output_hook"):
+        yield replace(BackwardHook, name, while_recording(partial(_set_up, name)))
     yield replace(graph.saved_tensors_hooks, "__enter__", while_recording(_refuse_saved_hooks))
     yield replace(forward_ad.dual_level, "__enter__", while_recording(_refuse_dual_level))
     for mode in (TorchFunctionMode, TorchDispatchMode):
@@ -38,6 +41,17 @@ def _remove(tape: Tape, original: Any, handle: Any) -> None:
     if node is not None:  # of a hook on gradients
         tape.call_method("remove", node)
     original(handle)
+
+
+def _set_up(name: str, tape: Tape, original: Any, hook: Any, values: Any) -> Any:
+    """A full backward hook of a module that is traced into gets at what the module is given, or gives."""
+    if tape.find(hook) is None:
+        given = [tape.to_argument(found) for found in (list(hook.user_hooks), list(hook.user_pre_hooks))]
+        tape.map(hook, tape.call(CallMethod(BackwardHook), tape.module_node(hook.module), *given))
+    with tape.pause:
+        result = original(hook, values)
+    tape.bind(result, tape.call_method(name, tape.find(hook), tape.to_argument(values)), rename=True)
+    return result
 
 
 def _refuse_saved_hooks(tape: Tape, original: Any, block: Any) -> None:
@@ -106,9 +120,7 @@ class TracedNode:
 def _grad_fn(tensor: torch.Tensor, *kind: type) -> Any:
     """``tensor.grad_fn``."""
     node = tensor.grad_fn
-    if node is None or node.name() == "BackwardHookFunctionBackward":  # of a module's hooks (torch/utils/hooks.py),
-        return node  # which are no part of the graph: `tracing_patch` says so
-    return TracedNode(node, partial(_find_node, tensor))
+    return None if node is None else TracedNode(node, partial(_find_node, tensor))
 
 
 def _find_node(tensor: torch.Tensor) -> fx.Node:

@@ -17,7 +17,6 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.amp import autocast_mode
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._pytree import tree_map_only
 
 from analyzer.cuda.kernels.attention import FlexAttention
@@ -116,7 +115,7 @@ def _call_scripted(tape: Tape, original: Any, function: Any, /, *args: Any, **kw
     return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
 
 
-_TRANSPARENT = (MoveDevice, Opaque, BackwardHookFunction)  # ours, and torch's bookkeeping for hooks
+_TRANSPARENT = (MoveDevice, Opaque)  # ours
 
 
 def _apply_function(original: Any) -> Any:
@@ -130,8 +129,6 @@ def _apply_function(original: Any) -> Any:
         if cls in _TRANSPARENT:
             with tape.pause:
                 result = real(*args, **kwargs)
-            if cls is BackwardHookFunction:
-                tape.state.assume(f"backward hooks of the module {tape.where()!r} are not part of the graph")
             tape.follow(args, result)
             return result
         if cls is FlexAttention:  # of a compiled function, which holds what is not replaced
