@@ -129,7 +129,7 @@ def _run_on_data(candidate: Candidate, row: Row) -> Reference:
     before = {name: b.detach().clone() for name, b in model.named_buffers()}
     try:
         inputs = candidate.make_inputs(model, True)
-        expected = _results(model, model, before, inputs, candidate, True)
+        expected = results_of(model, model, before, inputs, candidate, True)
     except Exception as error:
         return Reference(model, _reason(error), before, None, None)
     if any(g.layout is not torch.strided for g in expected.values()):
@@ -173,23 +173,23 @@ def _trace(candidate: Candidate, row: Row, reference: Reference) -> None:
     real.train(trains)
     _restore(real, before)
     inputs = reference.inputs or candidate.make_inputs(real, trains)
-    gm = _trace_with(real, inputs)
+    gm = trace_with(real, inputs)
     # a path drawn by lot: the original may take another
     if any("drawn from the profiler's own seed" in a for a in gm.meta["assumptions"]):
         real.eval()
         row["trace_mode"] = "eval"
         inputs, expected = candidate.make_inputs(real, trains), None
-        gm = _trace_with(real, inputs)
+        gm = trace_with(real, inputs)
     row["trace_assumptions"] = len(gm.meta["assumptions"])
     row["nodes"] = len(gm.graph.nodes)
-    found = _results(gm, real, before, inputs, candidate, trains)
+    found = results_of(gm, real, before, inputs, candidate, trains)
     if expected is not None:
         try:
-            _compare(expected, found)
+            compare_results(expected, found)
             return
         except DifferentResultError:  # of a model whose first step differs from the next, as one that keeps a cache
             pass
-    _compare(_results(real, real, before, inputs, candidate, trains), found)
+    compare_results(results_of(real, real, before, inputs, candidate, trains), found)
 
 
 def _restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
@@ -198,7 +198,7 @@ def _restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
             b.data = buffers[name].clone()
 
 
-def _trace_with(model: nn.Module, inputs: Inputs) -> Any:
+def trace_with(model: nn.Module, inputs: Inputs) -> Any:
     bound = inspect.signature(model.forward).bind(*inputs[0], **inputs[1])
     tensors: dict[str, Any] = {}
     constants: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def _trace_with(model: nn.Module, inputs: Inputs) -> Any:
     return symbolic_trace(model, meta_args=tensors, concrete_args=constants)
 
 
-def _results(run: nn.Module, owner: nn.Module, before: dict[str, torch.Tensor], inputs: Inputs, candidate: Candidate,
+def results_of(run: nn.Module, owner: nn.Module, before: dict[str, torch.Tensor], inputs: Inputs, candidate: Candidate,
              trains: bool) -> dict[str, torch.Tensor]:
     """Outputs, gradients and those buffers that change in one step, by name, with the buffers as ``before``."""
     args, kwargs = copy.deepcopy(inputs)
@@ -237,7 +237,7 @@ class DifferentResultError(AssertionError):
     """The graph gives something else than the model."""
 
 
-def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
+def compare_results(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
     if expected.keys() != found.keys():
         raise DifferentResultError(f"missing or extra: {sorted(expected.keys() ^ found.keys())[:5]}")
     for name, value in expected.items():
@@ -259,7 +259,7 @@ def _replay_without_data(candidate: Candidate) -> None:
     with MetaTensorMode():  # on the device that is profiled: the devices of a graph's factories are constants
         model.cuda()
         inputs = replace_tensors(inputs, lambda t: t.cuda())
-    gm = _trace_with(model, inputs)
+    gm = trace_with(model, inputs)
     logs = [_operators(m, inputs) for m in (model, gm)]
     if logs[0] != logs[1]:
         different = {

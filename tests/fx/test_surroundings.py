@@ -370,7 +370,10 @@ def test_caches_that_held_real_tensors_hold_no_others_afterwards():
     make_mask.cache_clear()
 
 
-def test_what_no_look_at_code_finds_is_told():
+def test_what_no_look_at_code_finds_is_told(monkeypatch):
+    # other threads, such as the monitor that tqdm started in an earlier test, could have made them
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+
     def forward(self, x):
         globals()["FOUND_BY_NAME_ALONE"] = x
         return x * 2
