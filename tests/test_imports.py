@@ -76,3 +76,19 @@ print([name for name in sys.modules if name.startswith(late)])
 def test_the_package_comes_without_rules_for_time_and_their_constants() -> None:
     done = subprocess.run([sys.executable, "-c", _READS], cwd=ROOT.parent, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "[]"]
+
+
+_HELPS = """
+import contextlib, io, sys
+from analyzer.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+    main(["--help"])
+assert "print reports of a saved profile" in " ".join(out.getvalue().split())
+late = "show advice report solver generation sweep dryrun runtime calibration".split()
+print([name for name in sys.modules if name.startswith("analyzer.") and name.split(".")[1] in late])
+"""
+
+
+def test_the_list_of_commands_imports_none_of_their_files() -> None:
+    done = subprocess.run([sys.executable, "-c", _HELPS], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]"]
