@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -18,27 +18,10 @@ from .configuration import AXES
 from .result import Row, SweepResult, check_table
 from .run import SweepInterrupted, sweep
 
-_NO, _YES = "no", "yes"
+_SIZES = ("batch", "sequence", "accumulate")
+_SWITCH = {"no": False, "yes": True}
 
 
-def _read_size(word: str) -> int:
-    if not word.isdecimal():
-        raise InputError(f"{word!r} is not a whole number")
-    return int(word)
-
-
-def _read_switch(word: str) -> bool:
-    if word not in (_NO, _YES):
-        raise InputError(f"{word!r} is neither {_NO!r} nor {_YES!r}")
-    return word == _YES
-
-
-def _read_name(word: str) -> str | None:
-    return None if word == "none" else word
-
-
-_READERS: dict[str, Callable[[str], Any]] = {"batch": _read_size, "sequence": _read_size, "checkpointing": _read_switch,
-                                           "accumulate": _read_size}
 def run_sweep(arguments: argparse.Namespace) -> int:
     """``analyzer sweep``; the result is the exit code."""
     grid = {axis: _read_values(axis, getattr(arguments, axis)) for axis in AXES if getattr(arguments, axis) is not None}
@@ -77,10 +60,14 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
 def _read_values(axis: str, text: str) -> list[Any]:
     words = [word.strip() for word in text.split(",")]
-    try:
-        return [_READERS.get(axis, _read_name)(word) for word in words]
-    except InputError as error:
-        raise InputError(f"--{axis} {text}: {error}") from None
+    for word in words:
+        if axis in _SIZES and not word.isdecimal():
+            raise InputError(f"--{axis} {text}: {word!r} is not a whole number")
+        if axis == "checkpointing" and word not in _SWITCH:
+            raise InputError(f"--{axis} {text}: {word!r} is neither 'no' nor 'yes'")
+    if axis in _SIZES:
+        return list(map(int, words))
+    return [_SWITCH[word] if axis == "checkpointing" else None if word == "none" else word for word in words]
 
 
 @contextlib.contextmanager
@@ -136,5 +123,5 @@ def format_rows(result: SweepResult) -> str:
 
 def _word(value: Any, unknown: str | None) -> str:
     if isinstance(value, bool):
-        return _YES if value else _NO
+        return "yes" if value else "no"
     return format_quantity(value, "text") if value is not None or unknown is None else unknown
