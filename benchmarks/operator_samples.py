@@ -88,7 +88,7 @@ def compare(operator: Any, sample: Any) -> str:
         return f"fails: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if found == expected:
         return "equal"
-    if operator.name in KNOWN and [(t[0], *t[2:]) for t in found] == [(t[0], *t[2:]) for t in expected]:
+    if operator.formatted_name in KNOWN and [(t[0], *t[2:]) for t in found] == [(t[0], *t[2:]) for t in expected]:
         return "other strides"
     return f"differs: {found} is not {expected}"
 
