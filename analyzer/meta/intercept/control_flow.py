@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.state import current
+
 from .replacement import Undo, answer
 
 Function = Callable[..., Any]
@@ -22,6 +24,10 @@ def control_flow_replacements() -> Iterator[Undo]:
 
 
 def _cond(op: Any, pred: Any, true_fn: Function, false_fn: Function, operands: Tensors) -> Any:
+    state = current()
+    if state is not None and torch.is_grad_enabled():
+        state.assume("torch.cond: weights that only the other branch uses get no gradient, where torch gives zeros, "
+                     f"{state.where()}")
     return true_fn(*operands) if pred else false_fn(*operands)
 
 
