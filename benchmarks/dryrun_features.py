@@ -145,15 +145,14 @@ class TrainingScript:
 def draw_script(number: int) -> TrainingScript:
     """The script of a number."""
     rng = random.Random(number)
-    flip = lambda: rng.random() < 0.5  # noqa: E731
     ends = [rng.choice((4, 8, 12)) for _ in range(rng.randint(1, 3) + 1)]
     widths = tuple((a, *(rng.choice((8, 16, 24)) for _ in range(rng.randint(0, 2))), b) for a, b in zip(ends, ends[1:]))
     first = _draw_optimizer(rng, tuple(CLASSES))
-    is_alone = first[0] == "LBFGS" or flip()
+    is_alone = first[0] == "LBFGS" or rng.random() < 0.5
     others = [_draw_optimizer(rng, [name for name in CLASSES if name != "LBFGS"]) for _ in widths[1:]]
     rows = tuple(rng.choice((4, 8)) for _ in range(rng.choice((1, 1, 2, 4))))
     return TrainingScript(widths, (first,) if is_alone else (first, *others), rows, rng.choice((4, 16)),
-                          rng.choice(NO_GRAD), rng.choice((0, 1, 2)), *(flip() for _ in range(6)))
+                          rng.choice(NO_GRAD), rng.choice((0, 1, 2)), *(rng.random() < 0.5 for _ in range(6)))
 
 
 def _draw_optimizer(rng: random.Random, names: Any) -> tuple[str, dict[str, Any]]:

@@ -194,7 +194,7 @@ class MetaState:
     #: raised while a storage died, whose death may be missing in the books, or in a thread of forward's
     failure: BaseException | None = None
     #: makes a context in which what another thread runs belongs to this state too
-    join: Callable[[MetaState], AbstractContextManager[None]] = nullcontext
+    join: Callable[[MetaState], AbstractContextManager[Any]] = nullcontext
     #: whether what meets known contents is followed, with the unknown taken as zero
     follows_expected: bool = field(init=False)
 
