@@ -144,7 +144,7 @@ _OF_A_STEP = (
     _switch("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)"),
     _switch("--cuda-graphs", "each pass is one CUDA graph: with --fused its mode \"reduce-overhead\", alone of eager's "
             "kernels"),
-    Option("others", argparse.SUPPRESS, nargs="*", metavar="TARGET"))
+    Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (
     _number("--world", "run as one of N ranks: torch.distributed is there and moves no data"),

@@ -303,6 +303,14 @@ def test_a_factory_that_returns_no_module(capsys, tmp_path, monkeypatch):
         2, "", "analyzer: empty_models:build: build() returned a value of type NoneType, not an nn.Module\n")
 
 
+def test_what_lacks_is_named_once(capsys):
+    with pytest.raises(SystemExit):
+        main(["profile"])
+    assert capsys.readouterr().err.splitlines() == [
+        "usage: analyzer profile [options] TARGET [TARGET ...]",
+        "analyzer profile: error: the following arguments are required: TARGET"]
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
