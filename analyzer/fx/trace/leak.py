@@ -99,7 +99,7 @@ class _State(Holders, CodeRecord):
                  if len(mapping) != len(keys) or not are_alike(mapping.values(), values)]
         rows += [(cls, added, repeat(MISSING)) for cls, contents, known in self.classes
                  if (added := find_added(contents, known))]
-        for holder, items in (*self.sequences, *((holder, type(holder)()) for holder in self.empty)):
+        for holder, items in (*self.sequences, *((holder, type(holder)()) for holder in filter(None, self.empty))):
             if isinstance(holder, dict):
                 rows.append((holder, holder, repeat(MISSING)))
             elif isinstance(holder, set):
@@ -234,17 +234,21 @@ class LeakWatch:
         with without_modes(), torch._C.DisableTorchFunction():
             rows = [*self._before.list_changed(), *(row for held, copy in copies for row in _list_changed(held, copy))]
         self._runs.append({(id(row[0]), row[1]): row for row in rows})
+        self._is_changed = bool(rows)
         if len(self._runs) == 1 and self._runs[0]:
             self._after = self._make()
 
     def restart(self) -> None:
         """Let the next run find what the first one found, but for what other nodes leave by other data."""
-        self._before.put_back()
+        if self._is_changed:
+            self._before.put_back()
+        self._is_changed = True  # until a run ends and is seen to have changed nothing
         self._leaks.vary(len(self._runs))
 
     def finish(self, site: Site, outer: Site | None, line: str) -> None:
         """Leave what the first run left, and stand-ins for what of it data decides."""
-        self._after.put_back()
+        if self._is_changed or self._runs[0]:
+            self._after.put_back()
         for place, (holder, key, before, _) in {k: row for run in self._runs for k, row in run.items()}.items():
             values = [run[place][3] if place in run else before for run in self._runs]
             if any(map(holds_tensor, values)) or key is None and not _differ(values):
