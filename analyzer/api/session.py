@@ -28,7 +28,8 @@ from analyzer.meta.argument import fake_arguments, tell_met
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.structure import tensor_paths
+from analyzer.meta.structure import tensor_paths, tensors_of
+from analyzer.meta.tensor import device_of
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import profile_flops
@@ -153,6 +154,15 @@ class Session:
                                       assumptions=self.remarks)
         found.keep_device(self.own_spec)
         return found
+
+
+def find_place(module: torch.nn.Module, arguments: Any) -> torch.device:
+    """The first accelerator that an argument or a tensor of the module is taken to be on, else the host."""
+    for tensor in (*tensors_of(arguments), *module.parameters(), *module.buffers()):
+        place = device_of(tensor)
+        if place.type not in ("cpu", "meta"):
+            return place
+    return torch.device("cpu")
 
 
 class Run:

@@ -14,14 +14,12 @@ from analyzer.fx.graph.interpreter import GraphStep, RunRecord, fingerprint_node
 from analyzer.fx.module_borrow import exported_module
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.meta.structure import tensors_of
-from analyzer.meta.tensor import device_of
 from analyzer.record.options import ProfileOptions
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
 from .argument import as_keywords, expect_values
-from .session import Profilers, Session
+from .session import Profilers, Session, find_place
 
 
 @dataclass
@@ -67,7 +65,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     kwargs = as_keywords(kwargs)
     spec = None if device is None else find_device(device)
     session = Session(spec, ProfileOptions(steps=1), mode=mode, autocast=autocast, loss_fn=loss_fn,
-                      profilers=profilers, place=_find_place(gm, (args, kwargs)))
+                      profilers=profilers, place=find_place(gm, (args, kwargs)))
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
     records: list[RunRecord] = []
@@ -109,12 +107,3 @@ def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
     if "module_path" in node.meta:
         known["module_path"] = node.meta["module_path"]
     return NodeInfo.blank(read_rows, **known)
-
-
-def _find_place(gm: fx.GraphModule, arguments: Any) -> torch.device:
-    """The first accelerator that an argument or parameter is taken to be on, else the host."""
-    for tensor in (*tensors_of(arguments), *gm.parameters(), *gm.buffers()):
-        place = device_of(tensor)
-        if place.type not in ("cpu", "meta"):
-            return place
-    return torch.device("cpu")

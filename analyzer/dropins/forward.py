@@ -12,7 +12,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.api.argument import argument_names, set_training
-from analyzer.api.session import Session
+from analyzer.api.session import Session, find_place
 from analyzer.errors import DataDependentError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
@@ -97,7 +97,7 @@ def observe_forward(make_observer: Callable[[], Seen], model: torch.nn.Module, a
 def _run_without_data(observer: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
                       method: str) -> Seen:
     names = argument_names(uncompiled(model), args, kwargs) if method == "forward" else []
-    session = Session(None, ProfileOptions(steps=1, keep_events=False))
+    session = Session(None, ProfileOptions(steps=1, keep_events=False), place=find_place(model, (args, kwargs)))
     with session.open(model) as run:
         run_args, run_kwargs = run.take_inputs(args, kwargs, names)
         with observer.observing():
