@@ -140,7 +140,7 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
         if not (_flatten(args, tensors, storages, key) and _flatten_named(kwargs, tensors, storages, key)):
             has_recipe = False
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            storages = [storage_of(t) for t in tensors]
+            storages = [s for s in map(storage_of, tensors) if type(s) is MetaStorage]
     if not storages and state.pending_device is None and kwargs.get("device") is not None:
         key.append(result_device(state, storages, kwargs["device"]))  # a factory called by C++ code
     if info.packed:
