@@ -35,6 +35,17 @@ class Access(NamedTuple):
         return f".{self.key}" if self.attribute else f"[{self.key!r}]"
 
 
+_UNSET = object()
+
+
+def read_slot(holder: Any, name: str, otherwise: Any) -> Any:
+    """What an attribute is now: asking for it would let a profile work out what it has put off."""
+    try:
+        return object.__getattribute__(holder, name)
+    except AttributeError:
+        return otherwise
+
+
 def children(value: Any) -> list[tuple[Access, Any]]:
     """What a container holds: items of tuples, lists and dictionaries, fields of dataclasses, attributes of objects of
     the user's.
@@ -42,15 +53,15 @@ def children(value: Any) -> list[tuple[Access, Any]]:
     if isinstance(value, _PLAIN) or isinstance(value, Tensor):
         return []
     if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
-        return [(Access(name, True), getattr(value, name)) for name in names]
+        held = [(f.name, read_slot(value, f.name, _UNSET)) for f in dataclasses.fields(value)]
+        return [(Access(name, True), one) for name, one in held if one is not _UNSET]
     if isinstance(value, (tuple, list, deque)):
         return [(Access(i, False), v) for i, v in enumerate(value)]
     if isinstance(value, dict):
         return [(Access(k, False), v) for k, v in value.items()]
     if not _is_own(value):
         return []
-    slots = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+    slots = {name: one for name in _slots_of(type(value)) if (one := read_slot(value, name, _UNSET)) is not _UNSET}
     attributes, items = {**getattr(value, "__dict__", {}), **slots}, {}
     if isinstance(value, UserDict):
         items = attributes.pop("data")

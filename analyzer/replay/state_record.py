@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.meta.structure import read_slot
 from analyzer.record.tensor_walk import REGISTRIES
 
 from .reachable_code import is_standard, is_stateless
@@ -213,11 +214,11 @@ class StateRecord:
             slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
             names = [k for row in slots for k in ((row, ) if isinstance(row, str) else row)]
             held = [name for name in names if name not in ("__dict__", "__weakref__")]
-            self.add_places(value, held, [_read_slot(value, name) for name in held])
+            self.add_places(value, held, [read_slot(value, name, MISSING) for name in held])
             contents = getattr(value, "__dict__", {})
             if type(contents) is dict and contents:
                 self.add_mapping(contents)
-            return (*contents.values(), *(_read_slot(value, k) for k in names))
+            return (*contents.values(), *(read_slot(value, k, None) for k in names))
         return ()
 
     def _take_variable(self, variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
@@ -285,14 +286,6 @@ class StateRecord:
         for held, read, write, before in self.objects:
             if not is_equal(read(), before):
                 yield (held,), partial(write, before)
-
-
-def _read_slot(holder: Any, name: str) -> Any:
-    """What a slot holds now: asking for the attribute would let a profile work out what it has put off."""
-    try:
-        return object.__getattribute__(holder, name)
-    except AttributeError:
-        return MISSING
 
 
 def _refill(mapping: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:

@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from analyzer.meta.spec import VALUES
+from analyzer.meta.structure import read_slot
 
 from .reachable_code import is_standard, is_stateless
 
@@ -149,7 +150,7 @@ def look_up(holder: Any, name: str) -> Any:
             return MISSING
     if type(holder) is dict:
         return holder.get(name, MISSING)
-    return vars(holder).get(name, MISSING) if isinstance(holder, (type, ModuleType)) else getattr(
+    return vars(holder).get(name, MISSING) if isinstance(holder, (type, ModuleType)) else read_slot(
         holder, name, MISSING)
 
 
