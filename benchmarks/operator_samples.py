@@ -1,6 +1,6 @@
 """Samples of torch's operators, run on data and without: shapes, strides, dtypes and devices of results are the same.
 
-    python -m benchmarks.operator_samples                     # docs/coverage.md: every operator of op_db
+    python -m benchmarks.operator_samples                     # docs/reliability.md: every operator of op_db
     python -m benchmarks.operator_samples --only nn.functional.fold  # the samples of one, and what differs
 
 Samples are those of PyTorch's own tests (torch/testing/_internal/common_methods_invocations.py, `op_db`), in float32,

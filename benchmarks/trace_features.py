@@ -1,7 +1,7 @@
 """Graphs of layers, losses and features of models, run on three sets of data: they give what the model gives.
 
-    python -m benchmarks.trace_features                    # docs/coverage.md: all, in training and in evaluation
-    python -m benchmarks.trace_features --only "feature:…"  # those whose names contain a text
+    python -m benchmarks.trace_features                    # docs/reliability.md: all, in training and in evaluation
+    python -m benchmarks.trace_features --only Dropout     # those whose names contain a text
 
 A model is traced once, on the first set of data, and its graph is run on all three, with the same random numbers as the
 model: outputs, gradients and buffers are compared. A model that is refused when it is traced says so, as does a graph

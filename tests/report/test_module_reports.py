@@ -37,6 +37,15 @@ def test_reports_of_a_profile_without_modules(bare, kind):
         assert bare.report(kind) == bare.screen()
     elif kind == "communication":
         assert bare.report(kind) == "what ranks communicate is unknown"
+    elif kind == "cost":
+        with pytest.raises(InputError, match="how much is trained on"):
+            bare.report(kind)
+    elif kind == "table":
+        assert bare.report(kind) == bare.table()
+    elif kind == "brief":
+        assert bare.name in bare.report(kind)
+    elif kind == "replay":
+        assert bare.report(kind) == "What was replayed is not saved."
     elif kind == "colossalai":  # of nodes
         assert "0 nodes" in bare.report(kind)
     else:
