@@ -384,7 +384,7 @@ class _PythonLayerDrop(_Base):
 @_feature("stochastic depth")
 class _StochasticDepth(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.empty(x.shape[0], 1).bernoulli_(0.8) if self.training else torch.ones(x.shape[0], 1)
+        keep = x.new_empty(x.shape[0], 1).bernoulli_(0.8) if self.training else x.new_ones(x.shape[0], 1)
         return x + self.linear(x) * keep / 0.8
 
 
@@ -483,7 +483,8 @@ class _Fourier(_Base):
 @_feature("rotary embedding by complex numbers", _sequence)
 class _ComplexRotary(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        angles = torch.outer(torch.arange(6), 1.0 / 10000 ** (torch.arange(4) / 4))
+        angles = torch.outer(torch.arange(6, device=x.device),
+                             1.0 / 10000 ** (torch.arange(4, device=x.device) / 4))
         turns = torch.polar(torch.ones_like(angles), angles)
         pairs = torch.view_as_complex(self.linear(x).unflatten(-1, (4, 2)))
         return torch.view_as_real(pairs * turns).flatten(-2)
@@ -724,7 +725,7 @@ class _Distinct(nn.Module):
         if kept.shape[0] == 0:
             return kept.sum(0)
         classes, places = torch.unique((kept * 2).long().flatten(), return_inverse=True)
-        sums = torch.zeros(len(classes)).index_add(0, places, kept.flatten())
+        sums = torch.zeros(len(classes), device=x.device).index_add(0, places, kept.flatten())
         return torch.stack([s * i for i, s in enumerate(sums.unbind())]).sum()
 
 

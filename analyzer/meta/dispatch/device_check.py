@@ -75,7 +75,8 @@ def check_devices(state: MetaState, call: OperatorCall) -> bool:
         return True
     except RuntimeError as error:
         raise RuntimeError(f"{error} {state.where()}\n"
-                           "Way out: move one of them with .to(), or make it with device=.") from None
+                           "Way out: move one of them with .to(), or make it with device=; a model for the host "
+                           "alone is profiled with device='cpu'.") from None
 
 
 def _operands(given: list[tuple[str, Any]]) -> Iterator[_Operand]:
