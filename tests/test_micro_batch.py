@@ -190,7 +190,8 @@ class Lookup(nn.Module):
 
 
 LOOKUPS = {
-    "bags of rows": (lambda m, i: torch.stack([m.bags(row, torch.arange(0, 24, 4, device=i.device)) for row in i]), None),
+    "bags of rows": (lambda m, i: torch.stack([
+        m.bags(row, torch.arange(0, 24, 4, device=i.device)) for row in i]), None),
     "bags": (lambda m, i: m.bags(i), None),
     "columns": (lambda m, i: sum(m.table(i[:, k]) for k in range(24)), None),
     "whole": (lambda m, i: m.table(i), 6 * 24),
