@@ -64,11 +64,11 @@ def profile(
     ``torch.export``, which runs as it was exported, or a callable of no arguments that builds one, called under
     `MetaTensorMode`; that lives for the call. ``args`` and ``kwargs`` hold real, meta or `MetaTensor` tensors, also in
     containers, dataclasses and other objects. ``mode`` is ``"train"`` (forward, loss, backward, optimizer) or
-    ``"infer"``. ``loss_fn(output)`` gives a scalar; by default ``output.loss``
-    where there is one, else the only scalar among the outputs, else the sum of the floating ones. ``optimizer`` is a
-    callable ``params -> torch.optim.Optimizer``, a name (docs/usage.md) or ``module:Class``. ``autocast`` is a
-    dtype. ``step(model, optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to the
-    default ones, or replaces them by name.
+    ``"infer"``. ``loss_fn(output)`` gives a scalar; by default ``output.loss`` where there is one, else the only scalar
+    among the outputs, else the sum of the floating ones. ``optimizer`` is a callable ``params ->
+    torch.optim.Optimizer``, a name (docs/usage.md) or ``module:Class``. ``autocast`` is a dtype. ``step(model,
+    optimizer, *args, **kwargs)`` replaces the built-in training step. ``profilers`` adds to the default ones, or
+    replaces them by name.
 
     Training flags of modules are left as they are, whatever the ``mode``: ``mode="infer"`` runs dropout in a model that
     is in training mode, and ``assumptions`` says so. With ``eval=True`` the profile is that after ``model.eval()``; the
