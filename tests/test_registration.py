@@ -96,7 +96,7 @@ def test_a_function_is_an_operator_where_its_shape_is_registered(register, key):
 
 @pytest.mark.parametrize("register", [register_memory_impl, register_shape_impl], ids=lambda r: r.name)
 def test_a_name_that_no_library_defines(register):
-    assert "no library that is loaded defines it; import it before" in refused(lambda: register("mylib::scan", double))
+    assert "no library that is loaded defines it; import it before" in refused(lambda: register("nolib::scan", double))
 
 
 def test_a_name_whose_library_comes_later_has_a_formula():
