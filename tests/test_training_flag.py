@@ -20,7 +20,7 @@ class StochasticDepth(nn.Module):  # by the name of torchvision's
     def forward(self, x):
         if not self.training or not self.p:
             return x
-        return x * torch.empty(len(x), 1).bernoulli_(1 - self.p)
+        return x * x.new_empty(len(x), 1).bernoulli_(1 - self.p)
 
 
 class Functional(nn.Module):
