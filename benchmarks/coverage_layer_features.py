@@ -119,7 +119,7 @@ class _NestedPadded(_Base):
 class _Vmapped(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         causal = torch.vmap(torch.vmap(lambda i, j: i >= j, in_dims=(None, 0)), in_dims=(0, None))
-        rows = torch.arange(4)
+        rows = torch.arange(4, device=x.device)
         mask = causal(rows, rows)
         return torch.where(mask, self.linear(x) @ x.T, 0.0)
 
@@ -500,7 +500,8 @@ class _Spectrogram(_Base):
 @_feature("sparse matrix")
 class _Sparse(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        adjacency = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.ones(3), (4, 4))
+        edges = torch.tensor([[0, 1, 2], [1, 2, 3]])
+        adjacency = torch.sparse_coo_tensor(edges, torch.ones(3), (4, 4), device=x.device)
         return torch.sparse.mm(adjacency, self.linear(x))
 
 

@@ -325,7 +325,7 @@ def test_wrong_calls_are_named(script, capsys, tmp_path):
         dry_run(script(PLAIN), device="h2000")
     assert main(["dryrun", str(script(PLAIN)), "--show", "graph"]) == 2
     assert main(["dryrun", str(script(PLAIN)), "--json", str(tmp_path / "no" / "p.json")]) == 2
-    assert "'graph' is none of" in capsys.readouterr().err
+    assert "'graph' is no report" in capsys.readouterr().err
 
 
 def test_options_of_the_callers_own(script):

@@ -25,14 +25,14 @@ class Net(nn.Module):
         return run(self, x)
 
 def jvp(self, x):
-    return torch.func.jvp(lambda t: (self.a(t).sin() ** 2).sum(), (x,), (torch.ones(3, 6),))[1]
+    return torch.func.jvp(lambda t: (self.a(t).sin() ** 2).sum(), (x,), (torch.ones_like(x),))[1]
 
 def hessian(self, x):
     return torch.func.hessian(lambda t: (self.a(t).sin() ** 2).sum())(x[0])
 
 def dual(self, x):
     with forward_ad.dual_level():
-        return forward_ad.unpack_dual(self.a(forward_ad.make_dual(x, torch.ones(3, 6))).sin()).tangent
+        return forward_ad.unpack_dual(self.a(forward_ad.make_dual(x, torch.ones_like(x))).sin()).tangent
 
 def nested(self, x):
     rows = torch.nested.as_nested_tensor([x[0, :4], x[1, :2]], layout=torch.jagged)
