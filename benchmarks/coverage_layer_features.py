@@ -54,7 +54,7 @@ class _Sdpa(_Attention):
 class _GroupedSdpa(_Attention):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.heads(x)
-        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        mask = torch.ones(6, 6, dtype=torch.bool, device=x.device).tril()
         return F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], attn_mask=mask, enable_gqa=True,
                                               dropout_p=0.1 if self.training else 0.0)
 
@@ -443,7 +443,7 @@ class _Experts(_Base):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.router(x).softmax(-1).topk(2)
-        dense = torch.zeros(x.shape[0], 4).scatter(1, chosen, weights)
+        dense = x.new_zeros(x.shape[0], 4).scatter(1, chosen, weights)
         return sum((expert(x) * dense[:, i:i + 1] for i, expert in enumerate(self.experts)), self.linear(x))
 
 
@@ -451,7 +451,7 @@ class _Experts(_Base):
 class _Values(_Base):
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         parts = x.split(lengths.tolist())
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
         if mask.all():
             return self.linear(parts[0])
         return self.linear(torch.cat(parts[::-1])) * mask.sum() + lengths.numpy().sum().item()
@@ -493,7 +493,8 @@ class _ComplexRotary(_Base):
 @_feature("spectrogram", lambda: (torch.rand(2, 400),))
 class _Spectrogram(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        spectrum = torch.stft(x, 14, hop_length=7, window=torch.hann_window(14), return_complex=True)
+        spectrum = torch.stft(x, 14, hop_length=7, window=torch.hann_window(14, device=x.device),
+                              return_complex=True)
         return self.linear(spectrum.abs().transpose(1, 2))
 
 
@@ -509,7 +510,7 @@ class _Sparse(_Base):
 class _LinearAlgebra(_Base):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
-        gram = y.T @ y + 8 * torch.eye(8)
+        gram = y.T @ y + 8 * torch.eye(8, device=x.device)
         return torch.linalg.solve(
             gram, x.T) + torch.linalg.cholesky(gram).sum() + torch.linalg.det(gram) + torch.linalg.inv(gram).sum()
 

@@ -97,6 +97,19 @@ def test_results_store_as_much_as_real_ones(layout: str, name: str) -> None:
     assert found[0] == (stored(function(MATRICES[layout])), "cuda")
 
 
+@pytest.mark.parametrize("make", [
+    lambda device: torch.sparse_coo_tensor(COO.indices(), COO.values(), COO.shape, device=device),
+    lambda device: torch.sparse_csr_tensor(MATRICES["csr"].crow_indices(), MATRICES["csr"].col_indices(), COO.values(),
+                                           COO.shape, device=device)])
+def test_a_matrix_is_made_where_it_is_asked_for(make: Callable[[Any], Tensor]) -> None:
+    class Made(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return make(x.device) @ x
+
+    p = profile(Made(), args=(torch.rand(SIZE, WIDTH),), mode="infer", device="h100")
+    assert (p.fwd_macs, p.uncounted) == (STORED * WIDTH, ())
+
+
 class Embedded(nn.Module):
     def __init__(self) -> None:
         super().__init__()

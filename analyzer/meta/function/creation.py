@@ -83,6 +83,16 @@ def _new(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return func(*args, **kwargs)
 
 
+@handles(torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_compressed_tensor)
+def _make_sparse(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Indices and values go to the device that is asked for: torch/csrc/utils/tensor_new.cpp."""
+    device = kwargs.pop("device", None)
+    if device is not None:
+        place = indexed_device(torch.device(device))
+        args = tuple([move(state, a, place) if isinstance(a, torch.Tensor) else a for a in args])
+    return func(*args, **kwargs)
+
+
 @handles(torch.from_numpy)
 def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with without_modes():
