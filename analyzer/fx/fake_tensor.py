@@ -23,7 +23,7 @@ from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, sparse_tensor, tensor_on
+from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, sparse_like, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
@@ -171,9 +171,8 @@ class FakeTensors:
             if is_traceable_wrapper_subclass(original):
                 return self._wrapper(original, readable)
         if original.layout in SPARSE_LAYOUTS:
-            out: Tensor = sparse_tensor(
-                [self._strided(part, readable, constant) for part in parts_of(original)], original.shape,
-                original.layout, original.layout is not torch.sparse_coo or original.is_coalesced())
+            parts = [self._strided(part, readable, constant) for part in parts_of(original)]
+            out: Tensor = sparse_like(original, parts)
         elif original.layout is not torch.strided:
             return original
         else:

@@ -12,10 +12,10 @@ from analyzer.errors import InputError
 from .address_space import MetaStorage, find_storage
 from .intercept.mode_stack import without_modes
 from .operator_info import OperatorInfo
-from .spec import SPARSE_LAYOUTS, parts_of
+from .spec import SPARSE_LAYOUTS, parts_of, strided_of
 from .state import MetaState
 from .structure import replace_tensors
-from .tensor import MetaTensor, device_of, is_around_tensors, new_storage, sparse_tensor, tensor_on
+from .tensor import MetaTensor, device_of, is_around_tensors, new_storage, sparse_like, tensor_on
 from .value.known_value import Deferred, small_enough
 
 # How the simulation of other ranks takes part in operator calls: the room of distributed programs puts itself here.
@@ -125,9 +125,7 @@ def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, sto
 
 
 def _sparse(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
-    parts: list[Tensor] = [_on_fake_storage(state, part, device, storages) for part in parts_of(tensor)]
-    return sparse_tensor(parts, tensor.shape, tensor.layout, tensor.layout is not torch.sparse_coo
-                         or tensor.is_coalesced())
+    return sparse_like(tensor, [_on_fake_storage(state, part, device, storages) for part in parts_of(tensor)])
 
 
 def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, is_new: bool = False) -> Tensor:
@@ -155,13 +153,9 @@ def tell_met(state: MetaState, tensor: Tensor) -> None:
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:
     """``tensor``, or a fake tensor in its place where it has data."""
-    if tensor.layout in SPARSE_LAYOUTS:
-        base = parts_of(tensor)[-1]
-    elif tensor.layout is torch.strided and not is_around_tensors(tensor):
-        base = tensor
-    else:
+    if tensor.layout not in SPARSE_LAYOUTS and (tensor.layout is not torch.strided or is_around_tensors(tensor)):
         return tensor
-    return tensor if isinstance(find_storage(base), MetaStorage) else adopt(state, tensor)
+    return tensor if isinstance(find_storage(strided_of(tensor)), MetaStorage) else adopt(state, tensor)
 
 
 def adopt_arguments(state: MetaState, tree: Any) -> Any:

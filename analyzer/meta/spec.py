@@ -45,6 +45,7 @@ LEAVES = frozenset({
 
 SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
+
 class TensorSpec(tuple[int, ...]):
     """The shape of a tensor, as a tuple, which also knows stride, dtype and simulated device.
 
@@ -70,7 +71,8 @@ class TensorSpec(tuple[int, ...]):
     def of(cls, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str,
            parts: tuple[TensorSpec, ...] = (), values: tuple[int, ...] | None = None) -> TensorSpec:
         """The one spec of these properties."""
-        key = (shape, stride, dtype, device, tuple((part, part.stride, part.dtype) for part in parts), values)
+        own = tuple([(part, part.stride, part.dtype) for part in parts]) if parts else ()
+        key = (shape, stride, dtype, device, own, values)
         spec = cls._interned.get(key)
         if spec is None:
             spec = cls(shape)
@@ -127,6 +129,11 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
         if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
             return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
+def strided_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What has a storage: the values of a sparse tensor, any other itself."""
+    return parts_of(tensor)[-1] if tensor.layout in SPARSE_LAYOUTS else tensor
 
 
 def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
 from .address_space import AddressSpace, MetaStorage, Region, find_storage, next_number
-from .spec import SPARSE_LAYOUTS, parts_of
+from .spec import SPARSE_LAYOUTS, strided_of
 from .state import current
 
 
@@ -41,7 +41,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
         if isinstance(storage, MetaStorage):
             return storage.device
     elif tensor.layout in SPARSE_LAYOUTS:
-        return device_of(parts_of(tensor)[-1])
+        return device_of(strided_of(tensor))
     if is_around_tensors(tensor):
         return device_of(getattr(tensor, names_of_parts(tensor)[0]))
     return torch._C.TensorBase.device.__get__(tensor)
@@ -173,10 +173,9 @@ def use_on(tensor: torch.Tensor, stream: Any) -> None:
 
 def keep_class(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
-    if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result):
-        base = parts_of(result)[-1] if result.layout in SPARSE_LAYOUTS else result
-        if isinstance(base.untyped_storage(), MetaStorage):
-            result.__class__ = MetaTensor
+    if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result) and isinstance(
+            strided_of(result).untyped_storage(), MetaStorage):
+        result.__class__ = MetaTensor
     return result
 
 
@@ -266,6 +265,12 @@ def sparse_tensor(parts: list[torch.Tensor], shape: Any, layout: torch.layout, i
         out = torch.sparse_compressed_tensor(one, other, values, shape, layout=layout, check_invariants=False)
     out.__class__ = MetaTensor
     return out  # type: ignore[return-value]
+
+
+def sparse_like(tensor: torch.Tensor, parts: list[torch.Tensor]) -> MetaTensor:
+    """A sparse tensor like another, of other indices and values. To be called without modes."""
+    return sparse_tensor(parts, tensor.shape, tensor.layout,
+                         tensor.layout is not torch.sparse_coo or tensor.is_coalesced())
 
 
 def template(tensor: torch.Tensor) -> torch.Tensor:

@@ -99,6 +99,7 @@ def test_results_store_as_much_as_real_ones(layout: str, name: str) -> None:
 
 @pytest.mark.parametrize("make", [
     lambda device: torch.sparse_coo_tensor(COO.indices(), COO.values(), COO.shape, device=device),
+    lambda device: torch.sparse_coo_tensor(indices=COO.indices(), values=COO.values(), size=COO.shape, device=device),
     lambda device: torch.sparse_csr_tensor(MATRICES["csr"].crow_indices(), MATRICES["csr"].col_indices(), COO.values(),
                                            COO.shape, device=device)])
 def test_a_matrix_is_made_where_it_is_asked_for(make: Callable[[Any], Tensor]) -> None:

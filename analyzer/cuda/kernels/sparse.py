@@ -13,7 +13,7 @@ from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.operator_info import sparse_shapes
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import active_state
-from analyzer.meta.tensor import sparse_tensor
+from analyzer.meta.tensor import sparse_like, sparse_tensor
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -25,11 +25,6 @@ def _sparse_shape(*names: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout in SPARSE_LAYOUTS
-
-
-def _rebuilt(x: Tensor, indices: list[Tensor], values: Tensor) -> Tensor:
-    """A tensor like ``x`` of other parts."""
-    return sparse_tensor([*indices, values], x.shape, x.layout, x.layout is not torch.sparse_coo or x.is_coalesced())
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -62,7 +57,7 @@ def _multiply_and_add(self: Tensor, one: Tensor, other: Tensor, *_: Any, **__: A
 @_sparse_shape("clone", "_to_copy")
 def _copy(self: Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Tensor:
     *indices, values = parts_of(self)
-    return _rebuilt(self, [torch.empty_like(i) for i in indices], torch.empty_like(values, dtype=dtype))
+    return sparse_like(self, [*map(torch.empty_like, indices), torch.empty_like(values, dtype=dtype)])
 
 
 @_sparse_shape("t", "transpose.int")
@@ -90,8 +85,7 @@ def _coalesce(self: Tensor) -> Tensor:
 def _mask(self: Tensor, mask: Tensor) -> Tensor:
     """sparse/SparseTensor.cpp: the elements of a tensor at the places of another's."""
     indices, values = parts_of(mask)
-    return sparse_tensor([torch.empty_like(indices), torch.empty_like(values, dtype=self.dtype)], mask.shape,
-                         mask.layout, mask.is_coalesced())
+    return sparse_like(mask, [torch.empty_like(indices), torch.empty_like(values, dtype=self.dtype)])
 
 
 @_sparse_shape("mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar")
@@ -103,7 +97,7 @@ def _scale(self: Tensor, other: Any, **_: Any) -> Tensor:
                                        f"{list(factor.shape)} is not followed. {active_state().where()}\n"
                                        "Way out: multiply its values() and make a tensor of them.")
     *indices, values = parts_of(sparse)
-    return _rebuilt(sparse, indices, torch.empty_like(values))
+    return sparse_like(sparse, [*indices, torch.empty_like(values)])
 
 
 @_sparse_shape("add.Tensor")

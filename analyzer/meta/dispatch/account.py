@@ -156,4 +156,3 @@ def account(state: MetaState, call: OperatorCall) -> None:
     if state.recorder is not None:
         state.recorder.called(signature, call.storages,
                               [storage_of(o) for o in call.outputs if isinstance(o, torch.Tensor)])
-

@@ -11,7 +11,7 @@ from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.argument import adopt_arguments
 from analyzer.meta.memory_need import Stage
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, parts_of
+from analyzer.meta.spec import Signature, strided_of
 from analyzer.meta.state import CPU, MetaState, indexed_device
 from analyzer.meta.value.contents import read_known
 
@@ -157,10 +157,9 @@ def values_at(args: tuple[Any, ...], positions: tuple[int, ...]) -> Iterator[tup
         yield None if known is None else tuple(known.tolist())
 
 
-def storage_of(tensor: Tensor) -> MetaStorage:
-    """The storage of a tensor of the mode's own; of a sparse one, that of its values."""
-    storage: Any = (parts_of(tensor)[-1] if tensor.layout in SPARSE_LAYOUTS else tensor).untyped_storage()
-    return storage  # type: ignore[no-any-return]
+def storage_of(tensor: Tensor) -> Any:
+    """The storage of a tensor of the mode's own, a `MetaStorage`; of a sparse one, that of its values."""
+    return strided_of(tensor).untyped_storage()
 
 
 _FLOATS = {float}
@@ -228,7 +227,7 @@ def _accelerator_of(args: Any) -> torch.device | None:
     """The accelerator of the first tensor among ``args`` (lists included) that is on one."""
     for a in args:
         if isinstance(a, Tensor):
-            storage = find_storage(a if a.layout not in SPARSE_LAYOUTS else parts_of(a)[-1])
+            storage = find_storage(strided_of(a))
             if type(storage) is MetaStorage and storage.device.type != "cpu":
                 return storage.device
         elif isinstance(a, (list, tuple)) and (found := _accelerator_of(a)) is not None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils._pytree import tree_map_only
 
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.argument import own
@@ -89,7 +90,7 @@ def _make_sparse(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dic
     device = kwargs.pop("device", None)
     if device is not None:
         place = indexed_device(torch.device(device))
-        args = tuple([move(state, a, place) if isinstance(a, torch.Tensor) else a for a in args])
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: move(state, t, place), (args, kwargs))
     return func(*args, **kwargs)
 
 
