@@ -133,7 +133,8 @@ def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroChec
     return check
 
 
-def shuffled(seed: int) -> Iterator[tuple[Any, torch.dtype]]:
+def load_operators() -> list[Any]:
+    """PyTorch's own list of operators with samples, `op_db`."""
     try:
         import expecttest  # noqa: F401
     except ImportError:  # the base class of PyTorch's own test cases, of which none runs here
@@ -142,7 +143,11 @@ def shuffled(seed: int) -> Iterator[tuple[Any, torch.dtype]]:
         sys.modules["expecttest"] = stub
     from torch.testing._internal.common_methods_invocations import op_db
 
-    pairs = [(op, dtype) for op in op_db for dtype in (torch.float32, torch.complex64, torch.bfloat16, torch.int64)
-             if dtype in op.supported_dtypes("cpu")]
+    return list(op_db)
+
+
+def shuffled(seed: int) -> Iterator[tuple[Any, torch.dtype]]:
+    dtypes = torch.float32, torch.complex64, torch.bfloat16, torch.int64
+    pairs = [(op, dtype) for op in load_operators() for dtype in dtypes if dtype in op.supported_dtypes("cpu")]
     random.Random(seed).shuffle(pairs)
     yield from pairs

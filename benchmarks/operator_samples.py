@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import types
-import unittest
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError, UnsupportedOperatorError
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
+
+from .flop_zero_check import load_operators
 
 Tensor = torch.Tensor
 
@@ -39,15 +39,7 @@ KNOWN = {
 
 def operators() -> list[Any]:
     """Those of `op_db` that take float32 on the CPU."""
-    try:
-        import expecttest  # noqa: F401
-    except ImportError:  # the base class of PyTorch's own test cases, of which none runs here
-        stub: Any = types.ModuleType("expecttest")
-        stub.TestCase, stub.assert_expected_inline = unittest.TestCase, None
-        sys.modules["expecttest"] = stub
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
+    return [op for op in load_operators() if torch.float32 in op.supported_dtypes("cpu")]
 
 
 def describe(result: Any) -> list[tuple[Any, ...]]:
