@@ -14,6 +14,7 @@ import torch
 
 import analyzer
 from analyzer import Profile, profile
+from analyzer.api.prediction import SAVED_OPTIONS
 from analyzer.cli import main, make_parser
 from analyzer.commands import COMMANDS
 from analyzer.hardware import find_device
@@ -301,6 +302,11 @@ def test_a_factory_that_returns_no_module(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "profile", "empty_models:build", "--input", "2x4") == (
         2, "", "analyzer: empty_models:build: build() returned a value of type NoneType, not an nn.Module\n")
+
+
+def test_a_saved_profile_holds_each_option_of_its_step():
+    of_the_output = {"command", "target", "others", "batch_size", "show", "json", "html", "export"}
+    assert vars(make_parser("profile").parse_args(["profile", "gpt2"])).keys() - of_the_output == set(SAVED_OPTIONS)
 
 
 def test_what_lacks_is_named_once(capsys):

@@ -50,9 +50,10 @@ def read_world(arguments: argparse.Namespace) -> World | None:
 
 # What ``analyzer profile`` runs: a step of a TARGET by its options, which a saved profile holds.
 
-_SAVED = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
-          "compile", "optimizer", "accumulate", "device", "convention", "fused", "cuda_graphs", "world", "rank",
-          "devices_per_host", "cluster")
+#: options that a saved profile holds, in the order of the command that it prints
+SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
+                 "compile", "optimizer", "accumulate", "device", "convention", "fused", "cuda_graphs", "world", "rank",
+                 "devices_per_host", "cluster")
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:
@@ -91,7 +92,7 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
 
 def describe_command(target: str, arguments: argparse.Namespace, inputs: Sequence[InputSpec]) -> CommandInfo:
     """The command that `predict` runs for one target, its inputs written out."""
-    given: dict[str, Option] = {name: value for name in _SAVED
+    given: dict[str, Option] = {name: value for name in SAVED_OPTIONS
                                 if (value := getattr(arguments, name)) not in (None, False)}
     return CommandInfo(target, {**given, "input": tuple([str(spec) for spec in inputs])})
 
