@@ -13,7 +13,7 @@ _MODEL, _INPUT = "the model failed", "the command line or an input cannot be use
 
 @dataclass(frozen=True)
 class Command:
-    """One command. Options are by their names in `OPTIONS`, with blanks between them."""
+    """One command. Options are by their names in `OPTIONS`, with commas between them."""
 
     name: str
     help: str                           #: in a line

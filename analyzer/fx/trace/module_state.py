@@ -45,7 +45,7 @@ class ModuleStates:
                 return False
         return _are_same(self._shared, _read_shared())
 
-    def list_changed(self, modules: Iterable[nn.Module]) -> set[str]:
+    def changed_names(self, modules: Iterable[nn.Module]) -> set[str]:
         """Names of plain attributes in which modules are not as the graph will find them."""
         found = [self._found[id(m)] for m in modules if id(m) in self._found]
         return {path.rpartition(".")[2] for path, *_ in self.list_changes(found)}

@@ -172,7 +172,7 @@ class Tape(NodeWriter):
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
         watch = LeakWatch(self.leaks, function if module is None else module.forward, (module, args, kwargs))
-        if (names := self.states.list_changed(watch.modules) & watch.names) and not self._want():
+        if (names := self.states.changed_names(watch.modules) & watch.names) and not self._want():
             raise LeakError(f"{site} asks for what depends on data at {self.outlined[site]} and reads "
                              f"{', '.join(sorted(names))}, which forward sets before: the graph would run it with what "
                              "is there without that. Pass it as an argument")

@@ -174,7 +174,6 @@ class _Attempt:
             bound.name_in_graph(p) for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
         return tape.graph
 
-
     def _list_places(self, values: Mapping[str, Any]) -> list[tuple[Expected, Any]]:
         """What arguments of the graph must be like, each with what is in its place among the ``values``."""
         bound = self.bound
