@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
@@ -159,8 +160,7 @@ class Session:
 def find_place(module: torch.nn.Module, arguments: Any) -> torch.device:
     """The first accelerator that an argument or a tensor of the module is taken to be on, else the host."""
     for tensor in (*tensors_of(arguments), *module.parameters(), *module.buffers()):
-        place = device_of(tensor)
-        if place.type not in ("cpu", "meta"):
+        if not is_lazy(tensor) and (place := device_of(tensor)).type not in ("cpu", "meta"):
             return place
     return torch.device("cpu")
 
