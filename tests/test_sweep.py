@@ -483,6 +483,15 @@ def test_a_command_line_that_cannot_be_used_exits_with_2(capsys, argv, code, tex
     assert "Traceback" not in err
 
 
+def test_a_folder_named_distributed_is_not_dask(capsys, tmp_path, monkeypatch):
+    (tmp_path / "distributed").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "distributed", raising=False)
+    code, out, err = run(capsys, "resnet18", "--batch", "1", "--dask", "nonsense")
+    assert (code, out) == (2, "")
+    assert "--dask nonsense" in err and "Traceback" not in err
+
+
 def test_it_exits_with_1_where_everything_failed(capsys, importable):
     code, out, _ = run(capsys, here("Fragile"), "--input", "3x16", "--device", "h200,t4", "--workers", "0")
     assert code == 1

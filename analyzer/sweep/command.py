@@ -77,11 +77,11 @@ def _connect(address: str | None) -> Iterator[Executor | None]:
         yield None
         return
     try:
-        import distributed
+        from distributed import Client
     except ImportError as error:
         raise MissingExtraError(
             f"--dask {address}: Dask is not installed: pip install 'symbolic-analyzer[sweep]'") from error
-    connect: Any = distributed.Client  # untyped
+    connect: Any = Client  # untyped
     try:
         client = connect(address)
     except (OSError, ValueError) as error:
