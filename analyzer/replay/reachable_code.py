@@ -18,7 +18,8 @@ from analyzer.meta.spec import CODE_CONSTANTS
 _METHODS = (FunctionType, staticmethod, classmethod, property, functools.partial)
 _ARE_METHODS = frozenset(_METHODS)
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
-_WATCH = "analyzer.replay.attribute_watch"  #: may wrap a method of a class in another thread
+#: rooms that hold the run itself, which is none of the model's state: put back, its books would be those of before
+_OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyzer.replay.")
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
 _REVEALING = frozenset((
     "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe "
@@ -54,7 +55,7 @@ def is_stateless(value: Any) -> bool:
 
 @functools.lru_cache(4096)
 def _is_stateless_name(module: str) -> bool:
-    return module.partition(".")[0] in _STATELESS or module == _WATCH
+    return module.partition(".")[0] in _STATELESS or module.startswith(_OF_THE_RUN)
 
 
 def is_standard(cls: type) -> bool:

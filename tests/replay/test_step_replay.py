@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
+from analyzer.meta.intercept.gated_kernel import is_simulating
 from analyzer.record.options import ProfileOptions
 from analyzer.zoo import MODELS
 
@@ -28,6 +29,28 @@ def test_a_played_step_is_a_run_step_to_the_byte(name, kwargs, optimizer):
     played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse)
                    for reuse in (True, False))
     assert played == run
+
+
+class Failing(nn.Module):
+    """Its code reaches the state of the run, as what replaces functions of torchvision does; then it fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64 + 8 * i, 72 + 8 * i) for i in range(12))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x @ x if is_simulating() is not None else x
+
+
+def test_what_dies_after_a_failed_step_is_given_back(monkeypatch):
+    """The state that is put back is the model's: tables of the simulated allocator were emptied with it."""
+    unraisable = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    with pytest.raises(RuntimeError, match="must have same reduction dim"):
+        profile(Failing(), torch.empty(8, 64))
+    assert unraisable == []
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
