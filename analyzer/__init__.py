@@ -34,14 +34,14 @@ with rare_collections():
     from analyzer.results.view import load_on_first_use, register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
-    from analyzer.advice.search import advise
     from analyzer.api.reprofile import reprofile, run_passes
-    from analyzer.dryrun.script import dry_run
-    from analyzer.generation import profile_generate
     from analyzer.report.comparison.compare import compare
     from analyzer.results.comparison import ProfileChange
-    from analyzer.solver.fit import max_batch_size, max_sequence_length
-    from analyzer.solver.solver_registry import register_solver
+    from analyzer.tools.advice.search import advise
+    from analyzer.tools.dryrun.script import dry_run
+    from analyzer.tools.generation import profile_generate
+    from analyzer.tools.solver.fit import max_batch_size, max_sequence_length
+    from analyzer.tools.solver.solver_registry import register_solver
 
 __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileChange",
            "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "compare",
@@ -53,10 +53,10 @@ __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", 
 
 # what few need
 __getattr__ = find_later(__name__, {
-    "ProfileChange": "analyzer.results.comparison", "advise": "analyzer.advice.search",
-    "compare": "analyzer.report.comparison.compare", "dry_run": "analyzer.dryrun.script",
-    "max_batch_size": "analyzer.solver.fit", "max_sequence_length": "analyzer.solver.fit",
-    "profile_generate": "analyzer.generation", "register_solver": "analyzer.solver.solver_registry",
+    "ProfileChange": "analyzer.results.comparison", "advise": "analyzer.tools.advice.search",
+    "compare": "analyzer.report.comparison.compare", "dry_run": "analyzer.tools.dryrun.script",
+    "max_batch_size": "analyzer.tools.solver.fit", "max_sequence_length": "analyzer.tools.solver.fit",
+    "profile_generate": "analyzer.tools.generation", "register_solver": "analyzer.tools.solver.solver_registry",
     "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"})
 
 
@@ -86,6 +86,6 @@ GraphModule.to_fragment = staticmethod(_write_graph)
 
 def _advise_on(found: Profile, device: str | None = None) -> Advice:
     """What `Profile.advise` calls; it is imported when it is used first."""
-    from analyzer.advice.search import advise_on
+    from analyzer.tools.advice.search import advise_on
 
     return advise_on(found, device)

@@ -100,7 +100,7 @@ analyzer show net.json --report modules --format csv --output modules.csv
 analyzer show net.json --tokens 2e12 --price 2.5 --gpus 64
 """, {0: "done", 2: "the command line or the file cannot be used"}),
 
-    Command("measure", "measure a step of a model on the device at hand", "analyzer.runtime.command:run_measure",
+    Command("measure", "measure a step of a model on the device at hand", "analyzer.tools.runtime.command:run_measure",
             f"{_STEP}, place, measured steps, warm-up, convention, show, json, html", """\
 Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
 took. TARGET is as for `analyzer profile`.
@@ -111,7 +111,7 @@ analyzer measure gpt2 --device cuda --json measured.json && analyzer compare pre
 """, {0: "done", 1: _MODEL, 2: _INPUT}),
 
     Command("calibrate", "measure the device at hand and write a file that --device takes",
-            "analyzer.calibration.calibrate:run_calibrate", "written file, measured device, quick, again", """\
+            "analyzer.tools.calibration.calibrate:run_calibrate", "written file, measured device, quick, again", """\
 Measures the device at hand: bandwidth, products by format and size, attention, convolutions, copies, and what the host
 needs for each operator. Writes FILE, which --device takes in every command. A few minutes; a measurement that was
 interrupted goes on when the command is given again.
@@ -170,7 +170,7 @@ analyzer check profile.json --max "peak_reserved_bytes 40GiB"                 # 
 analyzer check profile.json --against baseline.json --format markdown >> "$GITHUB_STEP_SUMMARY"
 """, {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),
 
-    Command("generate", "predict what generating tokens costs", "analyzer.generation.command:run_generate",
+    Command("generate", "predict what generating tokens costs", "analyzer.tools.generation.command:run_generate",
             "target, prompt, new-tokens, sequences, autocast, device, passes, rows, format, "
             "json", """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
@@ -187,8 +187,8 @@ analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analy
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "the generation does not fit on the device"}),
 
     Command("fit", "find the devices that a step fits on, or the largest batch or sequence on one",
-            "analyzer.solver.command:run_fit", f"{_STEP}, devices, of batch, of sequence, memory, world size, start, "
-            "multiple-of, at-most, format", """\
+            "analyzer.tools.solver.command:run_fit",
+            f"{_STEP}, devices, of batch, of sequence, memory, world size, start, multiple-of, at-most, format", """\
 Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
 whether it fits. With one --device, or an option of a search (--batch, --sequence, --memory, --start, --multiple-of,
 --at-most; then h200): the largest batch, or with --sequence the longest sequence, that fits.
@@ -204,7 +204,7 @@ analyzer fit gpt2 --sequence --at-most 1024 --multiple-of 64 --device t4 --optim
 analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
 """, {0: "it fits on a device, or a size was found", 1: _MODEL, 2: _INPUT, 3: "not even the smallest fits, on none"}),
 
-    Command("advise", "find what to change so that a step fits", "analyzer.advice.search:run_advise",
+    Command("advise", "find what to change so that a step fits", "analyzer.tools.advice.search:run_advise",
             f"{_STEP}, device, format", """\
 Says what to change so that a step fits on a device, or takes less there: checkpointing, parts of the loss, the
 optimizer, precision, adapters, attention and micro-batches, each profiled alone, then in combinations until three fit.
@@ -215,7 +215,7 @@ analyzer advise resnet50 --input 256x3x224x224 --optimizer adamw --device t4
 analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --device l4
 """, {0: "it fits, as it is or with a change", 1: _MODEL, 2: _INPUT, 3: "no change that was tried makes it fit"}),
 
-    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.solver.command:run_plan",
+    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.command:run_plan",
             "target, input, batch-size, budget, device of plan, method, granularity, autocast, offload, frontier, "
             "plot, html, json of plan", """\
 Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
@@ -233,7 +233,7 @@ A budget with a unit is of the whole step (parameters, gradients, optimizer stat
 activations' memory at its peak.
 """, {0: "found", 1: _MODEL, 2: "the command line, an input or the budget cannot be used", 3: "no plan meets it"}),
 
-    Command("dryrun", "execute a training script without data or a GPU", "analyzer.dryrun.command:run_dryrun",
+    Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.command:run_dryrun",
             "script, arguments, device, steps, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
@@ -252,7 +252,7 @@ analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
 """, {0: "done", 1: "the script failed", 2: "the command line cannot be used",
       3: "the script would run out of memory, or does not fit on the device"}),
 
-    Command("sweep", "profile many configurations of a model", "analyzer.sweep.command:run_sweep",
+    Command("sweep", "profile many configurations of a model", "analyzer.tools.sweep.command:run_sweep",
             "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html, "
             "retry-failed, workers, dask", """\
 Profiles many configurations of a model: every combination of the values given, one row each.

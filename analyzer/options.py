@@ -224,17 +224,17 @@ _OF_GENERATION = (
             name="passes"),
     _number("--rows", "rows of the table, 0 for all", 20),
     Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
-           "--max-sequences, --batches and --draft)", choices="analyzer.generation.stored_cache:CACHES"),
-    Option("--cache-dtype", "of the cache, of {analyzer.generation.command:CACHE_DTYPES} (default: the model's)",
-           choices="analyzer.generation.command:CACHE_DTYPES", metavar="DTYPE"),
-    _number("--block-size", "tokens of a page of the cache", "analyzer.generation.stored_cache:BLOCK_SIZE"),
+           "--max-sequences, --batches and --draft)", choices="analyzer.tools.generation.stored_cache:CACHES"),
+    Option("--cache-dtype", "of the cache, of {analyzer.tools.generation.command:CACHE_DTYPES} (default: the model's)",
+           choices="analyzer.tools.generation.command:CACHE_DTYPES", metavar="DTYPE"),
+    _number("--block-size", "tokens of a page of the cache", "analyzer.tools.generation.stored_cache:BLOCK_SIZE"),
     _switch("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits"),
     Option("--memory-share", "of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)", type=float,
            default=1.0, metavar="F"),
     Option("--batches", "a row for each number of sequences: decode speed, memory", type=read_numbers,
            metavar="N,N,..."),
     _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
-            "analyzer.generation.serving:PREFILL_CHUNK"),
+            "analyzer.tools.generation.serving:PREFILL_CHUNK"),
     Option("--draft", "a speculative step with this draft model", metavar="TARGET"),
     _number("--speculate", "draft tokens of a step", 4))
 
@@ -253,15 +253,15 @@ _OF_SEARCHES = (
            metavar="SIZE"),
     Option("--device", "whose time to save and whose kernels to expect (default: none; then FLOPs are saved)",
            name="device of plan"),
-    Option("--method", "one of {analyzer.solver.solver_registry:register_solver} (default auto; exact needs scipy), or "
-           "what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
+    Option("--method", "one of {analyzer.tools.solver.solver_registry:register_solver} (default auto; exact needs "
+           "scipy), or what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
     Option("--granularity", "checkpoints around any operators of the traced graph (default), or around whole modules, "
            "which the model's own code can take", choices=("operator", "module"), default="operator"),
     _switch("--offload", "saved results may also wait on the host (needs --device)"),
-    Option("--frontier", "also the overhead at these budgets (default {analyzer.solver.command:SHARES})", nargs="?",
-           const="analyzer.solver.command:SHARES", metavar="BUDGETS"),
+    Option("--frontier", "also the overhead at these budgets (default {analyzer.tools.solver.command:SHARES})",
+           nargs="?", const="analyzer.tools.solver.command:SHARES", metavar="BUDGETS"),
     _file("--plot", "draw the frontier to this file (matplotlib; extra [report])"),
-    _file("--json", "save the plan (read it with analyzer.solver.Plan.from_json)", name="json of plan"))
+    _file("--json", "save the plan (read it with analyzer.tools.solver.Plan.from_json)", name="json of plan"))
 
 _OF_SWEEPS = (
     *(Option(f"--{axis}", text, name=f"{axis} axis", metavar="VALUES") for axis, text in (

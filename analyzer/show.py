@@ -7,10 +7,8 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
-from analyzer.advice.search import find_advice
 from analyzer.api.prediction import check_world_options, predict
 from analyzer.errors import InputError
-from analyzer.generation.generation_profile import FORMAT, GenerationProfile
 from analyzer.output import check_output, write_output
 from analyzer.parallel.rank_table import RankTable
 from analyzer.record.options import report_progress
@@ -27,6 +25,8 @@ from analyzer.report.verdict import format_cheapest, judge
 from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
+from analyzer.tools.advice.search import find_advice
+from analyzer.tools.generation.generation_profile import FORMAT, GenerationProfile
 from analyzer.zoo.target import import_file, import_own_code
 
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from analyzer import Profile
-from analyzer.dryrun.script import dry_run
 from analyzer.record.tensor_walk import tensors_in
+from analyzer.tools.dryrun.script import dry_run
 
 _DECAY = {"weight_decay": (0.0, 0.1), "maximize": (False, True)}
 CLASSES: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -208,14 +208,14 @@ def _graph_made(folder: Path) -> Owned:
 
 
 def _solve(owned: Owned, folder: Path) -> str:
-    from analyzer.solver import solve
+    from analyzer.tools.solver import solve
 
     plan = solve(owned["gm"], 0.8, args=(owned["x"],))
     return f"{plan}"
 
 
 def _measure(owned: Owned, folder: Path) -> str:
-    from analyzer.runtime import measure
+    from analyzer.tools.runtime import measure
 
     found = measure(owned["model"], (owned["x"],), optimizer="adamw", steps=1)
     return f"{found.fwd_flops} {found.bwd_flops} {found.peak_allocated_bytes} {len(found.nodes)}"
@@ -260,7 +260,7 @@ def _generate(owned: Owned, folder: Path) -> str:
 
 
 def _sweep(owned: Owned, folder: Path) -> str:
-    from analyzer.sweep import sweep
+    from analyzer.tools.sweep import sweep
 
     result = sweep(build, {"batch": [1, 2], "mode": "infer"}, inputs=["{batch}x8"], workers=0)
     return "".join(str({k: v for k, v in row.items() if k != "profile_seconds"}) for row in result.rows)

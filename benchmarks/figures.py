@@ -16,7 +16,7 @@ import torch
 from analyzer import profile, symbolic_trace
 from analyzer.report.page.picture import stack_categories
 from analyzer.results.profile import Profile
-from analyzer.solver import Planner
+from analyzer.tools.solver import Planner
 from analyzer.zoo import MODELS
 
 from .speed_process import ROOT

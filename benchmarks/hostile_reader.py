@@ -13,10 +13,7 @@ import torch
 from torch import nn
 
 from analyzer import Profile, profile, symbolic_trace
-from analyzer.calibration.bench import Point
-from analyzer.calibration.calibrate import calibrate
 from analyzer.dropins.deepspeed import profile_with_config
-from analyzer.generation import GenerationProfile, profile_generate
 from analyzer.hardware import find_cluster, find_device
 from analyzer.hardware.device_file import read_device
 from analyzer.parallel import list_actions
@@ -25,8 +22,11 @@ from analyzer.parallel.rank_row import StageCost, describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.report.check import check_profile, format_check
 from analyzer.show import write_view
-from analyzer.solver import Plan, Planner
-from analyzer.sweep import sweep
+from analyzer.tools.calibration.bench import Point
+from analyzer.tools.calibration.calibrate import calibrate
+from analyzer.tools.generation import GenerationProfile, profile_generate
+from analyzer.tools.solver import Plan, Planner
+from analyzer.tools.sweep import sweep
 from analyzer.zoo.target import load_target
 
 from .hostile_json import Path as Place

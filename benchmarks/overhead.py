@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from analyzer.runtime import FlopsProfiler  # noqa: E402
+from analyzer.tools.runtime import FlopsProfiler  # noqa: E402
 from analyzer.zoo import MODELS  # noqa: E402
 
 from .speed_table import markdown, ratio, time_in_turn  # noqa: E402

@@ -27,7 +27,7 @@ from analyzer.profilers.flop_registry import count_call
 from analyzer.record.eager import default_loss
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.solver.recorded_step import measure_step, read_step
+from analyzer.tools.solver.recorded_step import measure_step, read_step
 from benchmarks.plan_model import CASES, Case, build_meta
 
 SETTINGS = (0.9, 0.75, 0.6, 0.5, 0.35, 0.2, 0.1)  # of activation_memory_budget

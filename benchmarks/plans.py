@@ -21,9 +21,9 @@ from torch import nn
 from analyzer import symbolic_trace
 from analyzer.errors import InputError
 from analyzer.record.eager import default_loss
-from analyzer.solver import InfeasibleBudgetError, Plan, Planner
-from analyzer.solver.solver_registry import solve_units
-from analyzer.solver.unit import total_cost
+from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner
+from analyzer.tools.solver.solver_registry import solve_units
+from analyzer.tools.solver.unit import total_cost
 from analyzer.units import format_bytes
 from analyzer.zoo.llama import Llama, LlamaConfig
 from benchmarks.plan_model import CASES, Case, build_meta, images, tokens

@@ -3,8 +3,8 @@ DeepSpeed:
 
     from deepspeed.profiling.flops_profiler import get_model_profile
 
-With `analyzer.runtime` it runs on any device and needs no DeepSpeed; functional operators, activations and backward are
-told too.
+With `analyzer.tools.runtime` it runs on any device and needs no DeepSpeed; functional operators, activations and
+backward are told too.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from analyzer.runtime import get_model_profile
+from analyzer.tools.runtime import get_model_profile
 
 
 def profile_alexnet(batch_size: int = 256) -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from analyzer.runtime import FlopsProfiler
+from analyzer.tools.runtime import FlopsProfiler
 
 
 def make_batches(count: int, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -20,7 +20,7 @@ from analyzer.commands import COMMANDS
 from analyzer.hardware import find_device
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
-from analyzer.sweep.configuration import Configuration
+from analyzer.tools.sweep.configuration import Configuration
 
 ROOT = Path(__file__).parent.parent
 

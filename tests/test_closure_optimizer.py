@@ -7,10 +7,10 @@ from torch import nn
 
 from analyzer import ProfileOptions, profile
 from analyzer.cli import main
-from analyzer.dryrun.script import dry_run
 from analyzer.errors import InputError
 from analyzer.recipe.recipe import Recipe
 from analyzer.record.tensor_walk import tensors_in
+from analyzer.tools.dryrun.script import dry_run
 
 X = torch.rand(32, 64)
 MACS = 2 * 32 * 64 * 64  # of a forward pass

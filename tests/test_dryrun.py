@@ -11,9 +11,9 @@ from torch import nn
 
 from analyzer import ProfileOptions, profile
 from analyzer.cli import main
-from analyzer.dryrun.script import dry_run
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware import find_device
+from analyzer.tools.dryrun.script import dry_run
 
 HEAD = """
 import torch, sys

@@ -42,7 +42,7 @@ def imports_of(name: str) -> Iterator[str]:
 
 
 def room_of(name: str) -> str:
-    return (name.split(".") + ["__init__"])[1]
+    return (name.replace("analyzer.tools", "analyzer", 1).split(".") + ["__init__"])[1]
 
 
 GRAPH = networkx.DiGraph((name, other) for name in FILES for other in imports_of(name))

@@ -7,8 +7,8 @@ from torch import nn
 
 from analyzer import Profile, ProfileOptions, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.generation import profile_generate
-from analyzer.runtime import measure
+from analyzer.tools.generation import profile_generate
+from analyzer.tools.runtime import measure
 
 MODEL, X = nn.Linear(4, 4), torch.ones(2, 4)
 

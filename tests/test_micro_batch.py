@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.dryrun.script import dry_run
-from analyzer.runtime import FlopsProfiler, measure
+from analyzer.tools.dryrun.script import dry_run
+from analyzer.tools.runtime import FlopsProfiler, measure
 
 MODEL = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
 X = torch.rand(32, 64)

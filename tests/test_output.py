@@ -12,9 +12,9 @@ import pytest
 from analyzer import Profile
 from analyzer.cli import main
 from analyzer.errors import InputError, OutputError
-from analyzer.generation.generation_profile import GenerationProfile
 from analyzer.output import check_output, write_output
 from analyzer.results.info import MemoryEvent, ModuleInfo
+from analyzer.tools.generation.generation_profile import GenerationProfile
 
 NET = Profile(name="Net", mode="infer", params=3, modules=ModuleInfo(path="", type="Net", params=3),
               memory_events=tuple(MemoryEvent("alloc", 512 * i, 512, "x" * 50) for i in range(100)))

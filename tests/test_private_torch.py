@@ -123,13 +123,13 @@ NAMES = {
             "torch.distributed.fsdp._runtime_utils._post_backward_hook"
         ],
         *["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"]],
-    "dryrun/checkpoint.py": [
+    "tools/dryrun/checkpoint.py": [
         f"torch.distributed.checkpoint.{name}" for name in (
             "filesystem.FileSystem.create_stream", "default_planner._validate_global_plan",
             "state_dict_saver._ProcessBasedAsyncCheckpointExecutor",
             "_state_dict_stager.StateDictStager._offload_tensor")
     ],
-    "dryrun/launch.py": ["torch.distributed.launcher.api.launch_agent"],
+    "tools/dryrun/launch.py": ["torch.distributed.launcher.api.launch_agent"],
     "fx/graph/codegen.py": ["torch.fx.graph._format_target"],
     "fx/passes/dead_code.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
     "fx/graph/offload.py": [
@@ -143,7 +143,7 @@ NAMES = {
     ],
     "replay/lap/chain.py": ["torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"],
     "profilers/kernel_time/call.py": ["torch._C._get_fp32_precision_getter"],
-    "runtime/clock.py": ["torch.UntypedStorage._cdata"],
+    "tools/runtime/clock.py": ["torch.UntypedStorage._cdata"],
     "cuda/kernel_registry.py": ["torch._C._AutoDispatchBelowAutograd"],
     "record/hooks.py": [
         f"torch.distributed.pipelining.stage._PipelineStageBase.{name}"

@@ -8,7 +8,7 @@ from torch import nn
 
 from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.generation import profile_generate
+from analyzer.tools.generation import profile_generate
 
 from .wrapped_model import Net
 

@@ -20,12 +20,12 @@ from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
 from analyzer.recipe.recipe import checkpoint_blocks, list_blocks
-from analyzer.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
-from analyzer.sweep import run as job_room
-from analyzer.sweep import run as workers_room
-from analyzer.sweep.configuration import AXES, resolve_inputs
-from analyzer.sweep.result import COLUMNS
-from analyzer.sweep.run import list_jobs
+from analyzer.tools.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
+from analyzer.tools.sweep import run as job_room
+from analyzer.tools.sweep import run as workers_room
+from analyzer.tools.sweep.configuration import AXES, resolve_inputs
+from analyzer.tools.sweep.result import COLUMNS
+from analyzer.tools.sweep.run import list_jobs
 from analyzer.zoo.input_spec import InputSpec, LabelRule, Target
 
 INPUTS = ["{batch}x16"]
@@ -453,7 +453,7 @@ def test_the_command_prints_what_varies_and_writes_the_table(capsys, tmp_path, i
 def test_the_command_goes_on_after_an_interrupt(capsys, tmp_path, importable, monkeypatch):
     out = tmp_path / "rows.csv"
     argv = (here("Fragile"), "--input", "{batch}x16", "--batch", "1,2,4", "--out", str(out), "--workers", "0")
-    monkeypatch.setattr("analyzer.sweep.command.ProgressBar.__call__",
+    monkeypatch.setattr("analyzer.tools.sweep.command.ProgressBar.__call__",
                         lambda bar, share, what: signal.raise_signal(signal.SIGINT))
     code, text, err = run(capsys, *argv)
     assert code == 130

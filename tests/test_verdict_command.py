@@ -56,7 +56,7 @@ def test_several_models_have_a_line_each(capsys, large):
 
 
 def test_generation(capsys, tmp_path):
-    from analyzer.generation.generation_profile import GenerationProfile
+    from analyzer.tools.generation.generation_profile import GenerationProfile
 
     words = ["generate", "gpt2", "--prompt", "8", "--new-tokens", "4", "--json", str(tmp_path / "g.json")]
     code, out, _ = run(capsys, *words)

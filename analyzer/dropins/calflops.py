@@ -10,7 +10,7 @@ from analyzer.api.argument import set_training
 from analyzer.api.profile import profile
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.report.compat.deepspeed import flops_to_string, macs_to_string, number_to_string, params_to_string
-from analyzer.runtime.flops_profiler import make_call
+from analyzer.tools.runtime.flops_profiler import make_call
 
 __all__ = ["calculate_flops", "flops_to_string", "macs_to_string", "number_to_string", "params_to_string"]
 

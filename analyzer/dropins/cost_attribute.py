@@ -13,7 +13,7 @@ from analyzer.profilers.flops import find_convention
 from analyzer.profilers.latency import call_seconds
 from analyzer.report.compat.torchinfo import name_function
 from analyzer.results.info import ModuleInfo
-from analyzer.runtime.recorder import RuntimeRecorder
+from analyzer.tools.runtime.recorder import RuntimeRecorder
 from analyzer.units import add_quantities
 
 from .forward import list_holders

@@ -22,8 +22,8 @@ from analyzer.report.compat.deepspeed import (
 )
 from analyzer.report.compat.exact_text import DEEPSPEED, aggregate, deepspeed_text
 from analyzer.results.profile import Profile
-from analyzer.runtime import flops_profiler
 from analyzer.saved_format import load_json
+from analyzer.tools.runtime import flops_profiler
 
 from .cost_attribute import CostAttributes
 
@@ -33,9 +33,9 @@ SECTION = "flops_profiler"
 
 
 class FlopsProfiler(flops_profiler.FlopsProfiler):
-    """`analyzer.runtime.FlopsProfiler` with the text of DeepSpeed, for scripts that parse it, and with what DeepSpeed
-    leaves on modules from `start_profile` to `end_profile` (`CostAttributes`), which is right whenever a call of the
-    model has returned.
+    """`analyzer.tools.runtime.FlopsProfiler` with the text of DeepSpeed, for scripts that parse it, and with what
+    DeepSpeed leaves on modules from `start_profile` to `end_profile` (`CostAttributes`), which is right whenever a
+    call of the model has returned.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
     >>> prof = FlopsProfiler(model)

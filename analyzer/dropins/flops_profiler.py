@@ -9,7 +9,7 @@ import torch
 
 from analyzer.report.compat.exact_text import FLOPS_PROFILER, flops_profiler_text
 from analyzer.results.profile import Profile
-from analyzer.runtime.flops_profiler import run_profile
+from analyzer.tools.runtime.flops_profiler import run_profile
 
 from . import deepspeed
 

@@ -17,8 +17,8 @@ from analyzer.errors import DataDependentError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
 from analyzer.record.options import ProfileOptions
-from analyzer.runtime.measure import unchanged
-from analyzer.runtime.recorder import device_of, has_data
+from analyzer.tools.runtime.measure import unchanged
+from analyzer.tools.runtime.recorder import device_of, has_data
 
 # Private torch API: sees the ATen operators that Python code calls, as it calls them, ``linear`` and not ``addmm``.
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.runtime.measure import input_device
+from analyzer.tools.runtime.measure import input_device
 
 from .forward import observe_forward
 from .layer_count import PTFLOPS_FUNCTIONS, PTFLOPS_LAYERS, LayerCosts

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError, is_count
 from analyzer.output import drawing_plainly
-from analyzer.runtime.measure import input_device
+from analyzer.tools.runtime.measure import input_device
 
 from .forward import observe_forward
 from .torchinfo_layer import ColumnSettings, LayerInfo, LayerList, Mode, RowSettings

@@ -100,7 +100,7 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     ``world_size`` processes, by default as many as it was profiled in.
 
     Memory that is reserved but cached does not count against a step that runs without it: `analyzer.profile` finds
-    that out on the device that it is given (as `analyzer.solver.max_batch_size` does). Of another device it cannot be
+    that out on the device that it is given (as `analyzer.max_batch_size` does). Of another device it cannot be
     told where the step allocates less than there is, and reserves more.
 
     What the allocator does not see counts where a figure is known; where none is, its line says so and the verdict

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from analyzer.calibration.bench import Point, TorchBench, find_dtype
-from analyzer.calibration.calibrate import find_known
 from analyzer.errors import InputError
+from analyzer.tools.calibration.bench import Point, TorchBench, find_dtype
+from analyzer.tools.calibration.calibrate import find_known
 
 
 class Device:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from analyzer.calibration import calibrate
-from analyzer.calibration.bench import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, TorchBench, list_points
-from analyzer.calibration.calibrate import make_spec
-from analyzer.calibration.fit import find_figures, find_host, fit_constants, leave_calls_out, predict
 from analyzer.cli import main
 from analyzer.errors import InputError, OutputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.record.options import watch_progress
+from analyzer.tools.calibration import calibrate
+from analyzer.tools.calibration.bench import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, TorchBench, list_points
+from analyzer.tools.calibration.calibrate import make_spec
+from analyzer.tools.calibration.fit import find_figures, find_host, fit_constants, leave_calls_out, predict
 
 Bench = Callable[[Point], "float | None"]
 

@@ -8,7 +8,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.cuda.kernels import host_rnn
 from analyzer.cuda.kernels.host_rnn import count_state_spaces, onednn_workspace_bytes
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 X = torch.rand(6, 4, 8)
 

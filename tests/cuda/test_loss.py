@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from analyzer import profile
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 
 class Loss(nn.Module):

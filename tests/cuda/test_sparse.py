@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from analyzer import MetaTensorMode, profile
 from analyzer.errors import UnsupportedOperatorError
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 SIZE, STORED, WIDTH = 400, 900, 8
 PLACES = torch.randperm(SIZE * SIZE, generator=torch.Generator().manual_seed(0))[:STORED].sort().values

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from analyzer.dropins import calflops, fvcore, ptflops, thop, torchinfo
-from analyzer.dryrun.script import dry_run
+from analyzer.tools.dryrun.script import dry_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dropins.md").read_text()
 MODEL = """

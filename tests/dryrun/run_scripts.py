@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from analyzer.dryrun.script import dry_run
+from analyzer.tools.dryrun.script import dry_run
 
 SCRIPTS = Path(__file__).with_name("scripts"), Path(__file__).parents[2] / "examples"
 

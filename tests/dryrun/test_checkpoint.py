@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from analyzer.dryrun.script import dry_run
+from analyzer.tools.dryrun.script import dry_run
 
 safetensors = pytest.importorskip("safetensors")
 

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from analyzer.dryrun.script import dry_run
+from analyzer.tools.dryrun.script import dry_run
 
 HEAD = """
 import copy, torch

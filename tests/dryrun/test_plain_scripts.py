@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from analyzer.dryrun.script import dry_run
+from analyzer.tools.dryrun.script import dry_run
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 SCRIPTS = Path(__file__).with_name("scripts")

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, profile
-from analyzer.dryrun.host_clock import reads_clock
-from analyzer.dryrun.script import dry_run
+from analyzer.tools.dryrun.host_clock import reads_clock
+from analyzer.tools.dryrun.script import dry_run
 
 HEAD = """
 import sys
@@ -101,9 +101,9 @@ def test_which_scripts_read_a_clock(tmp_path, text, reads):
 DROP_INS = {
     "deepspeed": "from analyzer.dropins.deepspeed import get_model_profile as run\nrun(model, args=(x,))",
     "flops-profiler": "from analyzer.dropins.flops_profiler import get_model_profile as run\nrun(model, args=(x,))",
-    "runtime": "from analyzer.runtime import get_model_profile as run\nrun(model, args=(x,))",
+    "runtime": "from analyzer.tools.runtime import get_model_profile as run\nrun(model, args=(x,))",
     "tids": """
-from analyzer.runtime import TIDSProfiler
+from analyzer.tools.runtime import TIDSProfiler
 prof = TIDSProfiler(model)
 prof.start_profile()
 model(x)
@@ -111,10 +111,10 @@ print(prof.generate_profile())
 prof.end_profile()
 """,
     "torchinfo": """
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 print(measure(model, (x,), mode="infer").report("torchinfo", col_names=("output_size", "fwd_seconds")))
 """,
-    "measure": "from analyzer.runtime import measure\nprint(measure(model, (x,), mode='infer').summary())",
+    "measure": "from analyzer.tools.runtime import measure\nprint(measure(model, (x,), mode='infer').summary())",
 }
 
 

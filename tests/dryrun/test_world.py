@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from analyzer.cli import main
-from analyzer.dryrun.job import list_peers
-from analyzer.dryrun.script import dry_run
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import RankTable, world
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import GroupInfo, RankRun, WorldInfo
+from analyzer.tools.dryrun.job import list_peers
+from analyzer.tools.dryrun.script import dry_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINEAR = 256 * 512 + 512 + 512 * 8 + 8  # parameters of the small model of the examples

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analyzer import Profile
-from analyzer.dryrun.job import dry_run_ranks
+from analyzer.tools.dryrun.job import dry_run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzer import Profile
-from analyzer.dryrun.job import dry_run_ranks
+from analyzer.tools.dryrun.job import dry_run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = 256 * 512 + 512 + 512 * 8 + 8

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from analyzer import MetaTensor, MetaTensorMode, profile
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.meta.value.contents import read_known
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 CUDA = torch.device("cuda")
 

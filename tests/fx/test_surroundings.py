@@ -20,8 +20,8 @@ from analyzer import advise, profile, reprofile, symbolic_profile, symbolic_trac
 from analyzer.errors import InputError
 from analyzer.fx import CheckpointRegion, ShapeProp, set_region
 from analyzer.meta.address_space import MetaStorage
-from analyzer.solver.plan import InfeasibleBudgetError
-from analyzer.solver.solve import solve
+from analyzer.tools.solver.plan import InfeasibleBudgetError
+from analyzer.tools.solver.solve import solve
 from tests.fx import holder_module
 
 LATEST = None

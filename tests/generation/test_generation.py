@@ -14,7 +14,7 @@ from torch import nn
 from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
-from analyzer.generation import GenerationProfile, profile_generate
+from analyzer.tools.generation import GenerationProfile, profile_generate
 from analyzer.zoo.causal_lm import KeyValueCache
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.llama import Llama, LlamaConfig
@@ -138,7 +138,7 @@ def test_a_speech_model_reads_spectrograms_of_its_own_length(tmp_path, capsys):
     expected = profile_generate(build, new_tokens=5, prompt=torch.zeros(2, 8, 100))
     assert p.prompt_tokens == 100 and p.steps == expected.steps
 
-    from analyzer.runtime import measure_generate
+    from analyzer.tools.runtime import measure_generate
 
     model = build().eval()
     real = measure_generate(model, (torch.zeros(2, 8, 100),),
@@ -163,7 +163,7 @@ def test_an_encoder_of_images_needs_its_prompt():
     ("Llama", SMALL), ("T5:T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0, "pad_token_id": 0})])
 def test_passes_are_those_of_a_real_generation(name, options):
     """Multiply-adds and cache of each pass, against `generate()` run on this CPU."""
-    from analyzer.runtime import measure_generate
+    from analyzer.tools.runtime import measure_generate
 
     model = transformers_model(name, **options)().eval()
     ids = torch.randint(3, 100, (2, 9))

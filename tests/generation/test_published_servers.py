@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from analyzer.api.argument import build_model
-from analyzer.generation import profile_serving
 from analyzer.recipe import Recipe
+from analyzer.tools.generation import profile_serving
 from analyzer.zoo.target import load_target
 
 GIB = 2**30

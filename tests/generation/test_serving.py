@@ -13,7 +13,7 @@ from analyzer import ProfileOptions
 from analyzer.api.argument import build_model
 from analyzer.cli import main
 from analyzer.errors import InputError
-from analyzer.generation import (
+from analyzer.tools.generation import (
     GenerationProfile,
     max_sequences,
     profile_generate,
@@ -21,8 +21,8 @@ from analyzer.generation import (
     profile_speculative,
     sweep_sequences,
 )
-from analyzer.generation.capacity import serving_table
-from analyzer.generation.stored_cache import CacheForm, cached_attention
+from analyzer.tools.generation.capacity import serving_table
+from analyzer.tools.generation.stored_cache import CacheForm, cached_attention
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.target import load_target
 

@@ -92,7 +92,7 @@ CACHE = spec(4, 1000, 2, 64)
 
 
 def decode(query, keys, window=0, **options):
-    import analyzer.generation  # noqa: F401  # which defines the operator
+    import analyzer.tools.generation  # noqa: F401  # which defines the operator
     got = rule_time(torch.ops.analyzer.cached_attention.default, query, keys, keys, window, 0)
     batch, new, heads, size = query
     return got, expected("paged", new, keys[1], True, batch=batch, heads=heads, kv_heads=keys[2], head_dim=size,
@@ -113,7 +113,7 @@ def test_a_cache_of_bytes_is_read_in_half_the_time():
 
 
 def test_latents_are_read_once():
-    import analyzer.generation  # noqa: F401  # which defines the operator
+    import analyzer.tools.generation  # noqa: F401  # which defines the operator
     got = rule_time(torch.ops.analyzer.latent_attention.default, spec(64, 1, 16, 576), spec(64, 16384, 1, 512),
                     spec(64, 16384, 1, 64), 512)
     least = 64 * 16384 * 576 * 2 / H200.memory_bandwidth

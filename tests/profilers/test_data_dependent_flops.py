@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 
 class Apply(nn.Module):

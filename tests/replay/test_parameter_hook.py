@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from analyzer import profile, symbolic_profile, symbolic_trace
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

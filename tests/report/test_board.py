@@ -14,8 +14,8 @@ from analyzer.parallel import pipeline_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
 from analyzer.results.info import TimelinePoint
-from analyzer.solver import FrontierPoint, Plan, Planner, PlanRegion, SavedBytes, StepInfo, StepMemory
-from analyzer.sweep import SweepResult, sweep
+from analyzer.tools.solver import FrontierPoint, Plan, Planner, PlanRegion, SavedBytes, StepInfo, StepMemory
+from analyzer.tools.sweep import SweepResult, sweep
 
 
 def facts(page, kind):

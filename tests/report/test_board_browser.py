@@ -10,8 +10,8 @@ from torch import nn
 from analyzer import profile, symbolic_trace
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel.rank_row import describe_rank
-from analyzer.solver import Planner
-from analyzer.sweep import SweepResult
+from analyzer.tools.solver import Planner
+from analyzer.tools.sweep import SweepResult
 from analyzer.units import format_bytes, format_percent, format_seconds
 
 

@@ -23,7 +23,7 @@ from analyzer.report.page.picture import draw_memory, read_colors
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
 from analyzer.results.verdict import Option
 from analyzer.results.world import RankRun
-from analyzer.solver import Plan, PlanRegion, StepInfo, StepMemory, measure_step
+from analyzer.tools.solver import Plan, PlanRegion, StepInfo, StepMemory, measure_step
 from analyzer.units import format_bytes
 
 VERDICT = Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30, free_bytes=-5 * 2**30,

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.dryrun.script import dry_run
 from analyzer.hardware import find_device
 from analyzer.report.quantity import read_quantity
 from analyzer.report.speed import describe_speed, format_step, list_rates
 from analyzer.report.summary import describe_shortly
 from analyzer.results.profile import Profile
+from analyzer.tools.dryrun.script import dry_run
 
 H100 = find_device("h100").flops_per_second
 STEP = Profile(name="p", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12, bwd_macs=2 * 10**12,

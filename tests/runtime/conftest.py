@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.runtime.clock import EventClock
+from analyzer.tools.runtime.clock import EventClock
 
 
 class Stream:

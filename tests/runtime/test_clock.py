@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from analyzer.runtime.clock import EventClock, HostClock, choose_clock
+from analyzer.tools.runtime.clock import EventClock, HostClock, choose_clock
 
 
 def test_the_host_clock_leaves_out_what_runs_between_pause_and_go():

@@ -5,7 +5,7 @@ import pytest
 
 from analyzer import Profile
 from analyzer.cli import main
-from analyzer.runtime.command import make_tensors
+from analyzer.tools.runtime.command import make_tensors
 from analyzer.zoo.input_spec import parse_inputs
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.generation import profile_generate
 from analyzer.hardware import DeviceSpec
-from analyzer.runtime import get_model_profile, measure_generate
+from analyzer.tools.generation import profile_generate
+from analyzer.tools.runtime import get_model_profile, measure_generate
 from tests.runtime.conftest import Busy
 
 PROMPT, NEW = 6, 5

@@ -12,7 +12,7 @@ from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.results.info import CostInfo
-from analyzer.runtime import measure
+from analyzer.tools.runtime import measure
 
 HOST = DeviceSpec("host", kind="cpu")
 IDS = torch.ones(2, 8, dtype=torch.int64)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analyzer.meta.address_space import HostMemory
-from analyzer.runtime import FlopsProfiler, measure, measure_generate
+from analyzer.tools.runtime import FlopsProfiler, measure, measure_generate
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
 

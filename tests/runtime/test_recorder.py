@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.runtime import FlopsProfiler, dispatch, measure
+from analyzer.tools.runtime import FlopsProfiler, dispatch, measure
 from tests.runtime.conftest import Busy, Stream, own_milliseconds
 
 X = torch.ones(2)

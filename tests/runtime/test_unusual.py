@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from analyzer import profile
 from analyzer.dropins.torchinfo import summary
-from analyzer.runtime import FlopsProfiler, measure
+from analyzer.tools.runtime import FlopsProfiler, measure
 
 
 class Calls(nn.Module):

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, profile
-from analyzer.dryrun.script import dry_run
 from analyzer.hardware import find_device
 from analyzer.hardware.current_spec import simulating
-from analyzer.runtime import FlopsProfiler, TIDSProfiler, get_model_profile
+from analyzer.tools.dryrun.script import dry_run
+from analyzer.tools.runtime import FlopsProfiler, TIDSProfiler, get_model_profile
 
 
 class Attention(nn.Module):
@@ -110,7 +110,7 @@ SCRIPT = """
 import sys
 import torch
 from torch import nn
-from analyzer.runtime import get_model_profile, measure
+from analyzer.tools.runtime import get_model_profile, measure
 model = nn.Linear(4096, 4096).to(sys.argv[1])
 get_model_profile(model, (64, 4096))
 found = measure(model, (torch.rand(64, 4096, device=sys.argv[1]),), mode="infer")

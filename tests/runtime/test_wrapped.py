@@ -8,7 +8,7 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.report.module_comparison import compare_modules
-from analyzer.runtime import FlopsProfiler, measure
+from analyzer.tools.runtime import FlopsProfiler, measure
 
 
 class Net(nn.Module):

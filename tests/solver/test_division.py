@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import MissingExtraError
-from analyzer.solver.chain import UnitGraph, find_prices, least_limit, solve_chain, solve_greedy, units_left
-from analyzer.solver.exact import solve_exact
-from analyzer.solver.solver_registry import solve_units
-from analyzer.solver.unit import Unit, peak_bytes, total_cost
+from analyzer.tools.solver.chain import UnitGraph, find_prices, least_limit, solve_chain, solve_greedy, units_left
+from analyzer.tools.solver.exact import solve_exact
+from analyzer.tools.solver.solver_registry import solve_units
+from analyzer.tools.solver.unit import Unit, peak_bytes, total_cost
 
 
 @st.composite
@@ -130,5 +130,5 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch):
 
 
 def test_the_core_imports_neither_scipy_nor_matplotlib():
-    code = "import analyzer.cli, analyzer.solver, sys; assert not {'scipy', 'matplotlib'} & set(sys.modules)"
+    code = "import analyzer.cli, analyzer.tools.solver, sys; assert not {'scipy', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

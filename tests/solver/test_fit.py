@@ -12,7 +12,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
-from analyzer.solver.fit import max_batch_size, max_sequence_length
+from analyzer.tools.solver.fit import max_batch_size, max_sequence_length
 from analyzer.zoo import MODELS
 
 MIB = 2**20

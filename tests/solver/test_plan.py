@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import Profile, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
-from analyzer.solver.application import CheckpointedForward, KeepProducts
-from analyzer.solver.unit import UnitMaker, peak_bytes
+from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
+from analyzer.tools.solver.application import CheckpointedForward, KeepProducts
+from analyzer.tools.solver.unit import UnitMaker, peak_bytes
 
 from .plan_model import MODELS, build, take_step
 

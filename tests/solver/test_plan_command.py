@@ -8,8 +8,8 @@ import torch
 
 from analyzer import profile
 from analyzer.cli import main
-from analyzer.solver import Plan
-from analyzer.solver.plan import draw_frontier
+from analyzer.tools.solver import Plan
+from analyzer.tools.solver.plan import draw_frontier
 from analyzer.units import format_bytes
 from analyzer.zoo import MODELS
 

@@ -11,9 +11,9 @@ from torch import nn
 from analyzer import register_solver, symbolic_trace
 from analyzer.cli import main
 from analyzer.errors import DuplicateRegistrationError, InputError
-from analyzer.solver import InfeasibleBudgetError, Planner
-from analyzer.solver.chain import solve_chain
-from analyzer.solver.unit import Division, Unit, total_cost
+from analyzer.tools.solver import InfeasibleBudgetError, Planner
+from analyzer.tools.solver.chain import solve_chain
+from analyzer.tools.solver.unit import Division, Unit, total_cost
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_where_a_solver_finds_none_the_plan_of_least_memory_is_not_called_its_ow
 NET = """
 import torch
 from analyzer import register_solver
-from analyzer.solver.chain import solve_chain
+from analyzer.tools.solver.chain import solve_chain
 
 register_solver("{name}", solve_chain)
 

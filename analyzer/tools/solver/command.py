@@ -18,7 +18,7 @@ from analyzer.output import check_output
 from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.page.document import check_page
 from analyzer.report.verdict import judge
-from analyzer.sweep.configuration import Configuration, resolve_inputs
+from analyzer.tools.sweep.configuration import Configuration, resolve_inputs
 from analyzer.units import parse_bytes
 from analyzer.zoo.command_option import choose_inputs, find_autocast, find_step, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target

@@ -21,7 +21,7 @@ from analyzer.record.options import progress_part
 from analyzer.report.verdict import describe_step
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option
-from analyzer.solver.plan import Plan
+from analyzer.tools.solver.plan import Plan
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 

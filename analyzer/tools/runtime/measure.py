@@ -135,7 +135,7 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     if not is_count(steps, 1) or not is_count(warm_up):
         raise InputError(f"measure(steps={steps!r}, warm_up={warm_up!r}): at least one step must be measured")
     if clock is not None and not hasattr(clock, "pause"):
-        raise InputError(f"measure(clock={clock!r}): must be a clock of analyzer.runtime.clock, or None")
+        raise InputError(f"measure(clock={clock!r}): must be a clock of analyzer.tools.runtime.clock, or None")
     session = Session(None, ProfileOptions(steps=warm_up + steps, keep_events=False), mode=mode, optimizer=optimizer,
                       autocast=autocast, loss_fn=loss_fn, step=step)
     if not isinstance(model, torch.nn.Module):

@@ -29,7 +29,7 @@ from .script import check_script
 # would
 # not be what ``torchrun`` starts.
 
-_RUN = "from analyzer.dryrun.job import run_job; run_job(sys.argv[1])"
+_RUN = "from analyzer.tools.dryrun.job import run_job; run_job(sys.argv[1])"
 _LOG_LINES = 40  # of what a rank that died printed
 
 

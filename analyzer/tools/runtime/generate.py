@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
-from analyzer.generation import GenerationProfile, GenerationStep
-from analyzer.generation.decoder import tensors_kept
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.record.tensor_walk import tensors_in
+from analyzer.tools.generation import GenerationProfile, GenerationStep
+from analyzer.tools.generation.decoder import tensors_kept
 
 from .clock import Clock, choose_clock
 from .measure import check_device, make_measured_profiler, make_profile

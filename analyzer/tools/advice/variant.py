@@ -19,8 +19,8 @@ from analyzer.recipe import LoraSpec, Recipe
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
-from analyzer.solver.plan import InfeasibleBudgetError, Plan
-from analyzer.solver.solve import Planner
+from analyzer.tools.solver.plan import InfeasibleBudgetError, Plan
+from analyzer.tools.solver.solve import Planner
 
 # `Variant`: a model and its step with changes made, and the changes that there are to make.
 

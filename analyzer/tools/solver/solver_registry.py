@@ -17,17 +17,17 @@ Solver = Callable[[list[Unit], int], Division | list[Unit] | None]
 class SolverRegistry(Registry[str, Solver]):
     """Solvers by the name that ``solve(method=...)`` and ``analyzer plan --method`` take.
 
-    A solver gets a list of `analyzer.solver.unit.Unit` and a limit of memory in bytes. A unit stands for the atoms
-    ``first`` to ``last`` of the program, run plainly or under a checkpoint (``is_region``): ``cost`` is what running it
-    again takes, in FLOPs, or in seconds where the plan is for a device; ``held_bytes`` is what it adds to memory until
-    its backward has run, ``work_bytes`` the most that it needs on top of what the units before it hold. The solver
-    returns a list of those that it chose, which follow each other from atom 0 to the last of all and stay within the
-    limit, or None where it finds none; ``peak_bytes`` and ``total_cost`` of `analyzer.solver.unit` are the memory and
-    the cost of such a list. One that knows a cost that no division has less than returns
-    `analyzer.solver.unit.Division` of the list and that bound. It is asked several times, with limits that close in on
-    the budget. Where none of its plans is within the budget, that of least memory is tried, by ``"chain"``.
+    A solver gets a list of `Unit` and a limit of memory in bytes. A unit stands for the atoms ``first`` to ``last`` of
+    the program, run plainly or under a checkpoint (``is_region``): ``cost`` is what running it again takes, in FLOPs,
+    or in seconds where the plan is for a device; ``held_bytes`` is what it adds to memory until its backward has run,
+    ``work_bytes`` the most that it needs on top of what the units before it hold. The solver returns a list of those
+    that it chose, which follow each other from atom 0 to the last of all and stay within the limit, or None where it
+    finds none; ``peak_bytes`` and ``total_cost`` are the memory and the cost of such a list. One that knows a cost that
+    no division has less than returns a `Division` of the list and that bound (all four are in
+    `analyzer.tools.solver.unit`). It is asked several times, with limits that close in on the budget. Where none of its
+    plans is within the budget, that of least memory is tried, by ``"chain"``.
 
-    >>> from analyzer.solver.unit import Unit
+    >>> from analyzer.tools.solver.unit import Unit
     >>> def checkpoint_all(units, limit_bytes):
     ...     chosen = [u for u in units if u.is_region]
     ...     return chosen if peak_bytes(chosen) <= limit_bytes else None
@@ -47,8 +47,8 @@ class SolverRegistry(Registry[str, Solver]):
 
 
 register_solver = SolverRegistry("register_solver", check_name, Call("f(units, limit_bytes)", 2))
-"""Register a way to solve plans: a function of a list of `analyzer.solver.unit.Unit` and a limit in bytes that returns
-a list of some of them, or None. `SolverRegistry` says what is asked of it."""
+"""Register a way to solve plans: a function of a list of `analyzer.tools.solver.unit.Unit` and a limit in bytes
+that returns a list of some of them, or None. `SolverRegistry` says what is asked of it."""
 register_solver("auto", solve_chain)
 register_solver("greedy", solve_greedy)
 register_solver("chain", solve_chain)

@@ -37,7 +37,7 @@ class InfeasibleBudgetError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `analyzer.solver.solve` returns. ``planned`` was measured by replaying the applied plan; None if it was not.
+    """What `solve` returns. ``planned`` was measured by replaying the applied plan; None if it was not.
 
     >>> plan = Plan("demo", 2**30, StepInfo(2**31, 2**31, fwd_flops=100), regions=(PlanRegion(("relu", "conv2")),))
     >>> Plan.from_json(plan.to_json()) == plan
@@ -177,7 +177,8 @@ class Plan:
         """What the plan costs, and how good it is."""
         before, after = self.unplanned, self.planned
         if after is None:
-            yield "not checked: solve from a graph, or measure the planned model with analyzer.solver.measure_step"
+            yield ("not checked: solve from a graph, or measure the planned model with "
+                   "analyzer.tools.solver.measure_step")
         elif after.recompute_flops is not None:
             share = _percent(after.recompute_flops, before.fwd_flops)
             yield f"run again: {format_flops(after.recompute_flops)}" + (

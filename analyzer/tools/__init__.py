@@ -1,0 +1,1 @@
+"""What stands on the core: each is one thing to do with profiles."""
