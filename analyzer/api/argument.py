@@ -16,6 +16,7 @@ from analyzer.errors import DataDependentError, InputError, is_count
 from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.fx.module_borrow import exported_module
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import Restart
 from analyzer.meta.structure import replace_tensors
@@ -228,4 +229,5 @@ def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
         empty = t.detach().to("meta")
         held[id(t)] = torch.nn.Parameter(empty, t.requires_grad) if isinstance(t, torch.nn.Parameter) else empty
         held[id(t)].__dict__.update(t.__dict__)  # such as what a packed parameter stands for
-    return copy.deepcopy(model, held)
+    with without_modes():  # tensors that are no parameter keep their data
+        return copy.deepcopy(model, held)

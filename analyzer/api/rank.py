@@ -233,6 +233,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
     host = mode.space.host
     if whole is not None:
         whole.log.assumptions, whole.log.world = recorder.log.assumptions, recorder.log.world
+        whole.log.listed_samples = recorder.log.listed_samples
         recorder.log, host = whole.log, whole.space.host
     return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before,
                      host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])

@@ -40,7 +40,7 @@ from analyzer.profilers.traffic import profile_traffic
 from analyzer.recipe.optimizer import TAKES_MODEL, find_optimizer, fold_optimizer
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
-from analyzer.record.options import ProfileOptions
+from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.node_info import NodeInfo
@@ -259,7 +259,9 @@ def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, 
     """Tell the recorder which tensors are a step's inputs, by the ``names`` of the positional ones: ``batch_x`` is
     ``batch.x`` or ``batch["x"]``.
     """
-    for name, value in [*zip(names, args), *kwargs.items()]:
+    named = [*zip(names, args), *kwargs.items()]
+    recorder.log.listed_samples = count_listed([value for _, value in named])
+    for name, value in named:
         for path, tensor in tensor_paths(value):
             recorder.mark([tensor], "input", re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]])))
 

@@ -44,8 +44,8 @@ class LogModuleCall:
 
 class OuterCall(NamedTuple):
     """A forward run of a module with parameters that no other module called: the step, how many operator calls came
-    before it, the module's index, how many samples it was given (the first size of its first tensor), and how many
-    tokens (see `analyzer.record.options`).
+    before it, the module's index, how many samples it was given and how many tokens (see
+    `analyzer.record.options`).
     """
 
     step: int
@@ -196,6 +196,7 @@ class Log:
     steps: int = 0
     device: str = ""                         #: the simulated device whose memory is watched
     assumptions: list[str] = field(default_factory=list)
+    listed_samples: tuple[int, ...] = ()  #: as many as its inputs may be, where the first is a list of tensors
     allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
     keeps_allocator_events: bool = False
     #: the allocator before the first of them that is not of what was there already, and how many are

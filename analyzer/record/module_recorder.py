@@ -11,12 +11,11 @@ from torch.nn.parameter import is_lazy
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
-from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import MetaTensor
 
 from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
-from .options import count_tokens, name_tensors, report_progress
+from .options import count_samples, count_tokens, name_tensors, report_progress
 from .storage_lifetime import OUTSIDE
 from .tensor_walk import (
     describe,
@@ -228,9 +227,10 @@ class ModuleRecorder(MemoryRecorder):
 
     def _note_outer_call(self, module: torch.nn.Module, index: int, arguments: Any) -> None:
         if next(module.parameters(), None) is not None:
-            samples = next((int(t.shape[0]) for t in tensors_of(arguments) if t.dim()), None)
-            self.log.outer_calls.append(OuterCall(self.step, len(self.log.call_slots), index, samples,
-                                                  count_tokens(name_tensors(arguments))))
+            args, kwargs = arguments
+            self.log.outer_calls.append(OuterCall(
+                self.step, len(self.log.call_slots), index, count_samples([*args, *kwargs.values()]),
+                count_tokens(name_tensors(arguments))))
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; ``token`` is what `enter_module` gave for it."""

@@ -1,8 +1,8 @@
-"""Options of a run, how far it is, and how many tokens its batches have."""
+"""Options of a run, how far it is, and how many samples and tokens its batches have."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -11,7 +11,7 @@ import torch
 
 from analyzer.errors import InputError, is_count
 from analyzer.meta.state import MetaOptions
-from analyzer.meta.structure import tensor_paths
+from analyzer.meta.structure import holds_tensor, tensor_paths, tensors_of
 
 # What a user may choose about a profiled step.
 
@@ -123,6 +123,33 @@ def progress_of(index: int, count: int, what: str) -> AbstractContextManager[Non
     75% l4: layer1
     """
     return progress_part(index / count, (index + 1) / count, what)
+
+
+# How many samples and tokens a model is given.
+
+def count_listed(arguments: Collection[Any]) -> tuple[int, ...]:
+    """How many samples the arguments of a call may be, where the first is a list of tensors: as many as these are
+    (images), or as each has rows (features), of which other arguments say which. Empty where it is no such list.
+
+    >>> images = [torch.empty(3, 8, 8), torch.empty(3, 8, 8)]
+    >>> count_listed([images, [{}, {}]]), count_listed([images, torch.empty(3)]), count_listed([images])
+    ((2,), (3,), (2, 3))
+    """
+    first = next((value for value in arguments if holds_tensor(value)), None)
+    if type(first) is not list or not all(isinstance(item, torch.Tensor) and item.dim() for item in first):
+        return ()
+    rows = {int(item.shape[0]) for item in first}
+    found = {len(first), *(rows if len(rows) == 1 else ())}
+    said = {len(value) for value in arguments if value is not first and (
+        value.dim() if isinstance(value, torch.Tensor) else isinstance(value, list))}
+    return tuple(sorted(found & said or found))
+
+
+def count_samples(arguments: Collection[Any]) -> int | None:
+    """How many samples the arguments of a call are: the rows of the first tensor, or as `count_listed`; else None."""
+    if listed := count_listed(arguments):
+        return listed[0] if len(listed) == 1 else None
+    return next((int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None)
 
 
 # How many tokens a model is given: positions of sequences, of all samples.

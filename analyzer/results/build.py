@@ -59,10 +59,13 @@ def _last_before_each(calls: Sequence[OuterCall], backward: Sequence[int]) -> li
             if any(call.position <= first and (end is None or first < end) for first in backward)]
 
 
-def count_samples(log: Log, given: int | None) -> int | None:
-    """The samples of the last step, ``given`` being those of its inputs: as many, unless it has micro-batches."""
-    calls = list_micro_batches(log, log.steps - 1)
-    return given if len(calls) < 2 else add_quantities([call.samples for call in calls])
+def count_step_samples(log: Log, inputs: Mapping[str, TensorInfo]) -> int | None:
+    """The samples of the last step: those of its inputs, unless it has micro-batches; None where it is not known."""
+    calls, listed = list_micro_batches(log, log.steps - 1), log.listed_samples
+    if len(calls) > 1:
+        return add_quantities([call.samples for call in calls])
+    return next((t.shape[0] for t in inputs.values() if t.shape), None) if not listed else (
+        listed[0] if len(listed) == 1 else None)
 
 
 def count_step_tokens(log: Log, inputs: Mapping[str, TensorInfo]) -> int | None:
@@ -125,6 +128,9 @@ class ProfileBuilder:
         """
         sums = {**self._find_sums(), **facts}
         assumptions = [*self.log.assumptions, *(text for a in self.annotations for text in a.assumptions)]
+        if len(self.log.listed_samples) > 1:
+            assumptions.append("samples are not counted: whether each tensor of the list of inputs is a sample, or has "
+                               f"a row of each, is not known ({' or '.join(map(str, self.log.listed_samples))})")
         groups: Groups = {self._find_nodes: ("nodes",), self._find_communication: ("comm",),
                   self._find_modules: ("modules", "module_calls", "operators"),
                   self._find_spans: ("spans",), self._find_step_range: ("step_seconds_range",),
@@ -143,7 +149,7 @@ class ProfileBuilder:
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
                 "tokens": count_step_tokens(log, inputs),
-                "batch_size": count_samples(log, next((t.shape[0] for t in inputs.values() if t.shape), None)),
+                "batch_size": count_step_samples(log, inputs),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths)}

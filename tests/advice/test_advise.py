@@ -64,7 +64,7 @@ def test_micro_batches_take_the_time_of_all(advice):
     parts = int(option.name.split()[0])
     recipe = Recipe(optimizer="adamw", accumulate=parts)
     spec = device(advice.capacity_bytes / 2**20)
-    p = profile(make, X[:len(X) // parts], device=spec, **recipe.profile_options("train"))
+    p = profile(make, X[:len(X) // parts].clone(), device=spec, **recipe.profile_options("train"))
     # the sum of one is not divided, and a part's launches do not hide behind the part before it
     assert option.step_seconds == pytest.approx(p.step_seconds, rel=1e-3)
     assert option.peak_allocated_bytes == p.peak_allocated_bytes
@@ -228,3 +228,53 @@ def test_csv(capsys):
                  "t4", "--format", "csv"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == "Change,Fits,Needed,vs now,Step,vs now,Same result"
+
+
+class Detector(nn.Module):
+    """Takes images and targets as lists, and lets the targets decide what it costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.box = nn.Conv2d(3, 8, 3), nn.Linear(4, 512)
+
+    def forward(self, images, targets=None, sizes=None):
+        seen = self.conv(torch.stack(images) if isinstance(images, list) else images)
+        boxes = [self.box(t if isinstance(t, torch.Tensor) else t["boxes"]).relu() for t in targets or ()]
+        return seen.relu().mean() + sum(box.mean() for box in boxes)
+
+
+IMAGES = [torch.empty(3, 64, 64, device="meta") for _ in range(4)]
+
+
+@pytest.mark.parametrize("take", [lambda n, boxes: (IMAGES[:n], [{"boxes": b} for b in boxes[:n]]),
+                                  lambda n, boxes: (torch.stack(IMAGES[:n]), tuple([{"boxes": b} for b in boxes[:n]])),
+                                  lambda n, boxes: (IMAGES[:n], boxes[:n])],
+                         ids=["lists", "a tuple of targets", "tensors"])
+@pytest.mark.parametrize("objects", [4, 100])
+def test_lists_of_samples_are_cut_with_the_batch(take, objects):
+    boxes = [torch.empty(objects, 4, device="meta") for _ in range(4)]
+    args = take(4, boxes)
+    found = advise(Detector, args, device="t4")
+    if objects == 4 and isinstance(args[1][0], torch.Tensor):  # as many boxes as images: either may be the batch
+        assert "argument 2: whether a list of 4 has one item of each of the 4 samples" in dict(found.skipped)[
+            "2 micro-batches of 2"]
+        return
+    option = next(option for option in found.options if option.name == "2 micro-batches of 2")
+    part = profile(Detector, take(2, boxes), device="t4", **Recipe(accumulate=2).profile_options("train"))
+    assert option.peak_allocated_bytes == part.peak_allocated_bytes
+    assert profile(Detector, args).batch_size == 4
+
+
+def test_a_list_that_may_be_features_says_so():
+    found = advise(Detector, (IMAGES, ), device="t4")
+    assert dict(found.skipped)["smaller batches"] == "how many samples the inputs are is not known"
+    assert found.assumptions[-1].endswith(
+        "whether each tensor of the list of inputs is a sample, or has a row of each, is not known (3 or 4)")
+    found = advise(Detector, (IMAGES, [{"boxes": torch.empty(9, 4)}] * 4), {"sizes": [64, 64, 64, 64]}, device="t4")
+    assert "sizes: whether a list of 4" in dict(found.skipped)["2 micro-batches of 2"]
+
+
+def test_a_model_keeps_tensors_that_are_no_parameters():
+    model = Detector()
+    model.anchors = [torch.ones(3)]
+    assert advise(model, (torch.stack(IMAGES), ), device="t4").baseline.fits and model.anchors[0].tolist() == [1, 1, 1]

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -157,3 +159,26 @@ def test_arguments_that_cannot_be_used_and_errors_of_the_model():
         calflops.calculate_flops(nn.Linear(2, 2))
     with pytest.raises(RuntimeError, match="same reduction dim"):
         info(nn.Linear(2, 2), (3, ))
+
+
+@pytest.mark.parametrize("broken", [
+    'raise RuntimeError("operator torchvision::nms does not exist")',
+    "def __getattr__(name): raise OSError(name)", "import torchvision.models", None])
+def test_tools_need_no_torchvision(broken, tmp_path):
+    # a torchvision built for another torch cannot be imported, or fails later: the figures are those of the layers
+    if broken is None:
+        start = "import sys; sys.modules['torchvision'] = None\n"
+    else:
+        (tmp_path / "torchvision").mkdir()
+        (tmp_path / "torchvision" / "__init__.py").write_text(broken)
+        start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code = start + (
+        "import torch\nfrom analyzer.dropins import calflops, ptflops, thop\n"
+        "model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())\n"
+        "print(ptflops.get_model_complexity_info(model, (3, 32, 32), False, as_strings=False)[0],\n"
+        "      thop.profile(model, (torch.empty(1, 3, 32, 32), ), verbose=False)[0],\n"
+        "      calflops.calculate_flops(model, (1, 3, 32, 32), print_results=False, output_as_string=False)[1])\n")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    products = 8 * 30 * 30 * 3 * 9
+    # ptflops: biases, the layer and the function of the activation besides
+    assert found.stdout.split() == [str(products + 3 * 8 * 30 * 30), f"{products}.0", str(products)], found.stderr

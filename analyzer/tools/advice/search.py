@@ -83,7 +83,8 @@ class _Search:
         self.changes = list(list_changes(found, base, trial.build(base.recipe)))
         self.alone: dict[Change, Option] = {}
         self.combined: dict[frozenset[Change], Option] = {}
-        self.skipped: list[tuple[str, str]] = []
+        self.skipped: list[tuple[str, str]] = [] if found.batch_size is not None else [
+            ("smaller batches", "how many samples the inputs are is not known")]
 
     @property
     def options(self) -> list[Option]:

@@ -11,10 +11,11 @@ from torch import fx, nn
 
 from analyzer.api.argument import argument_names, build_model, copy_without_data, without_data
 from analyzer.api.profile import profile
+from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
-from analyzer.meta.structure import replace_tensors
+from analyzer.meta.structure import children, holds_tensor, replace_tensors, tensors_of
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
@@ -138,16 +139,40 @@ def _split(parts: int, variant: Variant) -> Variant:
     return replace(variant, parts=parts)
 
 
-def fit_inputs(value: Any, batch: int | None, variant: Variant, dtype: torch.dtype | None) -> Any:
-    """``value`` as a variant takes it: each tensor whose first size is the batch's cut to one of its parts, floating
-    ones in ``dtype``; without data.
+def fit_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int | None, variant: Variant,
+               dtype: torch.dtype | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as a variant takes them: each tensor whose first size is the batch's, and each list of as many samples,
+    cut to one of its parts, floating ones in ``dtype``; without data. Raises InputError where a list may be either.
     """
-    def change(item: torch.Tensor) -> torch.Tensor:
-        if variant.parts > 1 and batch is not None and item.ndim and item.shape[0] == batch:
-            item = item[:batch // variant.parts]
+    def cast(item: torch.Tensor) -> torch.Tensor:
         return item.to(dtype) if dtype is not None and item.is_floating_point() else item
 
-    return replace_tensors(without_data(value), change)
+    def change(item: torch.Tensor) -> torch.Tensor:
+        if variant.parts > 1 and batch is not None and item.ndim and item.shape[0] == batch:
+            item = item[:batch // variant.parts].clone()  # in a memory of its size
+        return cast(item)
+
+    args, kwargs = without_data(args), without_data(kwargs)
+    cut: dict[int, Any] = {}
+    if variant.parts > 1 and batch is not None:
+        for name, value in [*((f"argument {i + 1}", one) for i, one in enumerate(args)), *kwargs.items()]:
+            _cut_lists(name, value, batch, variant.parts, cut)
+    cut = {key: replace_tensors(value, cast) for key, value in cut.items()}
+    return (tuple([replace_tensors(value, change, cut) for value in args]),
+            {name: replace_tensors(value, change, cut) for name, value in kwargs.items()})
+
+
+def _cut_lists(name: str, value: Any, batch: int, parts: int, cut: dict[int, Any]) -> None:
+    """Add to ``cut``, by its id, a part of each list in ``value`` that has an item of each sample."""
+    if isinstance(value, (list, tuple)) and len(value) == batch and not hasattr(value, "_fields"):
+        if not all(map(holds_tensor, value)) or any(
+                t.ndim and t.shape[0] == batch for t in tensors_of([v for v in value if not isinstance(v, dict)])):
+            raise InputError(f"{name}: whether a {type(value).__name__} of {batch} has one item of each of the {batch} "
+                             "samples is not known, so it was not cut")
+        cut[id(value)] = value[:batch // parts]
+        return
+    for step, child in children(value):
+        _cut_lists(f"{name}{step}", child, batch, parts, cut)
 
 
 # `Trial`: profiles a variant of a model and its step; the caller's own model stays as it is.
@@ -169,7 +194,7 @@ class Trial:
 
     def _trace(self, variant: Variant) -> tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]:
         """The program of a variant, and what it is called with."""
-        args, kwargs = fit_inputs((self.args, self.kwargs), None, variant, None)
+        args, kwargs = fit_inputs(self.args, self.kwargs, None, variant, None)
         model = self.build(variant.recipe)
         names = argument_names(model, args, kwargs)
         return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
@@ -202,7 +227,7 @@ class Trial:
         """The profile of a variant, with so many micro-batches in the place of more: the second is as each further."""
         recipe = variant.recipe
         dtype = recipe.dtype if any(change.axis == "precision" for change in variant.changes) else None
-        args, kwargs = fit_inputs((self.args, self.kwargs), self.batch, variant, dtype)
+        args, kwargs = fit_inputs(self.args, self.kwargs, self.batch, variant, dtype)
         if variant.parts > 1 and self.mode == "train":
             recipe = replace(recipe, accumulate=accumulate)
         step = recipe.profile_options(self.mode, self.options.get("loss_fn"))
