@@ -26,7 +26,6 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import tabulate
 import torch
 from torch import nn
 
@@ -40,20 +39,14 @@ define_torchvision_ops()
 from benchmarks.flop_models import CASES, Case  # noqa: E402
 from benchmarks.flop_reference import Comparison, count_meta_run, count_real_run  # noqa: E402
 from benchmarks.flop_zero_check import sweep  # noqa: E402
+from benchmarks.page import markdown, percent, write_block  # noqa: E402
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "flops.md"
-MEASURED = "## Measured"  # what stands above it in the page is kept
 Rows = list[list[Any]]
 CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def table(headers: list[str], rows: Rows) -> str:
-    numbers = [i for i in range(len(headers)) if rows and isinstance(rows[0][i], (int, float))]
-    text: list[list[str]] = [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows]
-    return str(
-        tabulate.tabulate(text, headers, tablefmt="github", disable_numparse=True,
-                          colalign=["right" if i in numbers else "left"
-                                    for i in range(len(headers))] if rows else None))
+def table(headers: list[str], rows: Rows, text: int = 1) -> str:
+    return markdown(headers, [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows], text)
 
 
 # ---- against FlopCounterMode
@@ -94,7 +87,8 @@ def explain_total(case: Case, real: Comparison, claimed: Comparison, flops: int,
         return "not comparable: how many boxes are left is data, of which the profile takes the most"
     fused = any(CPU_ATTENTION in op for op, _ in real.differences) and not any(CPU_ATTENTION in op
                                                                                for op, _ in claimed.differences)
-    return f"{flops / real_flops - 1:+.2%}" + (": attention on a claimed CPU runs as single operators" if fused else "")
+    why = ": attention on a claimed CPU runs as single operators" if fused else ""
+    return percent(flops / real_flops - 1, 2, signed=True) + why
 
 
 def list_differences(found: list[Comparison]) -> str:
@@ -276,11 +270,7 @@ def run_zero_check(calls: int) -> str:
         check = sweep(calls)
     verdict = "none gave a number of its own making" if not check.guilty else "; ".join(
         f"{op}: {why}" for op, why in check.guilty.items())
-    return (
-        f"{check.calls:,} calls of {len(check.names)} operators on the zero list (which names {len(ZERO_FLOP_NAMES)}), "
-        "sampled from PyTorch's own operator tests (OpInfo; float32, complex64, bfloat16, int64; forward and "
-        f"backward): {verdict}."
-    )
+    return f"{check.calls:,} calls of {len(check.names)} operators, of {len(ZERO_FLOP_NAMES)} on the list: {verdict}."
 
 
 def main() -> int:
@@ -302,36 +292,20 @@ def main() -> int:
     uncounted = {op: n for c in found for op, n in c.uncounted.items()}
     unexplained = [line for c in found for line in c.unexplained]
     products, equal = sum(c.products for c in found), sum(c.products - differing(c) for c in found)
-    sections = [
-        ("Against FlopCounterMode",
-         f"{len(cases)} models, forward and backward, each on real CPU tensors and on a claimed H200 (with "
-         f"`FlopCounterMode` entered inside the recorder's own run, so that both see the same kernels). "
-         f"{equal:,} of {products:,} products equal, to the integer; "
-         f"{len(unexplained)} differences unexplained. Operators without a formula: {uncounted or 'none'}."),
-        ("", models),
-        ("Where they differ", list_differences(found)),
-        ("Against DeepSpeed's published figures", check_published()),
-        ("Against other packages, forward pass", compare_packages(cases)),
-        ("Against derivations",
-         "A decoder of L layers, width d, sequences of S, T tokens, N weights in linear layers (the head among "
-         "them): forward "
-         "2·N·T and 4·L·d·S·T for the scores and their product with the values, backward twice that, and 2·L·d·S·T "
-         "more where a fused kernel makes "
-         "the scores again. Nothing else multiplies and accumulates, but rotary embeddings (2 FLOPs for each "
-         "position and pair of channels).\n\n"
-         + check_decoders()),
-        ("The zero list", run_zero_check(arguments.calls)),
-    ]
-    body = "\n\n".join(f"### {title}\n\n{text}" if title else text for title, text in sections)
-    print(body)
+    machine = f"{os.cpu_count()}-core {platform.machine()} CPU"
+    told = (f"{datetime.date.today()}, torch {torch.__version__}, {machine}: {len(cases)} models. {equal:,} of "
+            f"{products:,} products equal, to the integer; {len(unexplained)} differences unexplained. Operators "
+            f"without a formula: {uncounted or 'none'}.")
+    blocks = {
+        "counter": f"{told}\n\n{models}",
+        "differences": list_differences(found), "deepspeed": check_published(), "packages": compare_packages(cases),
+        "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
+    for name, text in blocks.items():
+        print(f"### {name}\n\n{text}\n")
+        if not arguments.models:
+            write_block("flops.md", f"accuracy_flops {name}", text)
     for line in unexplained:
         print("UNEXPLAINED", line)
-    if not arguments.models:
-        machine = f"{os.cpu_count()}-core {platform.machine()} CPU"
-        command = "python -m benchmarks.accuracy_flops" + " --packages FOLDER" * bool(arguments.packages)
-        header = f"{MEASURED}\n\n{datetime.date.today()}, torch {torch.__version__}, {machine}, `{command}`.\n\n"
-        above = PAGE.read_text(encoding="utf-8").partition(MEASURED)[0]
-        PAGE.write_text(above + header + body + "\n", encoding="utf-8")
     return bool(unexplained or uncounted)
 
 

@@ -10,7 +10,6 @@ the section of docs/accuracy.md, and writes it where all models run.
 """
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -27,9 +26,9 @@ import torch
 from analyzer import ProfileOptions, profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
-from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, FORMS
 from benchmarks.cases import Case, build, measured_cases
-from benchmarks.speed_table import markdown
+from benchmarks.page import markdown, percent, write_block
+from benchmarks.truth_table import is_named, make_parser
 
 _Convolution: Any = convolution._Convolution
 
@@ -101,15 +100,10 @@ def is_kept(form: str, others: Sequence[Errors]) -> bool | None:
     return gain > 0 if changed else None
 
 
-def percent(error: float) -> str:
-    """An error as text."""
-    return f"{100 * error:+.2f} %"
-
-
 def section(errors: Sequence[Errors]) -> str:
-    """The page's section."""
+    """The figures of the page: what each form changes, and what a model is predicted with that was left out."""
     forms = markdown(["form", "what it says", "cases that it changes", "mean error with", "without", "models nearer"],
-                     [_describe_form(form, errors) for form in ALTERNATIVES])
+                     [_describe_form(form, errors) for form in ALTERNATIVES], 2)
     rows, with_forms, left_out = [], [], []
     for model in dict.fromkeys(e.case.model for e in errors):
         own, others = ([e for e in errors if (e.case.model == model) is is_own] for is_own in (True, False))
@@ -119,50 +113,40 @@ def section(errors: Sequence[Errors]) -> str:
             with_forms.append(abs(e.reserved[None]))
             left_out.append(abs(found))
             if any(e.reserved[form] != e.reserved[None] for form in ALTERNATIVES):
-                rows.append([e.case.id, ", ".join(dropped) or "none", percent(e.reserved[None]), percent(found),
-                             *(percent(e.reserved[form]) for form in ALTERNATIVES)])
-    near = sum(error <= 0.04 for error in left_out)
-    return f"""{FORMS}
+                figures = [e.reserved[None], found, *(e.reserved[form] for form in ALTERNATIVES)]
+                rows.append([e.case.id, ", ".join(dropped) or "none",
+                             *(percent(figure, 2, signed=True) for figure in figures)])
+    near, near_with = (sum(error <= 0.04 for error in some) for some in (left_out, with_forms))
+    headers = ["case", "forms that the others drop", "reserved today", "left out",
+               *(f"without {form}" for form in ALTERNATIVES)]
+    return f"""{forms}
 
-By `python -m benchmarks.accuracy_forms`. Three rules on weight gradients say when cuDNN copies and splits, and have no
-constant; they were seen in reserved bytes of these cases. Which of them the other models would keep (those without
-which their reserved bytes are further off on the average) is what a left-out model is predicted with:
-
-{forms}
-
-{markdown(["case", "forms that the others drop", "reserved today", "left out",
-           *(f"without {form}" for form in ALTERNATIVES)], rows)}
+{markdown(headers, rows, 2)}
 
 Of {len(left_out)} training steps with convolutions, {near} are within 4 % when their model is left out (with it
-{sum(error <= 0.04 for error in with_forms)}; median {100 * statistics.median(left_out):.2f} %, worst
-{100 * max(left_out):.2f} %). This tests which of the known forms hold, and not that there are no others.
-"""
+{near_with}; median {percent(statistics.median(left_out), 2)}, worst {percent(max(left_out), 2)})."""
 
 
 def _describe_form(form: str, errors: Sequence[Errors]) -> list[str]:
     changed = [e for e in errors if e.reserved[form] != e.reserved[None]]
     models = list(dict.fromkeys(e.case.model for e in changed))
     nearer = sum(is_kept(form, [e for e in changed if e.case.model == model]) is True for model in models)
-    means = [percent(statistics.fmean([abs(e.reserved[key]) for e in changed])) if changed else "-"
+    means = [percent(statistics.fmean([abs(e.reserved[key]) for e in changed]) if changed else None, 2)
              for key in (None, form)]
     return [form, SAYS[form], str(len(changed)), *means, f"{nearer} of {len(models)}"]
 
 
 def main() -> int:
     """Examine, leave out, print, and write the section."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="take only the models whose name contains one of these")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = make_parser(__doc__, "take only the models whose name").parse_args()
     cases = [c for c in measured_cases() if c.mode == "train" and c.lib == "torchvision"
-             and (not options.parts or any(part in c.model for part in options.parts))]
+             and is_named(c.model, options.parts)]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         errors = pool.map(examine, cases, chunksize=1)
     text = section(errors)
     print(text)
     if not options.parts:
-        before, _, after = DOCUMENT.read_text().partition(EVERY_CASE)
-        DOCUMENT.write_text(f"{before.partition(FORMS)[0]}{text}\n{EVERY_CASE}{after}")
+        write_block("accuracy.md", "accuracy_forms", text)
     return 0
 
 

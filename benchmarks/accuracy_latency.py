@@ -1,6 +1,5 @@
-"""How right predicted times are, cross-validated: `python -m benchmarks.accuracy_latency` writes the section of
-docs/accuracy.md on time; with `kernels` or `steps` it prints that part alone. Steps under
-`torch.compile` are in `benchmarks.accuracy_fused`.
+"""How right predicted times are, cross-validated: `python -m benchmarks.accuracy_latency` writes into docs/accuracy.md;
+with `kernels` or `steps` that part alone. Steps under `torch.compile` are in `benchmarks.accuracy_fused`.
 
 No case is predicted with constants that it helped to fit: kernels by folds of shapes and with their device left out
 (`benchmarks/calibration`), the steps on the H200 with their model left out of every fit, the host's included. The steps
@@ -10,17 +9,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import math
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-import tabulate
 import torch
 
 from analyzer import Profile
@@ -29,16 +25,18 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import call_traffic
 from analyzer.record.log import Log
-from benchmarks.accuracy_memory import DOCUMENT, THROUGHPUT, TIME
 from benchmarks.calibration import attention, collective, convolution, host, matmul, memory_bound
 from benchmarks.measured_step import MeasuredStep, h200_steps, neusight_steps
-from benchmarks.truth_table import read_truth
+from benchmarks.page import describe_run, markdown, percent, quantile, write_block
 
 BARS = {("matrix product", "fold"): 0.09, ("attention", "fold"): 0.12, ("collective", "fold"): 0.12,
         ("fp32 operator", "fold"): 0.12}
 LEFT_OUT_BAR = 0.18
 FAMILIES = (matmul, attention, memory_bound, convolution, collective)
 SCHEMES = {"fold": "shape left out", "device": "device left out"}
+
+
+Run = TypeVar("Run")
 
 
 class Judged(NamedTuple):
@@ -54,8 +52,13 @@ class Judged(NamedTuple):
     roofline: float | None
 
     @property
+    def deviation(self) -> float:
+        """How far the prediction is above what was measured, as a part of it."""
+        return self.predicted / self.measured - 1
+
+    @property
     def error(self) -> float:
-        return abs(self.predicted / self.measured - 1)
+        return abs(self.deviation)
 
     @property
     def is_held(self) -> bool:
@@ -78,26 +81,11 @@ def judge_kernels() -> tuple[Judged, ...]:
     return tuple(found)
 
 
-def ninth(errors: Iterable[float]) -> float:
-    """What nine in ten stay within."""
-    ordered = sorted(errors)
-    return ordered[math.ceil(0.9 * len(ordered)) - 1]
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], text: int = 1) -> str:
-    align = ["left"] * text + ["right"] * (len(headers) - text)
-    return str(tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align))
-
-
 def describe_errors(cases: Sequence[Judged]) -> list[str]:
     """Of cases: how many, errors, the range, and the roofline's error."""
     rooflines = [abs(case.roofline / case.measured - 1) for case in cases if case.roofline is not None]
     return [f"{len(cases):,}", percent(statistics.median(case.error for case in cases)),
-            percent(ninth(case.error for case in cases)),
+            percent(quantile([case.error for case in cases], 0.9)),
             percent(sum(case.is_held for case in cases) / len(cases)),
             f"± {percent(statistics.median(case.width for case in cases))}",
             percent(statistics.median(rooflines) if rooflines else None)]
@@ -119,8 +107,8 @@ def kernel_tables() -> str:
                 devices += [[family, said, device, *describe_errors([c for c in part if c.device == device])[:5]]
                             for device in dict.fromkeys(case.device for case in part)]
         rows.append(["all", said, "", *describe_errors([case for case in cases if case.scheme == scheme])])
-    return (f"{print_table(rows, ['family', 'predicted with its', 'bar', *ERRORS], 2)}\n\nBy device:\n\n"
-            f"{print_table(devices, ['family', 'predicted with its', 'device', *ERRORS[:5]], 3)}")
+    return (f"{markdown(['family', 'predicted with its', 'bar', *ERRORS], rows, 2)}\n\nBy device:\n\n"
+            f"{markdown(['family', 'predicted with its', 'device', *ERRORS[:5]], devices, 3)}")
 
 
 # ---- whole steps
@@ -200,6 +188,25 @@ def rank_correlation(cases: Sequence[Judged]) -> float:
     return statistics.correlation(ranks([case.measured for case in cases]), ranks([case.predicted for case in cases]))
 
 
+def summarize_steps(cases: Sequence[Judged], seconds: float) -> str:
+    """When steps were predicted, and how far off they are together."""
+    held = sum(case.is_held for case in cases) / len(cases)
+    return (f"{describe_run(seconds)}: {len(cases)} steps.\n\n"
+            f"**Median error {percent(statistics.median(case.error for case in cases))}, rank correlation "
+            f"{rank_correlation(cases):.3f}, the range holds {percent(held)}.**")
+
+
+def table_of_parts(judged: Sequence[tuple[Run, Judged]], parts: Mapping[str, Callable[[Run], bool]]) -> str:
+    """The errors of those steps that belong to each part of a table of others."""
+    rows = []
+    for name, belongs in parts.items():
+        cases = [case for run, case in judged if belongs(run)]
+        if cases:
+            rows.append([name, *describe_errors(cases)[:5],
+                         percent(statistics.median(case.deviation for case in cases), signed=True)])
+    return markdown(["rows", *ERRORS[:5], "median, with sign"], rows)
+
+
 def other_predictors(results: Sequence[StepResult]) -> list[list[str]]:
     """What others said of the same steps, and this project of those that each of them has."""
     rows = []
@@ -207,8 +214,8 @@ def other_predictors(results: Sequence[StepResult]) -> list[list[str]]:
         part = [result for result in results if who in result.step.others]
         errors = [abs(result.step.others[who] / result.step.seconds - 1) for result in part]
         ours = [result.wall.error for result in part]
-        rows.append([who, str(len(part)), percent(statistics.median(errors)), percent(ninth(errors)),
-                     percent(statistics.median(ours)), percent(ninth(ours))])
+        rows.append([who, str(len(part)), percent(statistics.median(errors)), percent(quantile(errors, 0.9)),
+                     percent(statistics.median(ours)), percent(quantile(ours, 0.9))])
     return rows
 
 
@@ -225,7 +232,7 @@ def step_tables() -> str:
             ["A100, V100: wall time", "7 %, 18 %", *describe_errors([result.wall for result in neusight])],
             ["all: wall time", "", *describe_errors([result.wall for result in (*h200, *neusight)])]]
     every = [[result.step.id, milliseconds(result.step.seconds), milliseconds(result.wall.predicted),
-              f"{100 * (result.wall.predicted / result.wall.measured - 1):+.1f} %",
+              percent(result.wall.deviation, signed=True),
               f"{milliseconds(result.wall.low)} to {milliseconds(result.wall.high)}",
               milliseconds(result.kernels and result.kernels.measured),
               milliseconds(result.kernels and result.kernels.predicted), milliseconds(result.wall.roofline)]
@@ -233,57 +240,32 @@ def step_tables() -> str:
     ranks = [f"{rank_correlation([result.wall for result in results]):.3f}" for results in (h200, neusight)]
     others = ["predictor", "steps", "median error", "nine in ten", "ours: median", "nine in ten"]
     columns = ["step", "measured", "predicted", "error", "range", "kernels measured", "predicted", "roofline"]
-    return f"""{print_table(rows, ["steps", "bars", *ERRORS], 2)}
+    return f"""{markdown(["steps", "bars", *ERRORS], rows, 2)}
 
 Rank correlation (Spearman) between measured and predicted steps: {ranks[0]} on the H200, {ranks[1]} on A100 and V100.
 What others predicted of the steps on A100 and V100 (as NeuSight's authors published it), and this project on the same:
 
-{print_table(other_predictors(neusight), others)}
+{markdown(others, other_predictors(neusight))}
 
 Every step, in ms:
 
-{print_table(every, columns)}"""
+{markdown(columns, every)}"""
 
 
-PARTS: Mapping[str, tuple[str, object]] = {
-    "kernels": ("### Kernels", kernel_tables), "steps": ("### Whole steps", step_tables)}
-
-
-def section(seconds: float, parts: Mapping[str, str]) -> str:
-    truth = read_truth("latency")
-    versions = f"on {datetime.date.today()} with PyTorch {torch.__version__}"
-    return f"""{TIME}
-Measured on one {truth["device"]["name"]} (PyTorch {truth["torch"]}) and by the sources that
-`benchmarks/truth/kernels/README.md` names; predicted {versions} on a machine without a GPU,
-in {seconds:.0f} seconds, by
-
-    python -m benchmarks.accuracy_latency
-
-No case is predicted with constants that it helped to fit. A kernel is predicted with its shape left out, and with its
-device left out of every fit, from the data sheet; "fp32 operator" is timed from the host, whose part of the measured
-time is fitted for each machine on other shapes. A step on the H200 is predicted with its model left out of every fit,
-the host's pace included; the steps on A100 and V100 are in none. The range of a prediction is to hold nine in ten
-measured times; the width is half of it. The bars are those that the project set itself: median, and nine in ten.
-
-""" + "\n\n".join(f"{PARTS[name][0]}\n\n{text}" for name, text in parts.items()) + "\n"
+PARTS: Mapping[str, Callable[[], str]] = {"kernels": kernel_tables, "steps": step_tables}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="print these parts alone")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="make these parts alone")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    began = time.perf_counter()
-    texts = {}
     for name in options.parts or PARTS:
-        make = PARTS[name][1]
-        assert callable(make)
-        texts[name] = str(make())
-        print(f"{PARTS[name][0]}\n\n{texts[name]}\n", flush=True)
-    if not options.parts:
-        before, _, rest = DOCUMENT.read_text().partition(TIME)
-        _, title, after = rest.partition(THROUGHPUT)
-        DOCUMENT.write_text(before + section(time.perf_counter() - began, texts) + f"\n{title}{after}" * bool(title))
+        began = time.perf_counter()
+        tables = PARTS[name]()
+        text = f"{describe_run(time.perf_counter() - began)}.\n\n{tables}"
+        print(text, flush=True)
+        write_block("accuracy.md", f"accuracy_latency {name}", text)
     return 0
 
 

@@ -27,9 +27,8 @@ import torch
 from analyzer import profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
-from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, FORMS, LEFT_OUT
 from benchmarks.cases import Case, build, measured_cases
-from benchmarks.speed_table import markdown
+from benchmarks.page import markdown, percent, write_block
 from benchmarks.truth_table import is_named, make_parser
 
 NEVER, ALWAYS = 1e-6, 1e9  #: what stands for a bracket's end that no case gives
@@ -257,46 +256,29 @@ def show(interval: Interval) -> str:
     return f"{low:.3g} to {high:.3g}"
 
 
-def percent(error: float) -> str:
-    """An error as text."""
-    return f"{100 * error:+.3f} %"
-
-
 def section(evidences: Sequence[Evidence], found: Sequence[LeftOut]) -> str:
-    """The page's section."""
+    """The figures of the page: constants with their brackets, and models whose prediction changes."""
     constants = markdown(["constant", "what it is", "today", "bracket of all cases"],
                          [[f"`{c.name}`", c.says, f"{getattr(convolution, c.name):g}", show(bracket(c, evidences))]
-                          for c in CONSTANTS])
+                          for c in CONSTANTS], 2)
     changed = [f for f in found if f.changed]
-    rows = [[f.model, str(len(f.cases)), "; ".join(f.changed),
-             *(percent(max(errors, key=abs)) for errors in (f.today, f.middles, f.ends))] for f in changed]
+    rows = [[f.model, len(f.cases), "; ".join(f.changed),
+             *(percent(max(errors, key=abs), 3, signed=True) for errors in (f.today, f.middles, f.ends))]
+            for f in changed]
     columns = {"today": [f.today for f in found], "left out": [f.middles for f in found],
                "at the worse end": [f.ends for f in found]}
-    totals = "; ".join(f"{name}: median {100 * statistics.median(all_of):.3f} %, worst {100 * max(all_of):.3f} %"
+    totals = "; ".join(f"{name}: median {percent(statistics.median(all_of), 3)}, worst {percent(max(all_of), 3)}"
                        for name, errors in columns.items() for all_of in [[abs(e) for own in errors for e in own]])
-    return f"""{LEFT_OUT}
+    headers = ["model left out", "cases", "bracket with it → without", "peak's error today", "left out, middle",
+               "left out, worse end"]
+    return f"""{constants}
 
-By `python -m benchmarks.accuracy_leave_one_out`. Six constants of cuDNN's workspaces are in no source: they were chosen
-in brackets that the measured cases give (`analyzer/cuda/workspaces/convolution.py`). A bracket holds the values with
-which no phase's peak is further from the measured one than today, the other constants being as they are.
+Of {len(found)} models with convolutions, {len(found) - len(changed)} are bounded by others just as well, and their
+errors stay; the others, by their case that is furthest off:
 
-{constants}
+{markdown(headers, rows)}
 
-For each model, the constants are taken from the cases of the other models alone: the middle of their bracket (by ratio;
-where they bound one side only, that bound), and the worse of its two ends. Of {len(found)} models with convolutions,
-{len(found) - len(changed)} are bounded by others just as well, and their errors stay; the others, by their case that is
-furthest off:
-
-{markdown(["model left out", "cases", "bracket with it → without", "peak's error today", "left out, middle",
-           "left out, worse end"], rows)}
-
-Over all {sum(len(f.cases) for f in found)} cases of these models, peak allocated: {totals}.
-
-This tests the constants and not the rules' forms, which were chosen by looking at the same cases: that channels-last
-copies are made where they are worth it, and for grouped convolutions always; that 1x1 convolutions are rarer, and rarer
-still with ragged channels; that a 16-bit copy has whole vectors of channels; that a weight gradient's last wave is
-split evenly (stream-K).
-"""
+Over all {sum(len(f.cases) for f in found)} cases of these models, peak allocated: {totals}."""
 
 
 def main() -> int:
@@ -309,16 +291,8 @@ def main() -> int:
     text = section(evidences, found)
     print(text)
     if not options.parts:
-        write_section(text)
+        write_block("accuracy.md", "accuracy_leave_one_out", text)
     return 0
-
-
-def write_section(text: str) -> None:
-    """Put the section in its place in docs/accuracy.md, before that on the rules' forms."""
-    page = DOCUMENT.read_text()
-    following = FORMS if FORMS in page else EVERY_CASE
-    before, _, after = page.partition(following)
-    DOCUMENT.write_text(f"{before.partition(LEFT_OUT)[0]}{text}\n{following}{after}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ nothing is written.
 """
 from __future__ import annotations
 
-import datetime
 import multiprocessing
 import os
 import statistics
@@ -16,11 +15,9 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import tabulate
 import torch
 
 from analyzer import profile
@@ -28,34 +25,10 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
 from benchmarks.accuracy_cause import find_cause
 from benchmarks.cases import Case, build, measured_cases
-from benchmarks.truth_table import is_named, make_parser, read_truth
+from benchmarks.page import describe_run, markdown, percent, write_block
+from benchmarks.truth_table import is_named, make_parser
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
-LEFT_OUT = "## One model left out"  # the section that `benchmarks.accuracy_leave_one_out` writes
-PARALLEL = "## Training on many GPUs, as others published it"  # that of `benchmarks.accuracy_parallel`, before it
-PUBLISHED = "## Figures that others published"  # that of `benchmarks.accuracy_published`, before them
-TIME = "## Predicted time\n"
-THROUGHPUT = "## Steps of many GPUs\n"  # that of `benchmarks.accuracy_throughput`
-SHARDED = "## Steps of sharded models\n"  # that of `benchmarks.accuracy_sharded`, the last
-END = "\0"  # of the page
-FORMS = "## Rules with one model left out"  # that of `benchmarks.accuracy_forms`, after it
-EVERY_CASE = "## Every case"
 NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
-KNOWN_CASES = """## What these figures are of
-
-The rules were made with these very cases at hand: where a figure was off, a rule was looked for that explains it. So
-the tables tell how well the rules describe what was measured, and not how well they foretell what was not; this
-repository keeps no measured steps aside. Three kinds are to be told apart.
-
-- *From sources.* What PyTorch allocates (the caching allocator, kernels' temporaries and partial sums, copies,
-  autocast, optimizers, attention) follows its published C++ and Python, named at each rule; the cases check the
-  reading. Models without convolutions (BERT, GPT-2, Llama, OPT, Qwen3, RoBERTa, T5) use nothing else but the workspaces
-  of cuBLAS, which are PyTorch's own constants, and those of cuDNN's attention, whose open frontend gives the size.
-- *From the cases.* cuDNN's convolutions are closed: that they copy to channels-last order, when, and how they split a
-  weight gradient was read off the peaks and reserved bytes of these cases, the constants and the form of the rules.
-  The sections on one model left out say how far the constants and the rules for weight gradients carry over.
-- *Not modelled.* What the causes below name."""
-
 
 @dataclass(frozen=True)
 class Value:
@@ -143,13 +116,6 @@ def percentile(errors: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _table(rows: list[list[object]], headers: list[str], right: int) -> str:
-    """Rows of text as a Markdown table; the last ``right`` columns are numbers."""
-    align = ["left"] * (len(headers) - right) + ["right"] * right
-    return str(
-        tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align if rows else None))
-
-
 def summary(results: list[Result]) -> str:
     """Median, 90th percentile and worst error of every quantity."""
     quantities = {
@@ -165,10 +131,10 @@ def summary(results: list[Result]) -> str:
             rows.append([
                 name,
                 len(errors),
-                *(f"{100 * e:.3f} %" for e in (statistics.median(errors), percentile(errors, 0.9), max(errors))),
-                f"{sum(e <= NAMED_ABOVE for e in errors)}"
+                *(percent(e, 3) for e in (statistics.median(errors), percentile(errors, 0.9), max(errors))),
+                sum(e <= NAMED_ABOVE for e in errors)
             ])
-    return _table(rows, ["quantity", "figures", "median error", "90th percentile", "worst", "within 1 %"], 5)
+    return markdown(["quantity", "figures", "median error", "90th percentile", "worst", "within 1 %"], rows)
 
 
 def range_table(results: list[Result]) -> str:
@@ -181,9 +147,9 @@ def range_table(results: list[Result]) -> str:
         widths = [(high - low) / v.measured for v, low, high in known]
         if known:
             rows.append([name, len(known), sum(not e for e in outside), sum(e <= NAMED_ABOVE for e in outside),
-                         f"{100 * statistics.median(widths):.1f} %", f"{100 * percentile(widths, 0.9):.1f} %"])
-    return _table(rows, ["quantity", "cases with a range", "measured within", "within 1 % of it", "median width",
-                         "90th percentile"], 5)
+                         percent(statistics.median(widths)), percent(percentile(widths, 0.9))])
+    return markdown(["quantity", "cases with a range", "measured within", "within 1 % of it", "median width",
+                     "90th percentile"], rows)
 
 
 def case_table(results: list[Result]) -> str:
@@ -195,20 +161,19 @@ def case_table(results: list[Result]) -> str:
             continue
         held = max(r.held, key=lambda v: abs(v.error))
         rows.append([
-            r.case_id, f"{r.peak.predicted:,}", f"{r.peak.measured:,}", f"{100 * r.peak.error:+.3f} %",
-            f"{r.reserved.predicted:,}", f"{r.reserved.measured:,}", f"{100 * r.reserved.error:+.2f} %",
-            f"{100 * held.error:+.3f} %"
+            r.case_id, f"{r.peak.predicted:,}", f"{r.peak.measured:,}", percent(r.peak.error, 3, signed=True),
+            f"{r.reserved.predicted:,}", f"{r.reserved.measured:,}", percent(r.reserved.error, 2, signed=True),
+            percent(held.error, 3, signed=True)
         ])
-    return _table(
-        rows, ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"],
-        7)
+    return markdown(
+        ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"], rows)
 
 
 def phase_table(results: list[Result]) -> str:
     """One row for each figure of a phase."""
-    rows: list[list[object]] = [[r.case_id, v.what, f"{v.predicted:,}", f"{v.measured:,}", f"{100 * v.error:+.3f} %"]
-                                for r in results for v in r.held + r.phase_peaks]
-    return _table(rows, ["case", "step, phase", "predicted", "measured", "error"], 3)
+    rows = [[r.case_id, v.what, f"{v.predicted:,}", f"{v.measured:,}", percent(v.error, 3, signed=True)]
+            for r in results for v in r.held + r.phase_peaks]
+    return markdown(["case", "step, phase", "predicted", "measured", "error"], rows, 2)
 
 
 def cause_table(results: list[Result]) -> tuple[str, int]:
@@ -221,55 +186,21 @@ def cause_table(results: list[Result]) -> tuple[str, int]:
                 cause = find_cause(r.case_id, v.what, v.error, v.requested_difference)
                 unnamed += cause is None
                 rows.append([
-                    r.case_id, v.what, f"{v.predicted - v.measured:+,}", f"{100 * v.error:+.2f} %", cause
+                    r.case_id, v.what, f"{v.predicted - v.measured:+,}", percent(v.error, 2, signed=True), cause
                     or "**not explained**"
                 ])
-    return _table(rows, ["case", "figure", "bytes", "error", "cause"], 0), unnamed
+    return markdown(["case", "figure", "bytes", "error", "cause"], rows, 5), unnamed
 
 
-def document(results: list[Result], command: str, seconds: float) -> str:
-    truth = read_truth("memory")
-    causes, _ = cause_table(results)
-    return f"""# Accuracy of predicted memory
-
-{len(results)} training and inference steps on one {truth["device"]["name"]} (PyTorch {truth["torch"]},
-transformers {truth["transformers"]}, torchvision {truth["torchvision"]}, cuDNN {truth["device"]["cudnn"]}), predicted
-on {datetime.date.today()} with PyTorch {torch.__version__} on a machine without a GPU, in {seconds:.0f} seconds, by
-
-    {command}
-
-## Summary
-
-{summary(results)}
-
-"Held" counts what the caching allocator calls allocated at the end of forward, backward, optimizer step and
-zero_grad, of the first and of a steady-state step; "reserved" is what it took from the device. Reserved bytes of
-{sum(abs(r.reserved.error) <= 0.04 for r in results if r.reserved)} cases are within 4 %.
-
-Where workspaces of cuDNN are inferred, a profile tells what its peaks would be without them and with the most that they
-could be (`peak_allocated_bytes_range`, `peak_reserved_bytes_range`):
-
-{range_table(results)}
-
-{KNOWN_CASES}
-
-## Errors above 1 %
-
-{causes if causes.strip() else "None."}
-
-{read_section(PUBLISHED, LEFT_OUT)}{read_section(LEFT_OUT, EVERY_CASE)}{EVERY_CASE}
-
-Worst held is the figure among the ends of phases that is furthest off.
-
-{case_table(results)}
-
-{read_section(TIME, END)}"""
-
-
-def read_section(title: str, following: str) -> str:
-    """A section that another benchmark writes, as it stands in the page; empty where there is none."""
-    _, found, rest = (DOCUMENT.read_text() if DOCUMENT.exists() else "").partition(title)
-    return found + rest.partition(following)[0]
+def blocks(results: list[Result], seconds: float) -> dict[str, str]:
+    """The blocks of docs/accuracy.md, by name."""
+    near = sum(abs(r.reserved.error) <= 0.04 for r in results if r.reserved)
+    told = f"{describe_run(seconds)}: {len(results)} steps; reserved bytes of {near} are within 4 %."
+    return {
+        "accuracy_memory": f"{told}\n\n{summary(results)}",
+        "accuracy_memory ranges": range_table(results),
+        "accuracy_memory causes": cause_table(results)[0] or "None.",
+        "accuracy_memory cases": case_table(results)}
 
 
 def main() -> int:
@@ -290,7 +221,8 @@ def main() -> int:
     for r in failures:
         print(f"\n{r.case_id}\n{r.failure}", file=sys.stderr)
     if not options.parts:
-        DOCUMENT.write_text(document(results, "python -m benchmarks.accuracy_memory", seconds))
+        for name, text in blocks(results, seconds).items():
+            write_block("accuracy.md", name, text)
     if unnamed:
         print(f"{unnamed} errors above 1 % have no cause in benchmarks/accuracy_cause.py", file=sys.stderr)
     return 1 if failures or unnamed else 0

@@ -8,7 +8,6 @@ and those that are in it already are not made again. With ids or rows given noth
 """
 from __future__ import annotations
 
-import datetime
 import json
 import multiprocessing
 import os
@@ -26,11 +25,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from analyzer.errors import MissingExtraError
-from benchmarks.accuracy_memory import DOCUMENT, LEFT_OUT, PARALLEL
+from benchmarks.page import describe_run, markdown, percent, quantile, write_block
 from benchmarks.parallel.family import Prediction, family_of, predict
 from benchmarks.parallel.note import APART, NOTES, Note, note_of
 from benchmarks.parallel.trend import Judged, find_trends
-from benchmarks.speed_table import markdown
 from benchmarks.truth_table import TRUTH, is_named, make_parser
 
 TABLE = TRUTH / "parallel.json"
@@ -113,17 +111,8 @@ def table(judged: list[Judged], used: list[Note]) -> str:
     for one in judged:
         note = note_of(one.row, NOTES) if abs(error_of(one)) > NAMED_ABOVE else None
         lines.append([shorten(one.row), describe(one.row), f"{one.measured / GIB:.3f}", f"{one.predicted / GIB:.3f}",
-                      f"{100 * error_of(one):+.2f} %", "" if note is None else str(used.index(note) + 1)])
-    return markdown(["row", "job", "published GiB", "predicted", "error", "note"], lines)
-
-
-def quantile(errors: list[float], share: float) -> float:
-    """The error that ``share`` of all do not exceed.
-
-    >>> quantile([0.1, 0.4, 0.2, 0.3], 0.5)
-    0.2
-    """
-    return sorted(errors)[max(0, -(-round(share * 1000) * len(errors) // 1000) - 1)]
+                      percent(error_of(one), 2, signed=True), "" if note is None else str(used.index(note) + 1)])
+    return markdown(["row", "job", "published GiB", "predicted", "error", "note"], lines, 2)
 
 
 def summarize(judged: list[Judged]) -> str:
@@ -136,17 +125,17 @@ def summarize(judged: list[Judged]) -> str:
         groups["(of these, blocks under torch.compile)"] = compiled
     groups["all"] = [abs(error_of(one)) for one in judged]
     return markdown(["source", "rows", "median error", "nine in ten within", "worst", "above 8 %"], [
-        [name, str(len(errors)), f"{100 * statistics.median(errors):.2f} %", f"{100 * quantile(errors, 0.9):.2f} %",
-         f"{100 * max(errors):.1f} %", str(sum(e > NAMED_ABOVE for e in errors))] for name, errors in groups.items()])
+        [name, len(errors), percent(statistics.median(errors), 2), percent(quantile(errors, 0.9), 2),
+         percent(max(errors)), sum(e > NAMED_ABOVE for e in errors)] for name, errors in groups.items()])
 
 
 def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -> str:
-    """The section of docs/accuracy.md."""
+    """The figures of docs/accuracy.md."""
     off = [one for one in judged if abs(error_of(one)) > NAMED_ABOVE]
     used = [note for note in NOTES if any(note_of(one.row, NOTES) is note for one in off)]
     notes = "\n".join(f"{number}. {note.text}" for number, note in enumerate(used, 1))
     trends = markdown(["group", "rows", "pairs that differ", "in the order measured"], [
-        [t.group, str(t.rows), str(t.pairs), str(t.ordered)] for t in find_trends(judged)])
+        [t.group, t.rows, t.pairs, t.ordered] for t in find_trends(judged)])
     reasons = [(note, [row for row in apart if note_of(row, APART) is note]) for note in APART]
     left = "\n".join(f"- {len(rows)} rows ({', '.join(sorted({r['source']['repo'] for r in rows}))}): {note.text}"
                      for note, rows in reasons if rows)
@@ -154,20 +143,11 @@ def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -
         repo: {one.row["source"]["commit"] for one in judged if one.row["source"]["repo"] == repo}
         for repo in LICENCES}.items()) if commits)
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return f"""{PARALLEL}
-
-By `python -m benchmarks.accuracy_parallel`, on {datetime.date.today()} with PyTorch {torch.__version__},
-{versions} on a machine with 2 cores and no GPU, in {seconds / 60:.0f}
-minutes of two processes beside other work. Peak memory of one GPU in runs on many that others published with
-configuration and commit. torchtitan's models are wrapped by its own parallelize functions; Megatron's are its own with
-its own wrappers, optimizers and schedules. Transformer Engine, which cannot be built without CUDA, is stood in for by
-layers that save what its layers save (`benchmarks/parallel/`). What code did otherwise at a row's commit is a setting
-of the rebuild, with its reason. Megatron's figures are allocated bytes of the last rank, torchtitan's are reserved
-bytes. No constant was fitted to a row; the rebuilds were made with the rows in view.
+    return f"""{describe_run(seconds)} by two processes, with {versions}.
 
 {summarize(judged)}
 
-Blocks under torch.compile are profiled as written. Pairs of rows of one model that measured more than 5 % apart:
+Pairs of rows of one model that measured more than 5 % apart:
 
 {trends}
 
@@ -181,15 +161,7 @@ Told as exact and set apart, as the run is not rebuilt:
 
 Sources:
 
-{sources}
-
-"""
-
-
-def write_section(text: str) -> None:
-    """Put the section in its place in docs/accuracy.md, before that on one model left out."""
-    before, title, rest = DOCUMENT.read_text().partition(LEFT_OUT)
-    DOCUMENT.write_text(before.partition(PARALLEL)[0] + text + title + rest)
+{sources}"""
 
 
 def main() -> int:
@@ -215,7 +187,7 @@ def main() -> int:
     if failed:
         print(f"not predicted: {', '.join(failed)}", file=sys.stderr)
     if not options.parts and options.rows is None:
-        write_section(text)
+        write_block("accuracy.md", "accuracy_parallel", text)
     return 1 if unnamed or failed else 0
 
 

@@ -1,5 +1,5 @@
-"""How right the step time of the runs on many GPUs is whose memory is judged, where they tell it; writes a part of a
-section of docs/accuracy.md.
+"""How right the step time of the runs on many GPUs is whose memory is judged, where they tell it; writes into
+docs/accuracy.md.
 
     python -m benchmarks.accuracy_parallel_time [PART OF AN ID ...] [--processes N]
 
@@ -9,7 +9,6 @@ are run, and are what is written.
 """
 from __future__ import annotations
 
-import datetime
 import multiprocessing
 import statistics
 import sys
@@ -18,16 +17,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, print_table, rank_correlation
-from benchmarks.accuracy_memory import DOCUMENT
+from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, rank_correlation
 from benchmarks.accuracy_parallel import judge, read_rows, require_packages
+from benchmarks.page import describe_run, markdown, percent, write_block
 from benchmarks.parallel.family import Prediction, device_of, family_of
 from benchmarks.truth_table import is_named, make_parser
-
-TITLE = "### Step time of the same runs"
-SECTION = "## One model left out"  #: what follows
 
 
 def find_rows(parts: Sequence[str]) -> list[dict[str, Any]]:
@@ -52,36 +46,13 @@ def tables(judged: Sequence[Judged]) -> str:
     for case in judged:
         families.setdefault(case.family, []).append(case)
     rows = [[name, *describe_errors(part)[:5],
-             f"{100 * statistics.median(case.predicted / case.measured - 1 for case in part):+.1f} %",
+             percent(statistics.median(case.deviation for case in part), signed=True),
              f"{rank_correlation(part):.3f}" if len(part) > 2 else "-"] for name, part in families.items()]
     every = [[case.scheme.removeprefix("megatron-golden-"), f"{case.measured:.3f}", f"{case.predicted:.3f}",
-              f"{100 * (case.predicted / case.measured - 1):+.1f} %", f"{case.low:.3f} to {case.high:.3f}"]
+              percent(case.deviation, signed=True), f"{case.low:.3f} to {case.high:.3f}"]
              for case in judged]
-    return (print_table(rows, ["rows", *ERRORS[:5], "median, with sign", "Spearman"]) + "\n\nIn seconds:\n\n"
-            + print_table(every, ["row", "measured", "predicted", "error", "range"]))
-
-
-def section(judged: Sequence[Judged], told: int, seconds: float, parts: Sequence[str]) -> str:
-    command = " ".join(["python -m benchmarks.accuracy_parallel_time", *parts])
-    return f"""{TITLE}
-
-{len(judged)} of {told} runs above that tell the time of a step, without a pipeline and not compiled; predicted on \
-{datetime.date.today()} with PyTorch
-{torch.__version__} on a machine without a GPU, in {seconds:.0f} seconds, by
-
-    {command}
-
-The step is that of the rank whose memory was measured, as if no other made it wait. No constant was fitted to these
-rows or changed for them.
-
-{tables(judged)}
-"""
-
-
-def write_section(text: str) -> None:
-    """Put the part in its place in docs/accuracy.md: at the end of the section on memory on many GPUs."""
-    before, _, rest = DOCUMENT.read_text().partition(SECTION)
-    DOCUMENT.write_text(f"{before.partition(TITLE)[0].rstrip()}\n\n{text}\n{SECTION}{rest}")
+    return (markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows) + "\n\nIn seconds:\n\n"
+            + markdown(["row", "measured", "predicted", "error", "range"], every))
 
 
 def main() -> int:
@@ -96,9 +67,10 @@ def main() -> int:
             print(row["id"], result if case is None else f"{case.predicted:.3f} s, measured {case.measured:.3f}",
                   file=sys.stderr, flush=True)
             found += [case] if case is not None else []
-    text = section(found, len(find_rows(())), time.perf_counter() - began, options.parts)
+    text = (f"{describe_run(time.perf_counter() - began)}: {len(found)} of {len(find_rows(()))} runs"
+            f"{', of ' * bool(options.parts)}{', '.join(options.parts)}.\n\n{tables(found)}")
     print(text)
-    write_section(text)
+    write_block("accuracy.md", "accuracy_parallel_time", text)
     return 0
 
 

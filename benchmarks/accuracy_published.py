@@ -6,7 +6,6 @@ The rows, with their sources, are in ``benchmarks/truth/published.json``. With i
 """
 from __future__ import annotations
 
-import datetime
 import multiprocessing
 import os
 import statistics
@@ -25,8 +24,7 @@ from analyzer import profile
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import published_litgpt as litgpt
-from benchmarks.accuracy_memory import DOCUMENT, PARALLEL, PUBLISHED
-from benchmarks.speed_table import markdown
+from benchmarks.page import describe_run, markdown, percent, write_block
 from benchmarks.truth_table import is_named, make_parser, read_truth
 
 TABLE = "published"
@@ -167,30 +165,25 @@ def judge(row: Row) -> Result:
 def table(results: list[Result], notes: list[str]) -> str:
     """One row a figure; a number in the last column names a note."""
     rows = [[r.row.id, r.row.gpu, r.row.kind, f"{r.row.told:.2f} {r.row.unit}",
-             f"{r.predicted / UNITS[r.row.unit]:.2f}", f"{100 * r.error:+.1f} %",
+             f"{r.predicted / UNITS[r.row.unit]:.2f}", percent(r.error, signed=True),
              str(notes.index(r.row.note) + 1) if r.row.note else ""] for r in results]
-    return markdown(["row", "GPU", "peak", "published", "predicted", "error", "note"], rows)
+    return markdown(["row", "GPU", "peak", "published", "predicted", "error", "note"], rows, 3)
 
 
 def summary(results: list[Result]) -> str:
     errors = [abs(r.error) for r in results]
-    within = ", ".join(f"{sum(e <= bound for e in errors)} within {100 * bound:.0f} %" for bound in (0.01, 0.05))
-    return f"{len(errors)} rows: median error {100 * statistics.median(errors):.2f} %, {within}"
+    within = ", ".join(f"{sum(e <= bound for e in errors)} within {percent(bound, 0)}" for bound in (0.01, 0.05))
+    return f"{len(errors)} rows: median error {percent(statistics.median(errors), 2)}, {within}"
 
 
 def section(results: list[Result], seconds: float) -> str:
-    """The section of docs/accuracy.md."""
+    """The figures of docs/accuracy.md."""
     told = read_truth(TABLE)["notes"]
     used = [name for name in told if any(r.row.note == name for r in results)]
     sources = sorted({f"- {s['repo']}, {s['path']} at {s['commit']} ({s['date']})" for s in (
         r.row.source for r in results)})
     lines = "\n".join(f"{number}. {told[name]}" for number, name in enumerate(used, 1))
-    return f"""{PUBLISHED}
-
-By `python -m benchmarks.accuracy_published`, on {datetime.date.today()} with PyTorch {torch.__version__} on a machine
-without a GPU, in {seconds:.0f} seconds. The peaks of fine-tuning on one GPU that others published, with their code
-rebuilt from its public source at the commit told, and the sequence length and batch of its config. No rule of this
-package was made or changed for these rows; what their scripts do was read with the figures in view.
+    return f"""{describe_run(seconds)}.
 
 **{summary(results)}.**
 
@@ -198,29 +191,9 @@ package was made or changed for these rows; what their scripts do was read with 
 
 {lines}
 
-litgpt, 2023: the longest sample of the data set is the first that is trained on. 2024: samples are cut at 512 tokens
-and come in any order, so the peak is that of one such micro-batch after another, whose logits (and, with 4-bit weights
-of bitsandbytes 0.42, whose inputs of every layer) are still held. Both follow from litgpt's loop. Rows of torchao
-and fsdp_qlora are by this package's own recipes (`--optimizer adamw8bit`, `adamw_offloaded`, `--quantize nf4`,
-`--lora`, `--checkpointing`) of timm's and transformers' models; images of torchao's are 224 x 224, to which its script
-crops them. GPUs that the catalogue lacks are predicted as others older than Hopper: an A10G as an A100, a 4070 Ti as a
-4090; the bytes of a step are the same.
-
-Looked at and left out, as the run cannot be rebuilt from what is told: the single-device tables of torchtune (which
-memory, the lengths of samples and the kernels of packed, compiled steps are not told), litgpt's other adapters and its
-inference table, 4-bit and float8 optimizers, rows of two GPUs that split the model, and copies of the same figure.
-
 Sources:
 
-{chr(10).join(sources)}
-
-"""
-
-
-def write_section(text: str) -> None:
-    """Put the section in its place in docs/accuracy.md, before that on many GPUs."""
-    before, title, rest = DOCUMENT.read_text().partition(PARALLEL)
-    DOCUMENT.write_text(before.partition(PUBLISHED)[0] + text + title + rest)
+{chr(10).join(sources)}"""
 
 
 def main() -> int:
@@ -236,7 +209,7 @@ def main() -> int:
         print(f"no note says why these are off by more than {100 * NAMED_ABOVE:.0f} %: {', '.join(unnamed)}",
               file=sys.stderr)
     if not options.parts:
-        write_section(text)
+        write_block("accuracy.md", "accuracy_published", text)
     return 1 if unnamed else 0
 
 

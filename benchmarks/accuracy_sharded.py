@@ -10,9 +10,7 @@ tables alone are printed, and nothing is written.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import multiprocessing
-import statistics
 import sys
 import time
 import warnings
@@ -25,10 +23,10 @@ import torch
 from analyzer import ProfileOptions, profile
 from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.parallel import world
-from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
-from benchmarks.accuracy_memory import DOCUMENT, SHARDED
+from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
 from benchmarks.mpt import Mpt, run_step, shard
-from benchmarks.truth_table import is_named, make_parser, read_runs, read_truth
+from benchmarks.page import markdown, percent, write_block
+from benchmarks.truth_table import is_named, make_parser, read_runs
 
 TABLE = "llm_foundry"
 DEVICES = {"A100 40GB": "a100_40gb", "A100 80GB SXM": "a100_80gb", "H100 80GB SXM": "h100_sxm"}
@@ -132,64 +130,11 @@ PARTS: Mapping[str, Callable[[Run], bool]] = {
 
 def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
     """Errors by part of the table, then every row."""
-    rows = []
-    for name, belongs in PARTS.items():
-        part = [case for run, case in judged if belongs(run)]
-        if part:
-            bias = statistics.median(case.predicted / case.measured - 1 for case in part)
-            rows.append([name, *describe_errors(part)[:5], f"{100 * bias:+.1f} %"])
     every = [[run.id, f"{case.measured:.2f}", f"{case.predicted:.2f}",
-              f"{100 * (case.predicted / case.measured - 1):+.1f} %", f"{case.low:.2f} to {case.high:.2f}"]
+              percent(case.deviation, signed=True), f"{case.low:.2f} to {case.high:.2f}"]
              for run, case in judged]
-    return (f"{print_table(rows, ['rows', *ERRORS[:5], 'median, with sign'])}\n\nEvery step, in seconds:\n\n"
-            + print_table(every, ["row", "measured", "predicted", "error", "range"]))
-
-
-def section(judged: Sequence[tuple[Run, Judged]], seconds: float) -> str:
-    """The section of docs/accuracy.md."""
-    cases = [case for _, case in judged]
-    common = read_truth(TABLE)["common"]
-    source = common["source"]
-    return f"""{SHARDED}
-{len(cases)} steps of MPT under FSDP on 8 to 512 GPUs, which MosaicML published ({source["repo"]} at
-{source["commit"][:7]}, {source["path"]}, {source["date"]}, {source["licence"]}); predicted on {datetime.date.today()}
-with PyTorch {torch.__version__} on a machine without a GPU, in {seconds:.0f} seconds, by
-
-    python -m benchmarks.accuracy_sharded
-
-PyTorch's own FSDP runs around the model rebuilt (`benchmarks/mpt.py`), in a world of the row's ranks, with 2 and with 4
-layers; further layers and micro-batches are as these. Communication overlaps as FSDP's streams let it. No constant was
-fitted to these rows or changed for them. Rows in float8 are left out. Guessed:
-{"; ".join(common["guessed"])}.
-
-**Median error {percent(statistics.median(case.error for case in cases))}, rank correlation \
-{rank_correlation(cases):.3f}, the range holds {percent(sum(case.is_held for case in cases) / len(cases))}.**
-
-{tables(judged)}
-
-What was tested for steps that were predicted too short, one cause at a time, by what the project says of its runs:
-
-- *Attention.* `sweep.sh`, which names the image `mosaicml/pytorch:2.1.0_cu121` for A100 and H100, leaves `attn_impl` to
-  `submit_benchmarks.py`, whose default is `triton`; `sweep.py`, for 128 H100 and more, names `flash` for 1b, 3b, 7b and
-  70b. With FlashAttention 2 for all, the median error was 16.8 %, and long sequences were 30 to 40 % too short (a step
-  of 32,768 tokens of mpt-1b on A100 by 37.5 %). The kernel of the row, at a published rate
-  (`benchmarks/mpt_attention.py`), brings it to what stands above, that step to +9.5 %. Both of its passes run at one
-  rate there, and beyond 16,384 tokens at that of 16,384: the longest sequences come out too long. The rows for which
-  `sweep.py` names `flash` were no faster than the others; they are what is furthest off.
-- *FSDP.* `limit_all_gathers` is on, as by PyTorch's default, and `forward_prefetch` where `sweep.py` says so: PyTorch's
-  own FSDP runs, so both are in the prediction.
-- *The network.* On up to 64 H100 a model is within 5 points of what it is on one host: it is not that. From 128 to 512
-  two to five points are added, which all ranks coming at once leaves out.
-- *Products.* What is left on H100 is 5 to 20 % at sequences up to 2,048, and not there on A100. The products of the
-  H100 that the models were fitted to ran with frameworks of 2026; those of Vidur, of 2024 on the same GPU, took 5 %
-  longer in the mean; these ran with CUDA 12.1, of 2023. No published figure tells its cuBLAS on H100, so nothing is
-  changed for it.
-"""
-
-
-def write_section(text: str) -> None:
-    """Put the section at the end of docs/accuracy.md."""
-    DOCUMENT.write_text(f"{DOCUMENT.read_text().partition(SHARDED)[0].rstrip()}\n\n{text}")
+    return (f"{table_of_parts(judged, PARTS)}\n\nEvery step, in seconds:\n\n"
+            + markdown(["row", "measured", "predicted", "error", "range"], every))
 
 
 def main() -> int:
@@ -201,9 +146,9 @@ def main() -> int:
     if options.parts:
         print(tables(judged))
         return 0
-    text = section(judged, time.perf_counter() - began)
+    text = f"{summarize_steps([case for _, case in judged], time.perf_counter() - began)}\n\n{tables(judged)}"
     print(text)
-    write_section(text)
+    write_block("accuracy.md", "accuracy_sharded", text)
     return 0
 
 

@@ -11,9 +11,7 @@ pipeline parallel ranks. Each kind of stage is profiled as one rank runs it, and
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import multiprocessing
-import statistics
 import sys
 import time
 import warnings
@@ -30,13 +28,12 @@ from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
 from analyzer.parallel.profiled_stage import find_compute_spreads
-from benchmarks.accuracy_latency import ERRORS, Judged, describe_errors, percent, print_table, rank_correlation
-from benchmarks.accuracy_memory import DOCUMENT, SHARDED, THROUGHPUT
+from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
+from benchmarks.page import markdown, percent, write_block
 from benchmarks.truth_table import is_named, make_parser, read_runs, read_truth
 
 TABLE = "vtrain"
-MEDIAN_BAR, RANK_BAR, HELD_BAR = 0.12, 0.95, 0.88
 DEVICE = "a100_80gb"
 FLOAT16 = 2
 
@@ -198,62 +195,14 @@ PARTS: Mapping[str, Callable[[Run], bool]] = {
 
 def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
     """Errors by part of the table, then the rows that are furthest off."""
-    rows = []
-    for name, belongs in PARTS.items():
-        part = [case for run, case in judged if belongs(run)]
-        if part:
-            bias = statistics.median(case.predicted / case.measured - 1 for case in part)
-            rows.append([name, *describe_errors(part)[:5], f"{100 * bias:+.1f} %"])
     worst = sorted(judged, key=lambda pair: -pair[1].error)[:12]
     furthest = [[run.id, f"{run.tp} x {run.dp} x {run.pp}", str(run.micro_batch), str(run.hidden),
                  f"{run.step_ms:,.0f}", f"{1e3 * case.predicted:,.0f}",
-                 f"{100 * (case.predicted / case.measured - 1):+.1f} %",
+                 percent(case.deviation, signed=True),
                  f"{1e3 * case.low:,.0f} to {1e3 * case.high:,.0f}"] for run, case in worst]
-    return (f"{print_table(rows, ['rows', *ERRORS[:5], 'median, with sign'])}\n\nFurthest off, in ms:\n\n"
-            + print_table(furthest, ["row", "TP x DP x PP", "micro-batch", "hidden", "measured", "predicted", "error",
-                                     "range"], 2))
-
-
-def section(judged: Sequence[tuple[Run, Judged]], seconds: float) -> str:
-    """The section of docs/accuracy.md."""
-    cases = [case for _, case in judged]
-    source = read_truth(TABLE)["common"]["source"]
-    median = statistics.median(case.error for case in cases)
-    held = sum(case.is_held for case in cases) / len(cases)
-    return f"""{THROUGHPUT}
-{len(cases)} steps of GPT on 2 to 512 A100, which the authors of vTrain measured with Megatron-DeepSpeed over tensor,
-data and pipeline parallel ranks ({source["repo"]} at {source["commit"][:7]}, {source["date"]}, {source["licence"]}:
-{source["path"]}); predicted on {datetime.date.today()} with PyTorch {torch.__version__} on a
-machine without a GPU, in {seconds:.0f} seconds, by
-
-    python -m benchmarks.accuracy_throughput
-
-Each kind of stage is profiled as one tensor-parallel rank runs it, from Megatron's layers rebuilt
-(`benchmarks/megatron_gpt.py`); `analyzer.parallel` joins the stages ([pipeline.md](pipeline.md)). No constant was
-fitted to these rows or changed for them; the host's pace is that of one machine with an H200, and those of collectives
-were fitted to tables of all-reduces, of which the same authors measured some. What the source does not tell is guessed:
-{"; ".join(read_truth(TABLE)["common"]["guessed"])}.
-
-**Median error {percent(median)} (bar: {percent(MEDIAN_BAR)}), rank correlation {rank_correlation(cases):.3f} (bar: \
-{RANK_BAR}), the range holds {percent(held)} (bar: {percent(HELD_BAR)}).**
-
-{tables(judged)}
-
-Most steps of one host wait for the host, whose pace was fitted on another machine: layers of 1,024 or 2,048 columns,
-split over ranks, are shorter than their launches. There a layer takes as long whatever its size, and longer on eight
-ranks, which share the host's processors; the prediction knows one pace. Of steps that wait for the device, those of
-2,048 columns on one tensor-parallel rank compute faster than predicted, and their embedding and loss take longer, as
-they would with a vocabulary that is not made a multiple of eight. The range of a stage is that of its profile
-(`Profile.step_seconds_range`): the host at both ends of its pace, then the kernels, then what communicates; the stages
-are joined at both ends, too.
-"""
-
-
-def write_section(text: str) -> None:
-    """Put the section in its place in docs/accuracy.md, before that on sharded models."""
-    before, _, rest = DOCUMENT.read_text().partition(THROUGHPUT)
-    _, title, after = rest.partition(SHARDED)
-    DOCUMENT.write_text(f"{before.rstrip()}\n\n{text}" + f"\n{title}{after}" * bool(title))
+    return (f"{table_of_parts(judged, PARTS)}\n\nFurthest off, in ms:\n\n"
+            + markdown(["row", "TP x DP x PP", "micro-batch", "hidden", "measured", "predicted", "error", "range"],
+                       furthest, 2))
 
 
 def main() -> int:
@@ -261,10 +210,10 @@ def main() -> int:
     runs = [run for run in read_runs(TABLE, Run) if is_named(run.id, options.parts)]
     began = time.perf_counter()
     judged = judge(runs, time_stages(runs, options.processes))
-    text = section(judged, time.perf_counter() - began)
+    text = f"{summarize_steps([case for _, case in judged], time.perf_counter() - began)}\n\n{tables(judged)}"
     print(text)
     if not options.parts:
-        write_section(text)
+        write_block("accuracy.md", "accuracy_throughput", text)
     return 0
 
 

@@ -41,8 +41,8 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 from .coverage_case import Case  # noqa: E402
 from .coverage_check import Row, check_case, group_reason  # noqa: E402
+from .page import ROOT  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "docs" / "coverage.md"
 FAMILIES = ("torchvision", "timm", "transformers", "diffusers", "torch.nn")
 STEPS = ("train", "infer", "trace")

@@ -19,7 +19,7 @@ from analyzer.results.profile import Profile
 from analyzer.tools.solver import Planner
 from analyzer.zoo import MODELS
 
-from .speed_process import ROOT
+from .page import ROOT
 
 matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402

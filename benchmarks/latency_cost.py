@@ -1,16 +1,11 @@
-"""What predicting the time of a step adds to its profile.
-
-    python -m benchmarks.latency_cost           # prints a table; a minute
-    python -m benchmarks.latency_cost --write   # and puts it into docs/performance.md
+"""What predicting the time of a step adds to its profile: ``python -m benchmarks.speed --only latency``, a minute.
 
 The profiler of seconds is timed where it runs, in processor time: what it shares with the profilers before it (bytes,
-calls that are alike) is there without it, too. `benchmarks.speed` has the same table as its section "latency".
+calls that are alike) is there without it, too.
 """
 from __future__ import annotations
 
-import argparse
 import gc
-import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,15 +21,15 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.record.log import Log
 
-from .speed_case import CASES, REUSE_CASES, SpeedCase, import_libraries, transformer
+from .page import markdown
+from .speed_case import CASES, REUSE_CASES, SpeedCase, transformer
 from .speed_contender import Prepared
-from .speed_process import ROOT, Line, in_fork
-from .speed_table import Report, judge, markdown, say
+from .speed_process import Line, in_fork
+from .speed_table import Report, say
 
 DEVICE = "h200"
 LIMIT = 0.1
 LEAST_ROUNDS = 3
-TITLE = "Predicting time"
 _BY_NAME = {case.name: case for case in (*REUSE_CASES, *CASES)}
 LLAMA = SpeedCase("llama, 32 layers",
                   transformer("LlamaForCausalLM", "LlamaConfig", hidden_size=2048, intermediate_size=8192,
@@ -119,44 +114,6 @@ def measure_latency(report: Report) -> None:
     report.targets.append(("predicting time, part of a model's first profile, largest", max(shares), max(shares),
                            LIMIT))
     report.add(
-        TITLE,
-        "By `python -m benchmarks.latency_cost --write`: "
-        f"processor time of the profiler of seconds (`profile(device=\"{DEVICE}\")`, rows not read) within a profile, "
-        f"medians of {rounds} processes: of the first profile of a model, where each operator's time is predicted, and "
-        "of further ones, where it is known. Training has `optimizer=\"adamw\"`. The first profile of a process also "
-        f"imports the rules and reads their constants, {once * 1e3:.0f} ms, which is left out here.",
+        "latency",
+        f"Medians of {rounds} processes; the first profile of a process takes {once * 1e3:.0f} ms more, left out here.",
         markdown(["model", "first, ms", "of it predicting", "share", "further, ms", "of it predicting", "share"], rows))
-
-
-def put_section(page: str, title: str, section: str) -> str:
-    """A page with a section in the place of that of the same title, or behind all others.
-
-    >>> put_section("# Page\\n\\n## A\\n\\none\\n\\n## B\\n\\ntwo\\n", "A", "## A\\n\\nthree")
-    '# Page\\n\\n## A\\n\\nthree\\n\\n## B\\n\\ntwo\\n'
-    >>> put_section("# Page\\n", "A", "## A\\n\\none")
-    '# Page\\n\\n## A\\n\\none\\n'
-    """
-    found = re.search(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    if found is None:
-        return f"{page.rstrip()}\n\n{section}\n"
-    return f"{page[:found.start()]}{section}\n\n{page[found.end():]}".rstrip() + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the section into docs/performance.md")
-    parser.add_argument("--rounds", type=int, default=5, help="as of benchmarks.speed (default 5)")
-    arguments = parser.parse_args()
-    import_libraries()
-    report = Report([], arguments.rounds)
-    measure_latency(report)
-    print(report.sections[0])
-    for what, figure, _, limit in report.targets:
-        print(f"\n{what}: {figure:.1%}, at most {limit:.0%}: {judge(figure, limit)}")
-    if arguments.write:
-        path = ROOT / "docs" / "performance.md"
-        path.write_text(put_section(path.read_text(encoding="utf-8"), TITLE, report.sections[0]), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

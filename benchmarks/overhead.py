@@ -16,7 +16,6 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,9 +26,10 @@ from torch import nn  # noqa: E402
 from analyzer.tools.runtime import FlopsProfiler  # noqa: E402
 from analyzer.zoo import MODELS  # noqa: E402
 
-from .speed_table import markdown, ratio, time_in_turn  # noqa: E402
+from .page import markdown, write_block  # noqa: E402
+from .speed import describe_machine  # noqa: E402
+from .speed_table import ratio, time_in_turn  # noqa: E402
 
-PAGE = Path(__file__).parents[1] / "docs" / "overhead.md"
 LIMIT = 1.1  #: of the case that it is promised for, ResNet-50 in training
 
 
@@ -128,25 +128,10 @@ def main() -> int:
     clock, processor = (float(cell) for cell in rows[0][2:4])
     verdict = "ResNet-50 in training, at most {}: {:.3f} by processor time, {}; {:.3f} by the clock, {}.".format(
         LIMIT, *(part for figure in (processor, clock) for part in (figure, "met" if figure <= LIMIT else "MISSED")))
-    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-    PAGE.write_text(
-        f"""# Overhead of measuring
-
-Written by `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: \
-Python {platform.python_version()}, torch {torch.__version__}; {os.cpu_count()} cores, one thread used; \
-load average at the end {load}.
-
-A step inside `FlopsProfiler.start_profile()` and `stop_profile()`, both included, divided by the same step without. \
-Steps are taken in turn in one process; a
-figure is the median of the ratios within a round. \
-The times that a profile tells leave out what the profiler itself took, so they are closer to
-those of the step alone.
-
-{verdict}
-
-{table}
-""", encoding="utf-8")
-    print(PAGE.read_text(encoding="utf-8"))
+    text = (f"By `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: Python "
+            f"{platform.python_version()}, torch {torch.__version__}; {describe_machine()}.\n\n{verdict}\n\n{table}")
+    print(text)
+    write_block("overhead.md", "overhead", text)
     return 0
 
 

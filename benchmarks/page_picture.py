@@ -13,7 +13,7 @@ from pathlib import Path
 
 from analyzer.cli import main as run_command
 
-from .speed_process import ROOT
+from .page import ROOT
 
 PICTURE = ROOT / "docs" / "img" / "page.png"
 COMMAND = ("profile", "llama_1b", "--dtype", "bf16", "--optimizer", "adamw", "--device", "h100", "--show", "brief")

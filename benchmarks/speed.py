@@ -1,8 +1,8 @@
 """How long a profile takes, set against running the model on meta tensors and against what else answers the same
 questions.
 
-    python -m benchmarks.speed                          # everything, ten minutes; writes docs/performance.md
-    python -m benchmarks.speed --only ratios,depth      # some sections, printed
+    python -m benchmarks.speed                          # everything, ten minutes; writes docs/performance.md too
+    python -m benchmarks.speed --only ratios,depth      # some sections
     python -m benchmarks.speed --only ratios --models resnet50,bert_base --rounds 9
 
 Times are compared within one round of one process, never between runs. Packages that are not installed are skipped.
@@ -27,8 +27,8 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import torch  # noqa: E402
 
 from .latency_cost import measure_latency  # noqa: E402
+from .page import ROOT, markdown, write_block  # noqa: E402
 from .speed_case import CASES, find_case, import_libraries  # noqa: E402
-from .speed_process import ROOT  # noqa: E402
 from .speed_section import (  # noqa: E402
     measure_cold,
     measure_depth,
@@ -39,9 +39,7 @@ from .speed_section import (  # noqa: E402
     measure_ratios,
     measure_reuse,
 )
-from .speed_table import Report, format_ratio, judge, markdown, say  # noqa: E402
-
-PAGE = ROOT / "docs" / "performance.md"
+from .speed_table import Report, format_ratio, judge, say  # noqa: E402
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": measure_ratios,
@@ -54,12 +52,8 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "llama": measure_llama,
     "import": measure_imports,
 }
-SECTION_FAILED = "{} could not be measured"
 # Others last: some leave torch patched.
 ORDER = [name for name in SECTIONS if name != "others"] + ["others"]
-
-
-# -- the page ----------------------------------------------------------------------------------------------------
 
 
 def describe_machine() -> str:
@@ -74,26 +68,17 @@ def describe_machine() -> str:
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB; load average at the end {load:.1f}, one thread used"
 
 
-def write_page(report: Report, command: str) -> str:
-    """The whole page."""
+def format_targets(report: Report, command: str) -> str:
+    """How, when and where it was run, and what came of each target."""
     targets = [[
         what,
         format_ratio(value) if value is None or value < 100 else f"{value:.0f}",
         format_ratio(cpu), f"{limit:g}",
         judge(value, limit)
     ] for what, value, cpu, limit in report.targets]
-    head = (
-        f"# Performance\n\nWritten by `{command}` on {datetime.date.today().isoformat()}: Python "
-        f"{platform.python_version()}, "
-        f"torch {torch.__version__}; {describe_machine()}. No accelerator is used.\n\n"
-        "All comparisons are made in one process and in turn, and figures are medians of ratios within a round, "
-        "unless a section says otherwise; "
-        "a busy machine lengthens both sides. Inputs are 8×3×224×224 images and 8×512 tokens, which change nothing: "
-        "no data is computed."
-    )
-    return "\n\n".join([
-        head, "## Targets\n\n" + markdown(["", "figure", "by processor time", "at most", ""], targets), *report.sections
-    ]) + "\n"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return (f"By `{command}` on {datetime.date.today()}: {versions}; {describe_machine()}.\n\n"
+            + markdown(["", "figure", "by processor time", "at most", ""], targets))
 
 
 def choose_sections(text: str) -> list[str]:
@@ -111,8 +96,6 @@ def main(argv: Iterable[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="SECTIONS", help=f"of {', '.join(SECTIONS)} (default all)")
     parser.add_argument("--models", metavar="NAMES", help="some of the models")
     parser.add_argument("--rounds", type=int, default=5, help="times that warm runs are repeated (default 5)")
-    parser.add_argument("--out", type=Path,
-                        help="where the page goes (default docs/performance.md if everything runs, else the screen)")
     arguments = parser.parse_args(words)
     chosen = choose_sections(arguments.only)
     torch.set_num_threads(1)
@@ -129,15 +112,14 @@ def main(argv: Iterable[str] | None = None) -> int:
         except Exception as error:  # the time of the other sections is not lost for one
             traceback.print_exc()
             report.failed.append(name)
-            report.add(SECTION_FAILED.format(name), f"{type(error).__name__}: {error}")
+            report.add(name, f"{type(error).__name__}: {error}")
         say(f"  took {time.perf_counter() - start:.0f} s")
         gc.collect()
-    page = write_page(report, " ".join(["python -m benchmarks.speed", *words]))
-    out = arguments.out or (PAGE if chosen == ORDER and arguments.models is None else None)
-    if out is None:
-        print(page)
-    else:
-        out.write_text(page, encoding="utf-8")
+    report.add("targets", format_targets(report, " ".join(["python -m benchmarks.speed", *words])))
+    for name, text in report.sections.items():
+        print(f"## {name}\n\n{text}\n")
+        if chosen == ORDER and arguments.models is None:
+            write_block("performance.md", f"speed {name}", text)
     return 1 if report.failed else 0
 
 

@@ -177,18 +177,6 @@ OTHERS: dict[str, Callable[[Prepared], Run]] = {
     "calflops": prepare_calflops,
     "DeepSpeed": prepare_deepspeed,
 }
-#: What each of the others tells, for the reader of the table.
-TELLS = {
-    "FlopCounterMode": "FLOPs, forward and backward",
-    "MemTracker": "memory, forward and backward",
-    "torch.export": "a graph, forward only",
-    "fx + ShapeProp": "a graph and shapes, forward only",
-    "torchinfo": "a module table, forward only",
-    "fvcore": "FLOPs, forward only",
-    "calflops": "FLOPs, forward only",
-    "DeepSpeed": "FLOPs, forward only",
-}
-
 
 def prepare(name: str, on: Prepared) -> Run | str:
     """The function to time, after one call of it; where it does not run, why, in one line."""

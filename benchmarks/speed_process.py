@@ -22,7 +22,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-ROOT = Path(__file__).resolve().parents[1]
+from .page import ROOT  # noqa: E402
+
 COLD = ("bare", "profile", "trace + profile")
 Line = dict[str, Any]
 

@@ -7,11 +7,12 @@ from dataclasses import fields
 
 from analyzer import Profile, profile
 
+from .page import markdown
 from .replay_equality import ABOUT_REPLAY
 from .speed_case import REUSE_CASES
-from .speed_contender import OTHERS, OURS, TELLS, Prepared, prepare
+from .speed_contender import OTHERS, OURS, Prepared, prepare
 from .speed_process import run_worker, time_imports
-from .speed_table import CPU, MIB, Report, Timing, format_ratio, markdown, median_known, ratio, say, slope, time_in_turn
+from .speed_table import CPU, MIB, Report, Timing, format_ratio, median_known, ratio, say, slope, time_in_turn
 
 
 def measure_ratios(report: Report) -> None:
@@ -38,17 +39,7 @@ def measure_ratios(report: Report) -> None:
     rows.append(["median, processor time", "", *(format_ratio(statistics.median(cpu[name])) for name, _, _ in pairs)])
     report.targets += [(f"{name}, warm, to {under}", statistics.median(wall[name]), statistics.median(cpu[name]), limit)
                        for name, under, limit in pairs if limit is not None]
-    report.add(
-        "Warm",
-        "Each figure is a time divided by that of the bare step on meta tensors in the same round: forward, loss and "
-        "backward "
-        "(`profile`, `trace + profile`, `FlopCounterMode`), or these and an eager AdamW step whose states exist "
-        "(`profile + AdamW`). "
-        "`trace + profile` is `symbolic_trace` and `symbolic_profile`. A profile covers two steps, the first and a "
-        "later one. It has its sums "
-        "at once (FLOPs, bytes, seconds, phases, peaks); rows (nodes, modules, operators, the memory timeline) are "
-        "worked out when they are read, "
-        "which `profile, all read` includes.", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
+    report.add("ratios", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
 
 
 def measure_others(report: Report) -> None:
@@ -69,13 +60,8 @@ def measure_others(report: Report) -> None:
         say(f"  {rows[-1]}")
     rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
     skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
-    report.add(
-        "Beside others",
-        "Time divided by that of the bare step (forward, loss, backward on meta tensors). What each tells: " +
-        "; ".join(f"{name}: {TELLS[name]}"
-                  for name in names if name in TELLS) + ". MemTracker runs under `FakeTensorMode`. "
-        f"Rounds: {rounds}; in the first, nothing is warm.", markdown(["model", *names], rows),
-        *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
+    report.add("others", f"Rounds: {rounds}; in the first, nothing is warm.", markdown(["model", *names], rows),
+               *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
 
 
 def measure_cold(report: Report) -> None:
@@ -96,11 +82,7 @@ def measure_cold(report: Report) -> None:
     rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(found))}**" for found in columns.values())])
     report.targets.append(
         ("profile, cold, to bare", statistics.median(columns["profile"]), statistics.median(cpu), 1.0))
-    report.add(
-        "Cold",
-        "The first run in a process that has imported everything, built the model and run nothing, against the first "
-        "bare step in "
-        "another such process.", markdown(["model", "bare, ms", *columns], rows))
+    report.add("cold", markdown(["model", "bare, ms", *columns], rows))
 
 
 DEPTHS = (16, 64, 128)
@@ -126,13 +108,8 @@ def measure_depth(report: Report) -> None:
         ])
         report.targets.append((f"each further OPT layer, {name} to {under}", further, cpu, limit))
         say(f"  {rows[-1]}")
-    report.add(
-        "Depth",
-        f"An OPT of identical layers (hidden 1024, 16 heads), from {DEPTHS[0]} to {DEPTHS[-1]} of them: the whole, "
-        "and what each "
-        "further layer costs beside its own bare step. In a process of its own: what others left scattered in memory "
-        "slows Python.",
-        markdown(["", *(f"{layers} layers" for layers in DEPTHS), "each further layer", "at most"], rows))
+    columns = [f"{layers} layers" for layers in DEPTHS]
+    report.add("depth", markdown(["", *columns, "each further layer", "at most"], rows))
 
 
 def compare_profiles(one: Profile, other: Profile) -> list[str]:
@@ -157,11 +134,7 @@ def measure_reuse(report: Report) -> None:
         rows.append([case.name, verdict, format_ratio(ratio(timings["with"], timings["without"]))])
         say(f"  {rows[-1]}")
     report.targets.append(("models whose profile is another with `reuse=False`", float(wrong), None, 0.0))
-    report.add(
-        "Reuse of blocks",
-        "`profile(optimizer=\"adamw\")` with `reuse=True` and `reuse=False`: every field of the two profiles is "
-        "compared.",
-        markdown(["model", "profiles", "time to that of reuse=False"], rows))
+    report.add("reuse", markdown(["model", "profiles", "time to that of reuse=False"], rows, 2))
 
 
 def measure_memory(report: Report) -> None:
@@ -179,13 +152,8 @@ def measure_memory(report: Report) -> None:
         calls = many["calls"] - few["calls"]
         cells.append([f"reuse={reuse}", f"{calls / 48:.0f}", f"{(many['peak_bytes'] - few['peak_bytes']) / calls:.0f}"])
     report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), None, 500.0))
-    report.add(
-        "Memory",
-        "Resident MiB of a fresh process, before its first step (libraries imported, the model built) and at its peak.",
-        markdown(["model", "run", "before", "peak"], rows),
-        "What a further layer of an OPT adds to the most that Python holds during a profile (tracemalloc, from 16 to "
-        "64 layers). "
-        "Two steps are in the log.", markdown(["", "operator calls a layer", "bytes a call"], cells))
+    report.add("memory", markdown(["model", "run", "before", "peak"], rows, 2),
+               markdown(["", "operator calls a layer", "bytes a call"], cells))
 
 
 def measure_llama(report: Report) -> None:
@@ -196,11 +164,7 @@ def measure_llama(report: Report) -> None:
                        ("405-billion-parameter Llama: resident MB", ours["peak_bytes"] / 1e6, None, 700.0)]
     rows = [[what, f"{line['seconds']:.2f}", f"{line['peak_bytes'] / 1e6:.0f}"] for what, line in lines.items()]
     rows.append(["profile / bare", *(format_ratio(ours[name] / bare[name]) for name in ("seconds", "peak_bytes"))])
-    report.add(
-        "A 405-billion-parameter Llama",
-        "Built by a callable and profiled for one training step at 1×4096 in a fresh process "
-        "(building included, imports not), against building it on meta and one bare step.",
-        markdown(["", "seconds", "resident MB at the peak"], rows))
+    report.add("llama", markdown(["", "seconds", "resident MB at the peak"], rows))
 
 
 def measure_imports(report: Report) -> None:
@@ -210,7 +174,7 @@ def measure_imports(report: Report) -> None:
     report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], adds[1], 0.15))
     seconds = statistics.median(ours[0] for _, ours in found)
     report.add(
-        "Import",
+        "import",
         f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: "
         f"{format_ratio(adds[0])} of the time that "
         f"`import torch` took (processor time: {format_ratio(adds[1])}).")

@@ -101,20 +101,6 @@ def judge(value: float | None, limit: float) -> str:
     return "not measured" if value is None else "met" if value <= limit else "MISSED"
 
 
-def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: text left, all other columns right.
-
-    >>> print(markdown(["model", "ratio"], [["a|b", "0.5"]]))
-    | model | ratio |
-    |---|---:|
-    | a\\|b | 0.5 |
-    """
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join([line(headers), "|---" + "|---:" * (len(headers) - 1) + "|", *(line(row) for row in rows)])
-
-
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -124,9 +110,9 @@ class Report:
 
     def __init__(self, cases: Sequence[SpeedCase], rounds: int) -> None:
         self.cases, self.rounds = cases, rounds
-        self.sections: list[str] = []
+        self.sections: dict[str, str] = {}
         self.targets: list[Judged] = []
         self.failed: list[str] = []
 
-    def add(self, title: str, *blocks: str) -> None:
-        self.sections.append("\n\n".join([f"## {title}", *blocks]))
+    def add(self, name: str, *blocks: str) -> None:
+        self.sections[name] = "\n\n".join(blocks)

@@ -14,7 +14,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from .speed_process import ROOT
+from .page import ROOT
 from .trust_section import Section, load_sections, run_section, save_section
 
 PAGE = ROOT / "docs" / "reliability.md"

@@ -14,7 +14,7 @@ from typing import Any
 
 from coverage import Coverage
 
-from .speed_process import ROOT
+from .page import ROOT
 from .trust_section import Section
 
 DATA = ROOT / "build" / "coverage" / "data"

@@ -1,10 +1,12 @@
 """The check of bracketed constants: a constant is bracketed by what its rule compares it with."""
 import doctest
+import re
+from pathlib import Path
 
 import pytest
 
 from analyzer.cuda.workspaces import convolution
-from benchmarks import accuracy_leave_one_out
+from benchmarks import accuracy_leave_one_out, page
 from benchmarks.accuracy_forms import ALTERNATIVES, Errors, form_left_out, is_kept, section
 from benchmarks.accuracy_leave_one_out import (
     ALWAYS,
@@ -18,13 +20,35 @@ from benchmarks.accuracy_leave_one_out import (
     examine,
     middle,
 )
-from benchmarks.accuracy_memory import DOCUMENT, EVERY_CASE, LEFT_OUT
 from benchmarks.cases import measured_cases
 
+SCRIPTS = Path(page.__file__).parent
 
-def test_examples_in_the_docstrings():
-    found = doctest.testmod(accuracy_leave_one_out)
+
+@pytest.mark.parametrize("module", [accuracy_leave_one_out, page])
+def test_examples_in_the_docstrings(module):
+    found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0
+
+
+def test_a_block_is_written_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    before = "# Page\n\n<!-- one -->\n\nfigures\n\n<!-- /one -->\n\nwords\n<!-- two -->\n<!-- /two -->\n"
+    (tmp_path / "page.md").write_text(before)
+    assert page.read_block("page.md", "one") == "figures"
+    page.write_block("page.md", "one", "others\n")
+    assert (tmp_path / "page.md").read_text() == before.replace("figures", "others")
+    page.write_block("page.md", "two", page.read_block("page.md", "two"))
+    with pytest.raises(ValueError, match="docs/page.md has no block 'three'"):
+        page.write_block("page.md", "three", "")
+
+
+def test_every_block_of_the_page_is_one_that_a_benchmark_writes():
+    names = re.findall("<!-- ([^/].*?) -->", (page.DOCS / "accuracy.md").read_text())
+    for name in names:
+        assert f'"{name}"' in (SCRIPTS / f"{name.split()[0]}.py").read_text() or name.startswith("accuracy_latency ")
+        assert page.read_block("accuracy.md", name)
+    assert len(names) == len(set(names)) == 13
 
 
 def test_a_watched_threshold_notes_with_which_values_a_comparison_turns():
@@ -66,10 +90,9 @@ def test_a_case_brackets_the_constants_as_they_are():
             assert low <= getattr(convolution, constant.name) <= high
 
 
-def test_the_page_says_what_its_figures_are_of():
-    page = DOCUMENT.read_text()
-    assert page.index("## What these figures are of") < page.index(LEFT_OUT) < page.index(EVERY_CASE)
-    assert all(constant.name in page for constant in CONSTANTS)
+def test_the_page_tells_every_constant():
+    told = page.read_block("accuracy.md", "accuracy_leave_one_out")
+    assert all(constant.name in told for constant in CONSTANTS)
 
 
 def test_a_form_is_kept_where_others_are_nearer_with_it():

@@ -9,7 +9,8 @@ import torch
 
 from analyzer import profile
 from analyzer.parallel import world
-from benchmarks.accuracy_parallel import measured_bytes, quantile, read_rows
+from benchmarks.accuracy_parallel import measured_bytes, read_rows
+from benchmarks.page import quantile
 from benchmarks.parallel import transformer_engine
 from benchmarks.parallel.family import family_of, predict
 from benchmarks.parallel.note import APART, note_of
