@@ -39,10 +39,10 @@ def is_outside(filename: str) -> bool:
     return filename.startswith(_OWN_MODELS) or not filename.startswith(_PACKAGE)
 
 
-def is_called_by_user() -> bool:
-    """Whether the innermost frame outside this package is neither torch's."""
-    frame = first_frame(is_outside)
-    return frame is not None and is_user_code(frame.f_code.co_filename)
+def is_called_by_user(check: str = "") -> bool:
+    """Whether the innermost frame outside this package is neither torch's, or is one of its own file ``check``."""
+    frame = first_frame(lambda filename: is_outside(filename) or filename == check)
+    return frame is not None and (is_user_code(frame.f_code.co_filename) or frame.f_code.co_filename == check)
 
 
 def user_line() -> str | None:

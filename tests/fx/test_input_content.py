@@ -171,6 +171,7 @@ def test_constants_among_inputs(name: str) -> None:
 ASKED: dict[str, Callable[[Tensor], Any]] = {
     "requires_grad": lambda x: x.requires_grad,
     "is_leaf": lambda x: x.is_leaf,
+    "is_inference": lambda x: x.is_inference(),
     "grad_fn": lambda x: x.grad_fn is None,
     "_base": lambda x: x._base is None,
     "_is_view": lambda x: x._is_view(),
@@ -183,6 +184,7 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
     "a leaf that requires a gradient": lambda: torch.ones(3, 4, requires_grad=True),
     "a result": lambda: torch.ones(3, 4, requires_grad=True) * 2,
     "transposed": lambda: torch.ones(4, 3).t(),
+    "made for inference": torch.inference_mode()(lambda: torch.ones(3, 4)),
     "a part": lambda: torch.ones(4, 4)[1:],
 }
 

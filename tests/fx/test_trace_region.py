@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from analyzer import symbolic_trace
+from analyzer import symbolic_profile, symbolic_trace
+from analyzer.errors import InputError
 from analyzer.fx import AutocastRegion, CheckpointRegion, GradRegion, GraphModule
 from analyzer.fx.trace.tracing_patch import CHECKPOINT_GENERATOR
 
@@ -272,8 +273,9 @@ def test_modes_in_generated_code(traced_like: Any) -> None:
 def forward(self, x):
     with torch.no_grad():
         mean = x.mean()
-    fc = self.fc(x)
-    sum_1 = fc.sum()
+    with torch.enable_grad():
+        fc = self.fc(x)
+        sum_1 = fc.sum()
     with torch.no_grad():
         mul = mean * 2
     with torch.autocast('cpu', dtype=torch.bfloat16):
@@ -291,18 +293,20 @@ def forward(self, x):
     with torch.inference_mode():
         sum_2 = x.sum()
         mul_1 = sum_2 * 2
-    mul_2 = add_1 * sum_1
-    mul_3 = mul * sin
-    sub = mul_2 - mul_3
-    clone = mul_1.clone()
-    add_2 = sub + clone
+    with torch.enable_grad():
+        mul_2 = add_1 * sum_1
+        mul_3 = mul * sin
+        sub = mul_2 - mul_3
+        clone = mul_1.clone()
+        add_2 = sub + clone
     return add_2""".strip("\n")
     regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
     outer, second = AutocastRegion(0, "cpu", torch.bfloat16, True, True), AutocastRegion(
         2, "cpu", torch.bfloat16, True, True)
     assert regions["fc_2"] == (outer, AutocastRegion(1, "cpu", torch.bfloat16, False, True))
     assert regions["fc_3"] == (second,
-                               GradRegion(False)) and regions["sin"] == (GradRegion(False), ) and regions["fc"] == ()
+                               GradRegion(False)) and regions["sin"] == (GradRegion(False), )
+    assert regions["fc"] == (GradRegion(True),)
     assert regions["sum_2"] == (GradRegion(False, inference=True),)
 
 
@@ -310,6 +314,119 @@ def test_traced_under_no_grad() -> None:
     with torch.no_grad():
         gm = symbolic_trace(nn.Sequential(Block()), meta_args={"input": X})
     assert "no_grad" not in gm.code, "the mode around the call of symbolic_trace is the caller's"
+
+
+class Asks(nn.Module):
+    def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.function = nn.Linear(4, 4), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear, x)
+
+
+def turn_on(linear: nn.Module, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return linear(x) * 2
+
+
+def leave_inference(linear: nn.Module, x: Tensor) -> Tensor:
+    with torch.inference_mode(False):
+        with torch.no_grad():
+            y = linear(x.clone())
+        return linear(x.clone()) * y
+
+
+def set_on(linear: nn.Module, x: Tensor) -> Tensor:
+    torch.set_grad_enabled(True)
+    y = linear(x)
+    torch.set_grad_enabled(False)
+    y = linear(y)
+    torch.set_grad_enabled(True)
+    return y * linear(x)
+
+
+def force(linear: nn.Module, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(linear(x).square().sum(), x, create_graph=True)[0]
+
+
+def own(linear: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        factor = 2 if torch.is_grad_enabled() or not torch.is_autocast_enabled("cpu") else 3
+    return linear(x) * factor
+
+
+GRADS: dict[str, Any] = {"gradients": torch.enable_grad, "none": torch.no_grad, "inference": torch.inference_mode}
+
+
+@pytest.mark.parametrize("function", [turn_on, torch.enable_grad()(lambda linear, x: linear(x)), leave_inference,
+                                      set_on, force, own])
+def test_a_grad_mode_that_forward_sets_is_that_of_the_graph(function: Any) -> None:
+    """Also where it is that of the trace, and another one is around the graph."""
+    model, x = Asks(function), torch.ones(2, 4)
+    for traced in ("gradients", "none"):
+        with GRADS[traced]():
+            gm = symbolic_trace(model, meta_args={"x": x})
+        for mode in ("gradients", "none", *(["inference"] if function is not force else [])):  # which torch refuses
+            with GRADS[mode]():
+                got = gm(x)
+                torch.set_grad_enabled(mode == "gradients")
+                expected = model(x)
+            assert torch.equal(got, expected), mode
+            assert (got.requires_grad, got.is_inference()) == (expected.requires_grad, expected.is_inference()), mode
+
+
+#: what is asked; a mode in which it is told something else
+ASKED: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any]] = {
+    "is_grad_enabled": (lambda linear, x: torch.is_grad_enabled(), torch.no_grad),
+    "is_inference_mode_enabled": (lambda linear, x: torch.is_inference_mode_enabled(), torch.inference_mode),
+    "is_autocast_enabled": (lambda linear, x: torch.is_autocast_enabled("cpu"),
+                            lambda: torch.autocast("cpu", torch.bfloat16)),
+    "get_autocast_dtype": (lambda linear, x: torch.get_autocast_dtype("cpu") is torch.bfloat16,
+                           lambda: torch.autocast("cpu", torch.float16)),
+    "a name of another module": (lambda linear, x: is_grad_enabled(), torch.no_grad),
+    "requires_grad": (lambda linear, x: linear(x).requires_grad, torch.no_grad),
+    "grad_fn": (lambda linear, x: linear(x).grad_fn, torch.no_grad),
+    "is_leaf": (lambda linear, x: linear(x).is_leaf, torch.no_grad),
+    "is_inference": (lambda linear, x: linear(x).is_inference(), torch.inference_mode),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_mode_that_forward_asks_for_is_checked(name: str, duplicate: Callable[[GraphModule], GraphModule]) -> None:
+    ask, other = ASKED[name]
+    model, x = Asks(lambda linear, x: linear(x) * (2 if ask(linear, x) else 3)), torch.ones(2, 4)
+    plain, gm = model(x), symbolic_trace(model, meta_args={"x": x})
+    if duplicate is copy.copy:  # the function of a test cannot be pickled
+        gm = duplicate(gm)
+    assert torch.equal(gm(x), plain)
+    with other(), pytest.raises(InputError, match="trace again"):
+        gm(x)
+    with other():
+        inside = symbolic_trace(symbolic_trace(model, meta_args={"x": x}), meta_args={"x": x})
+        assert torch.equal(inside(x), model(x)) and not torch.equal(model(x), plain)
+    with pytest.raises(InputError, match=r"trace again"):
+        inside(x)
+
+
+@pytest.mark.parametrize("name", ["get_default_dtype", "are_deterministic_algorithms_enabled"])
+def test_a_setting_of_the_process_that_forward_asks_for_is_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = symbolic_trace(lambda x: x * 2 if getattr(torch, name)() in (True, torch.float64) else x, meta_args={"x": X})
+    gm(X)
+    monkeypatch.setattr(torch, name, lambda: torch.float64)
+    with pytest.raises(InputError, match=name + r"\(\) is torch.float64, .*test_trace_region.py:\d+: trace again"):
+        gm(X)
+
+
+def test_figures_are_not_those_of_another_mode() -> None:
+    x = torch.ones(2, 4)
+    gm = symbolic_trace(Asks(lambda linear, x: linear(x) if torch.is_grad_enabled() else x), meta_args={"x": x})
+    assert symbolic_profile(gm, x, mode="train").meta["profile"].fwd_flops
+    with pytest.raises(InputError, match="is_grad_enabled"):
+        symbolic_profile(gm, x, mode="infer")
 
 
 def test_copies_keep_regions(duplicate: Callable[[GraphModule], GraphModule]) -> None:

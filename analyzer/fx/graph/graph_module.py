@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate
 from analyzer.errors import InputError
 from analyzer.fx.trace.function_call import find_by_name, qualified_name
 from analyzer.fx.trace.identity import check_identity
-from analyzer.fx.trace.input_check import Expected
+from analyzer.fx.trace.input_check import Asked, Expected
 
 from .alias import is_pure
 from .codegen import RegionCodeGen
@@ -194,12 +194,13 @@ class GraphModule(fx.GraphModule):
         self.graph = graph
 
     def expect(self, parameters: Iterable[tuple[str, Any]], expected: Iterable[Expected],
-               compares_identity: bool = False) -> None:
-        """Set what forward takes, as (name, kind of `inspect.Parameter`) pairs, and what its arguments must be like.
+               compares_identity: bool = False, asked: Iterable[Asked] = ()) -> None:
+        """Set what forward takes, as (name, kind of `inspect.Parameter`) pairs, and what its arguments must be like,
+        and the modes around it.
 
         Where code compares tensors with ``is``, the same ones must be one tensor, too.
         """
-        self._compares_identity = compares_identity
+        self._compares_identity, self._asked = compares_identity, tuple(asked)
         self._arguments = tuple((name, kind.name) for name, kind in parameters)
         by_name: dict[str, list[Expected]] = {}
         for e in expected:
@@ -243,7 +244,11 @@ class GraphModule(fx.GraphModule):
         return code
 
     def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise InputError where the arguments are not of the shapes, dtypes and constants that were traced."""
+        """Raise InputError where arguments are not of the shapes, dtypes and constants that were traced, or a mode that
+        forward asks for is another.
+        """
+        for asked in self.__dict__.get("_asked", ()):
+            asked.check()
         expected: dict[str, list[Expected]] = self.__dict__.get("_expected") or {}
         if not expected:
             return

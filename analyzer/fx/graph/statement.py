@@ -28,16 +28,19 @@ class GradRegion:
 
     enabled: bool
     inference: bool = False  #: torch.inference_mode()
+    leaves_inference: bool = False  #: torch.inference_mode(False)
 
     def header(self) -> str:
         """The context manager as source text."""
-        if self.inference:
-            return "torch.inference_mode()"
+        if self.inference or self.leaves_inference:
+            return "torch.inference_mode()" if self.inference else "torch.inference_mode(False)"
         return "torch.enable_grad()" if self.enabled else "torch.no_grad()"
 
     def context(self) -> Any:
         """The context manager."""
-        return torch.inference_mode() if self.inference else torch.enable_grad() if self.enabled else torch.no_grad()
+        if self.inference or self.leaves_inference:
+            return torch.inference_mode(self.inference)
+        return torch.enable_grad() if self.enabled else torch.no_grad()
 
     def describe(self) -> Description:
         """The region as plain data."""

@@ -212,8 +212,8 @@ READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__"
 #: those that give the same for the same contents, as a value that can be compared
 REPEATED = READS - {"numpy", "__array__", "__dlpack__"}
 #: those that tell of the tensor itself, which the next one that is given may have otherwise
-STATES = frozenset({"requires_grad", "is_leaf", "grad_fn", "_base", "_is_view", "is_contiguous", "stride",
-                    "storage_offset"})
+STATES_OF_AUTOGRAD = frozenset({"requires_grad", "is_leaf", "grad_fn", "is_inference"})
+STATES = STATES_OF_AUTOGRAD | {"_base", "_is_view", "is_contiguous", "stride", "storage_offset"}
 #: calls that tell Python code how many elements there are
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 

@@ -163,9 +163,7 @@ class Expected(NamedTuple):
                              "and dtypes are constants of a traced graph: trace again with a tensor like this one in "
                              "meta_args")
         for (name, args, kwargs), traced in self.states:
-            told = getattr(value, name)
-            told = state_told(name, told(*args, **dict(kwargs)) if name in _METHODS else told)
-            if told != traced:
+            if (told := ask_state(value, name, args, kwargs)) != traced:
                 raise InputError(f"{self}: its {name} is {told}, but the graph was traced with {traced}, and forward "
                                  "asks for it: trace again with a tensor like this one in meta_args")
 
@@ -193,11 +191,41 @@ class Expected(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
-_METHODS = frozenset({"_is_view", "is_contiguous", "stride", "storage_offset"})
+class Asked(NamedTuple):
+    """What ``torch.<name>(*args)`` told forward of the modes around it."""
+
+    name: str
+    args: tuple[Any, ...]
+    told: Any
+    place: str | None
+
+    def check(self) -> None:
+        """Raise InputError where it tells something else now."""
+        found = getattr(torch, self.name)(*self.args)
+        if found != self.told:
+            call = f"torch.{self.name}({', '.join(map(repr, self.args))})"
+            raise InputError(f"{call} is {found}, but the graph was traced where it is {self.told}, and forward asks "
+                             f"for it at {self.place}: trace again where it is {found}")
+
+
+def keep_state(tensor: Tensor, name: str, traced: Any, place: str | None) -> None:
+    """Raise InputError where autograd tells another state of ``tensor``, which is a result, than when it was traced."""
+    if (told := ask_state(tensor, name)) != traced:
+        raise InputError(f"{name} of a tensor is {told} at {place}, and the graph was traced with {traced}: trace "
+                         "again with inputs, weights and a grad mode like these")
+
+
+_METHODS = frozenset({"_is_view", "is_inference", "is_contiguous", "stride", "storage_offset"})
+
+
+def ask_state(tensor: Tensor, name: str, args: tuple[Any, ...] = (), kwargs: tuple[Any, ...] = ()) -> Any:
+    """What code is told now that asks a tensor for ``name``."""
+    told = getattr(tensor, name)
+    return state_told(name, told(*args, **dict(kwargs)) if name in _METHODS else told)
 
 
 def state_told(name: str, result: Any) -> Any:
-    """What code is told of a tensor, as a value that can be compared: of nodes and bases, if there is one."""
+    """What code was told of a tensor, as a value that can be compared: of nodes and bases, if there is one."""
     return (result is not None) if name in ("grad_fn", "_base") else result
 
 

@@ -17,6 +17,8 @@ class Frame:
     def __init__(self, prefix: tuple[Region, ...], autocasts: int) -> None:
         self.prefix = prefix
         self.grad_mode = _grad_mode()
+        #: whether code inside, and not around it, has set the grad mode that is in force, and left inference mode
+        self.sets_grad = self.leaves_inference = False
         self.autocasts = autocasts  #: how many autocast blocks were open outside
         self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
         #: tensors that a call inside gave back unchanged, with their nodes outside
@@ -34,6 +36,10 @@ class RegionStack:
         self.replays_checkpoints = replays_checkpoints
         self.frames = [Frame((), 0)]
         self._autocasts: list[AutocastRegion] = []
+        #: by id of a block that sets the grad mode: the block, and the last two of the frame before
+        self._grads: dict[int, tuple[Any, bool, bool]] = {}
+        #: what Python code asked of the modes around forward, and was told, where: see `Asked`
+        self.asked: dict[tuple[str, tuple[Any, ...]], tuple[Any, str | None]] = {}
         self.numbers = {"autocast": 0, "checkpoint": 0}  #: how many of each there were
 
     @property
@@ -46,7 +52,29 @@ class RegionStack:
         frame = self.frame
         region = (*frame.prefix, *self._autocasts[frame.autocasts:])
         mode = _grad_mode()
-        return region if mode == frame.grad_mode else (*region, GradRegion(*mode))
+        sets = mode != frame.grad_mode or frame.sets_grad and ("is_grad_enabled", ()) not in self.asked
+        if frame.leaves_inference:
+            region, sets = (*region, GradRegion(True, leaves_inference=True)), not mode[0]
+        return (*region, GradRegion(*mode)) if sets else region
+
+    def set_grad(self, block: Any) -> None:
+        """A block that sets the grad mode is made, which may do so, or begins."""
+        frame = self.frame
+        self._grads.setdefault(id(block), (block, frame.sets_grad, frame.leaves_inference))
+        frame.sets_grad = True
+        if isinstance(block, torch.inference_mode):
+            frame.leaves_inference = not block.mode
+
+    def reset_grad(self, block: Any) -> None:
+        """Such a block ends."""
+        _, self.frame.sets_grad, self.frame.leaves_inference = self._grads.pop(id(block), (block, False, False))
+
+    def is_set(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Whether forward itself has set the mode that ``torch.<name>(*args)`` asks for."""
+        if "autocast" in name:
+            device = torch.device(args[0]).type if args else "cpu" if "cpu" in name else "cuda"
+            return any(block.device_type == device for block in self._autocasts)
+        return name in ("is_grad_enabled", "is_inference_mode_enabled") and any(f.sets_grad for f in self.frames)
 
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[Frame]:

@@ -21,10 +21,11 @@ from analyzer.meta.structure import copy_objects, holds_tensor, tensors_of
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
-from . import outline
+from . import input_check, outline
 from .function_call import (
     READS,
     REPEATED,
+    STATES_OF_AUTOGRAD,
     NodeCall,
     describe_call,
     is_functional,
@@ -33,7 +34,7 @@ from .function_call import (
     reads_size,
     writes,
 )
-from .input_check import ContentWatch, keep_read, shorten, state_told
+from .input_check import ContentWatch, keep_read, keep_state, shorten, state_told
 from .leak import LeakError, Leaks, LeakWatch, find_leaks
 from .module_state import ModuleStates
 from .node_writer import NodeWriter
@@ -292,9 +293,11 @@ class Tape(NodeWriter):
                 self._read_size(func, args)
             elif getattr(func, "__name__", "") in READS:
                 self._note_read(func, args, kwargs, result)
-            elif (name := read_state(func)) and is_called_by_user():
-                self.read_states.setdefault(id(args[0]), {})[name, args[1:], tuple(kwargs.items())] = (
-                    state_told(name, result), user_line())
+            elif (name := read_state(func)) and is_called_by_user(input_check.__file__):
+                told, maker = state_told(name, result), self.find(args[0])
+                self.read_states.setdefault(id(args[0]), {})[name, args[1:], tuple(kwargs.items())] = told, user_line()
+                if name in STATES_OF_AUTOGRAD and maker is not None and maker.op != "placeholder":
+                    self.call(keep_state, maker, name, told, user_line())
             return
         node = self.create(describe_call(func, args, kwargs, operator))
         if differs and not (self.sizes.is_guess and self._want()):

@@ -29,7 +29,7 @@ from analyzer.record.collector import rare_collections, telling_depth
 
 from .assignment import Assignments
 from .identity import compares_identity
-from .input_check import Bound, ContentWatch, Expected, bind_arguments, expectations
+from .input_check import Asked, Bound, ContentWatch, Expected, bind_arguments, expectations
 from .leak import LeakError
 from .outline import Site, code_of
 from .random_control import RandomWatch
@@ -105,7 +105,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
               attempt.expected,
-              attempt.compares_identity)
+              attempt.compares_identity, attempt.asked)
     return gm
 
 
@@ -120,6 +120,7 @@ class _Attempt:
         self.changed: frozenset[int] = frozenset()  #: ids of tensors whose contents were read and changed
         self.asks = True  #: whether the root itself asks for something that only data could give
         self.expected: list[Expected] = []  #: what arguments of the graph must be like
+        self.asked: list[Asked] = []  #: and the modes around it
         self.compares_identity = False  #: whether its code asks if two values are one object
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
@@ -167,6 +168,7 @@ class _Attempt:
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             self._expect(tape, places)
+            self.asked = [Asked(*key, *told) for key, told in tape.regions.asked.items()]
             self.contents = collect_contents(tape, borrowed)
             tape.codes |= {code for _, m in borrowed.walked if (code := code_of(m.forward)) is not None}
             self.compares_identity = any(map(compares_identity, tape.codes))

@@ -17,6 +17,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
 from analyzer.meta.structure import children, holds_tensor, replace_tensors, tensors_of
 from analyzer.recipe import LoraSpec, Recipe
+from analyzer.record.eager import casting
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
@@ -197,7 +198,8 @@ class Trial:
         args, kwargs = fit_inputs(self.args, self.kwargs, None, variant, None)
         model = self.build(variant.recipe)
         names = argument_names(model, args, kwargs)
-        return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
+        with casting(self.spec.kind, variant.autocast):  # which forward may ask for
+            return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
 
     def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:
         """Plans for a step, of which ``found`` is the profile: of whole modules, or of operators where these keep

@@ -15,6 +15,7 @@ from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import find_device
 from analyzer.output import check_output
+from analyzer.record.eager import casting
 from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.page.document import check_page
 from analyzer.report.verdict import judge
@@ -119,7 +120,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build)).train()
         names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
-        with progress_part(0.0, 0.2, "tracing"):
+        place = "cpu" if arguments.device is None else find_device(arguments.device).kind
+        with progress_part(0.0, 0.2, "tracing"), casting(place, autocast):
             gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
         held = update = 0
         if arguments.optimizer is not None:
