@@ -184,6 +184,11 @@ class Surroundings(Holders, CodeRecord):
                 _kept.pop()
         self._given.put_back()
 
+    def put_back_all(self) -> None:
+        """Put back whatever changed."""
+        with without_modes(), torch._C.DisableTorchFunction():
+            super().put_back()
+
     def _put_back_holders(self) -> None:
         for restore in [restore for now, restore in self.list_changes() if leads_to_fake(now)]:
             restore()

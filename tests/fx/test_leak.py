@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from analyzer.errors import DataDependentError, InputError
 
 FLAG: Any = None
 FLAGS: dict[str, Any] = {}
+VARIABLE: ContextVar[Any] = ContextVar("variable", default=1.0)
+LOCAL = threading.local()
 DATA = [torch.full((2, 4), 0.25), torch.arange(8.0).view(2, 4), -torch.arange(8.0).view(2, 4) - 1]
 META = torch.empty(2, 4, device="meta")
 
@@ -202,3 +206,89 @@ def test_a_node_that_reads_what_another_set(gives_number: bool) -> None:
         except InputError as error:
             told += "depends on data" in str(error)
     assert told
+
+
+class Scales(nn.Module):
+    """``scale`` is a node of its own; ``forward`` sets before what it reads."""
+
+    on_class: Any = 1.0
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place, self.held, self.flags, self.items, self.count = place, SimpleNamespace(p=1.0), {"p": 1.0}, [], 0
+        self.register_buffer("level", torch.tensor(1.0))
+        self.attribute: Any = None
+
+        def change(value: Any) -> None:
+            nonlocal inner
+            inner = value
+
+        inner = 1.0
+        self.change, self.closure = change, lambda: inner
+
+    def put(self, value: Any) -> None:
+        global FLAG
+        place = self.place
+        if place == "object":
+            self.held.p = value
+        elif place == "global":
+            FLAG = value
+        elif place == "dict":
+            self.flags["p"] = value
+        elif place == "list":
+            self.items[:] = [value]
+        elif place == "class":
+            Scales.on_class = value
+        elif place == "variable":
+            VARIABLE.set(value)
+        elif place == "local":
+            LOCAL.p = value
+        elif place == "closure":
+            self.change(value)
+        elif place == "buffer":
+            self.level = torch.as_tensor(value)
+        else:
+            self.attribute = value
+
+    def scale(self, x: Tensor) -> Tensor:
+        where: Any = {"object": lambda: self.held.p, "global": lambda: FLAG, "dict": lambda: self.flags["p"],
+                      "list": lambda: self.items[0], "class": lambda: self.on_class, "variable": VARIABLE.get,
+                      "local": lambda: LOCAL.p, "closure": self.closure, "buffer": lambda: self.level,
+                      "attribute": lambda: self.attribute}
+        factor = where[self.place]()
+        return x * factor if x.sum() > 0 else x - factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held.calls = getattr(self.held, "calls", 0) + 1  # which no node reads
+        self.put(x.mean() if self.count else float(x.shape[0]))
+        return self.scale(x)
+
+
+PLACES = ("object", "global", "dict", "list", "class", "variable", "local", "closure", "buffer", "attribute")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_forward_sets_before_a_node_reads_it(place: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused where the root sets it; one node with the code that sets it, in a submodule."""
+    monkeypatch.setattr(Scales, "on_class", 1.0)
+    monkeypatch.setitem(globals(), "FLAG", 1.0)
+    monkeypatch.setattr(LOCAL, "p", 1.0, raising=False)
+    model = Scales(place)
+    model.count = count
+    with pytest.raises(DataDependentError, match=r"scale\(\) asks for .* and reads .*, which forward sets before"):
+        symbolic_trace(model, meta_args={"x": META})
+    gm = symbolic_trace(nn.Sequential(model), meta_args={"input": META})
+    for x in DATA:
+        torch.testing.assert_close(gm(x), model(x))
+
+
+def test_a_trace_that_begins_again_finds_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FLAGS, "runs", 0)
+
+    def f(x: Tensor) -> Tensor:
+        FLAGS["runs"] += 1
+        return Tracker.look(Tracker(), x) or x * FLAGS["runs"]
+
+    gm = symbolic_trace(f, meta_args={"x": META})
+    assert FLAGS["runs"] == 1 and torch.equal(gm(DATA[0]), DATA[0])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from itertools import chain, repeat
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, NoReturn
@@ -25,6 +27,7 @@ from analyzer.meta.source_line import is_user_code, user_line
 from analyzer.meta.structure import holds_tensor, is_plain_object
 from analyzer.replay.reachable_code import CodeSearch
 from analyzer.replay.state_fingerprint import CodeRecord
+from analyzer.replay.state_record import StateRecord
 from analyzer.replay.state_value import MISSING, PLAIN, are_alike, find_added, look_up, set_value
 
 from .outline import Site, code_of
@@ -66,6 +69,7 @@ class _State(Holders, CodeRecord):
 
     def __init__(self, function: Any, values: Any) -> None:
         self.modules: list[nn.Module] = []
+        self.attributes: set[int] = set()  #: ids of what holds the attributes of objects
         super().__init__(classes=(), functions=(), inside=set(), own=True)
         self.capture(values)
         self.capture(function)
@@ -80,39 +84,25 @@ class _State(Holders, CodeRecord):
         return super()._take(value, kind)
 
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
-        if is_plain_object(value) and not vars(value):
-            self.empty.append(vars(value))
+        if isinstance(contents := getattr(value, "__dict__", None), dict):
+            self.attributes.add(id(contents))
+            if is_plain_object(value) and not contents:
+                self.empty.append(contents)
         return super()._take_object(value, kind)
 
     def _capture_places(self, places: Sequence[tuple[Any, str]]) -> None:
         super()._capture_places([(holder, name) for holder, name in places if type(holder) is not dict or is_user_code(
             str(holder.get("__file__")))])  # else of wrappers around the user's functions
 
-    def list_changed(self) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """What holds another value than it held: the holder, a key, index or name, the value that was, the one that is;
-        for a set, and where a list has another length, its items or length without a key.
-        """
-        rows: list[tuple[Any, Iterable[Any], Iterable[Any]]] = [(h, names, found) for h, _, names, found in self.rows]
-        rows += [(holder, [name], [value]) for holder, name, value in self.places]
-        rows += [(mapping, {**dict.fromkeys(keys), **mapping}, map(dict(zip(keys, values)).get, {
-            **dict.fromkeys(keys), **mapping}, repeat(MISSING))) for mapping, keys, values in self.mappings
-                 if len(mapping) != len(keys) or not are_alike(mapping.values(), values)]
-        rows += [(cls, added, repeat(MISSING)) for cls, contents, known in self.classes
-                 if (added := find_added(contents, known))]
-        for holder, items in (*self.sequences, *((holder, type(holder)()) for holder in filter(None, self.empty))):
-            if isinstance(holder, dict):
-                rows.append((holder, holder, repeat(MISSING)))
-            elif isinstance(holder, set):
-                if holder != items:
-                    yield holder, None, items, set(holder)
-            else:
-                rows.append((holder, range(len(holder)), chain(items, repeat(MISSING))))
-                if len(holder) != len(items):
-                    yield holder, None, len(items), len(holder)
-        for holder, names, found in rows:
-            for name, before in zip(names, found):
-                if not are_alike((now := _get(holder, name),), (before,)):
-                    yield holder, name, before, now
+    def read_keys(self) -> dict[int, Any]:
+        """By id of what the function reaches: the keys, indices and names that it takes of it; None for all."""
+        names = self.search.names
+        held = (*self.mappings, *self.sequences, *self.places, *self.objects, *zip(self.empty))
+        found: dict[int, Any] = {id(holder): None for holder, *_ in held}
+        found |= dict.fromkeys(self.attributes, names)
+        for module in self.modules:
+            found |= dict.fromkeys(map(id, (vars(module), module._parameters, module._buffers, module._modules)), names)
+        return found | {id(holder): names.intersection(keys) for holder, _, keys, _ in self.rows}
 
     def places_of(self, value: Any) -> list[tuple[Any, Any]]:
         """What holds ``value``, each with its key, index or name."""
@@ -121,6 +111,38 @@ class _State(Holders, CodeRecord):
         rows += [(holder, (name,), (found,)) for holder, name, found in self.places]
         rows += [(holder, range(len(items)), items) for holder, items in self.sequences if not isinstance(items, set)]
         return [(holder, key) for holder, keys, found in rows for key, held in zip(keys, found) if held is value]
+
+
+def _list_changed(record: StateRecord) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """What holds another value than when it was recorded: the holder, a key, index or name, the value that was, the one
+    that is; for a set, and where a list has another length, its items or length without a key.
+    """
+    rows: list[tuple[Any, Iterable[Any], Iterable[Any]]] = [(h, names, found) for h, _, names, found in record.rows]
+    rows += [(holder, [name], [value]) for holder, name, value in record.places]
+    rows += [(mapping, {**dict.fromkeys(keys), **mapping}, map(dict(zip(keys, values)).get, {
+        **dict.fromkeys(keys), **mapping}, repeat(MISSING))) for mapping, keys, values in record.mappings
+             if len(mapping) != len(keys) or not are_alike(mapping.values(), values)]
+    rows += [(cls, added, repeat(MISSING)) for cls, contents, known in record.classes
+             if (added := find_added(contents, known))]
+    for holder, items in (*record.sequences, *((holder, type(holder)()) for holder in filter(None, record.empty))):
+        if isinstance(holder, dict):
+            rows.append((holder, holder, repeat(MISSING)))
+        elif isinstance(holder, set):
+            if holder != items:
+                yield holder, None, items, set(holder)
+        else:
+            rows.append((holder, range(len(holder)), chain(items, repeat(MISSING))))
+            if len(holder) != len(items):
+                yield holder, None, len(items), len(holder)
+    for holder, names, found in rows:
+        for name, before in zip(names, found):
+            if not are_alike((now := _get(holder, name),), (before,)):
+                yield holder, name, before, now
+
+
+def _make_state(function: Any, values: Any) -> _State:
+    with without_modes(), torch._C.DisableTorchFunction():
+        return _State(function, values)
 
 
 class _Leak(NamedTuple):
@@ -155,6 +177,27 @@ class Leaks:
         self._wanted = wanted
         self._held: list[_Leak] = []
         self._error: LeakError | None = None
+        self._start: _State | None = None  #: what forward began with
+        self._left: dict[tuple[int, Any], tuple[Any, Any]] = {}  #: by holder and key: both, as a node left them
+
+    def begin(self, function: Any, values: Any) -> None:
+        """The forward ``function`` begins, with ``values``."""
+        self._start = _make_state(function, values)
+
+    def list_set(self, state: _State, rebuilt: set[int]) -> list[str]:
+        """What of a function's ``state`` traced code has set; what is of ``rebuilt`` ids, the graph makes anew."""
+        assert self._start is not None
+        with without_modes(), torch._C.DisableTorchFunction():
+            rows = [*_list_changed(self._start), *((value, type(value).__name__, before, now)
+                    for value, read, _, before in self._start.objects
+                    if isinstance(value, ContextVar) and (now := read()) != before)]
+        found, keys = [], state.read_keys() if rows else {}
+        for holder, key, before, now in rows:
+            read = () if id(holder) in rebuilt else keys.get(id(holder), ())
+            left = self._left.get((id(holder), key), (None, before))[1]
+            if (read is None or key in read) and not are_alike((now,), (left,)) and not _hold_same(now, before):
+                found.append(key if isinstance(key, str) and key else f"a {type(holder).__name__}")
+        return found
 
     def show(self) -> None:
         """Let all places hold what the trace left there."""
@@ -171,6 +214,10 @@ class Leaks:
         self._held = [leak for leak in self._held if are_alike((_get(leak.holder, leak.key),), leak.values)]
         for leak in self._held:
             leak.put(leak.stand_in)
+
+    def note_left(self, rows: Iterable[tuple[Any, Any, Any, Any]]) -> None:
+        """A node set what ``rows`` tell, in the trace and where the graph runs."""
+        self._left |= {(id(holder), key): (holder, now) for holder, key, _, now in rows}
 
     def add(self, place: tuple[Any, Any], values: list[Any], site: Site, outer: Site | None,
             line: str) -> None:
@@ -219,20 +266,15 @@ class LeakWatch:
     """What a function, which runs several times as it is, leaves behind: first in the trace, then with other data."""
 
     def __init__(self, leaks: Leaks, function: Any, values: Any) -> None:
-        def make() -> _State:
-            with without_modes(), torch._C.DisableTorchFunction():
-                return _State(function, values)
-
-        self._leaks, self._make = leaks, make
-        self._before = self._after = self._make()
+        self._leaks, self._make = leaks, functools.partial(_make_state, function, values)
+        self.state = self._after = self._make()
         self._runs: list[dict[tuple[int, Any], tuple[Any, Any, Any, Any]]] = []
-        self.modules = self._before.modules  #: that the function may reach
-        self.names = self._before.search.names  #: of attributes that its code takes
+        self.modules = self.state.modules  #: that the function may reach
 
     def note(self, copies: Iterable[tuple[Any, Any]] = ()) -> None:
         """A run has ended, which was given copies of some containers and objects."""
         with without_modes(), torch._C.DisableTorchFunction():
-            rows = [*self._before.list_changed(), *(row for held, copy in copies for row in _list_changed(held, copy))]
+            rows = [*_list_changed(self.state), *(row for held, copy in copies for row in _list_copied(held, copy))]
         self._runs.append({(id(row[0]), row[1]): row for row in rows})
         self._is_changed = bool(rows)
         if len(self._runs) == 1 and self._runs[0]:
@@ -241,7 +283,7 @@ class LeakWatch:
     def restart(self) -> None:
         """Let the next run find what the first one found, but for what other nodes leave by other data."""
         if self._is_changed:
-            self._before.put_back()
+            self.state.put_back()
         self._is_changed = True  # until a run ends and is seen to have changed nothing
         self._leaks.vary(len(self._runs))
 
@@ -249,6 +291,7 @@ class LeakWatch:
         """Leave what the first run left, and stand-ins for what of it data decides."""
         if self._is_changed or self._runs[0]:
             self._after.put_back()
+        self._leaks.note_left(self._runs[0].values())
         for place, (holder, key, before, _) in {k: row for run in self._runs for k, row in run.items()}.items():
             values = [run[place][3] if place in run else before for run in self._runs]
             if any(map(holds_tensor, values)) or key is None and not _differ(values):
@@ -260,7 +303,7 @@ class LeakWatch:
                 self._leaks.add((holder, key), values, *told)
 
 
-def _list_changed(held: Any, copy: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+def _list_copied(held: Any, copy: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Plain values that a copy of a dict or an object has and ``held`` has not."""
     held, copy = (vars(value) if is_plain_object(value) else value for value in (held, copy))
     for key, now in copy.items() if isinstance(copy, dict) else ():
@@ -280,6 +323,12 @@ def _get(holder: Any, key: Any) -> Any:
     if isinstance(holder, _SEQUENCES):
         return holder[key] if key < len(holder) else MISSING
     return holder.get(key, MISSING) if isinstance(holder, dict) else look_up(holder, key)
+
+
+def _hold_same(before: Any, now: Any) -> bool:
+    """Whether two lists or tuples hold the same."""
+    return type(before) is type(now) and isinstance(now, (list, tuple)) and len(before) == len(now) and are_alike(
+        now, before)
 
 
 def _differ(values: list[Any]) -> bool:

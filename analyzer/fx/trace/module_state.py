@@ -45,11 +45,6 @@ class ModuleStates:
                 return False
         return _are_same(self._shared, _read_shared())
 
-    def changed_names(self, modules: Iterable[nn.Module]) -> set[str]:
-        """Names of plain attributes in which modules are not as the graph will find them."""
-        found = [self._found[id(m)] for m in modules if id(m) in self._found]
-        return {path.rpartition(".")[2] for path, *_ in self.list_changes(found)}
-
     def note_run(self, modules: Iterable[nn.Module]) -> None:
         """Code of ``modules`` ran as one node: what it set on them, it sets where the graph runs, too."""
         for m in modules:

@@ -173,10 +173,12 @@ class Tape(NodeWriter):
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
         watch = LeakWatch(self.leaks, function if module is None else module.forward, (module, args, kwargs))
-        if (names := self.states.changed_names(watch.modules) & watch.names) and not self._want():
+        rebuilt = {id(held if isinstance(held, (list, dict)) else vars(held)) for held, _ in copies.values()
+                   if isinstance(held, (list, dict)) or holds_tensor(held)}
+        if (names := self.leaks.list_set(watch.state, rebuilt)) and not self._want():
             raise LeakError(f"{site} asks for what depends on data at {self.outlined[site]} and reads "
-                             f"{', '.join(sorted(names))}, which forward sets before: the graph would run it with what "
-                             "is there without that. Pass it as an argument")
+                            f"{', '.join(sorted(set(names)))}, which forward sets before: the graph would run it with "
+                            "what is there without that. Pass it as an argument")
 
         def run_again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             memo: dict[int, tuple[Any, Any]] = {}
@@ -240,8 +242,9 @@ class Tape(NodeWriter):
 
     def _versions(self, *arguments: Any) -> list[int]:
         """How often arguments, and tensors that the root holds, were written to."""
-        return [t._version for t in (*tensors_of(arguments), *(t for _, t in self.borrowed.fakes))
-                if not t.is_inference()]
+        with self.pause:
+            return [t._version for t in (*tensors_of(arguments), *(t for _, t in self.borrowed.fakes))
+                    if not t.is_inference()]
 
     def _give_copies(self, given: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
         """``given`` with a copy, anew in each run, of objects as they were before tensors were put into them."""

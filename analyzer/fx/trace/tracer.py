@@ -101,6 +101,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
             merges = True
         else:
             break
+        attempt.put_back()  # also plain values: the next run is to find what this one found
     gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
     gm.meta["assumptions"] = attempt.assumptions
     gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
@@ -124,6 +125,7 @@ class _Attempt:
         self.compares_identity = False  #: whether its code asks if two values are one object
         self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
         self.contents: dict[str, Any] = {}
+        self.put_back: Callable[[], None] = lambda: None  #: what the run changed outside of the module
         self.assumptions: list[str] = []
 
     def run(self, trace_act_ckpt: bool, bias_addition_split: bool) -> fx.Graph:
@@ -132,8 +134,9 @@ class _Attempt:
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
         patches = tracing_patches(self.outlined)
-        with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given),
+        with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
               borrow_module(module) as borrowed, patches, _eager_compiled_functions()):
+            self.put_back = found.put_back_all
             _refuse_lazy(borrowed)
             if (replica := find_replica(borrowed.walked)) is not None:
                 mode.state.assume(f"{replica or 'the model'}: DistributedDataParallel is traced as the module that it "
@@ -147,6 +150,8 @@ class _Attempt:
             args, kwargs = bound.call_arguments(values)
             places = self._list_places(values)
             assignments, random = Assignments(borrowed, values), RandomWatch(tape, borrowed)
+            if self.outlined:
+                tape.leaks.begin(module.forward, (module, values))
             mode.state.tape = tape
             try:
                 result = module(*args, **kwargs)
