@@ -1,6 +1,7 @@
 """Low-rank adapters (LoRA), with the memory of peft's."""
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError, is_count
+from analyzer.meta.state import active
 
 from .layer import find_linear, replace_layers
 from .quantize import DTYPES, QuantizedLinear
@@ -86,8 +88,14 @@ class LoraLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The layer's own, which code may read (peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`). Code that
-        computes with it, as `nn.MultiheadAttention` does, passes by the adapter.
+        computes with it passes by the adapter: `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` in inference.
         """
+        caller = sys._getframe(1)
+        reader = caller.f_locals.get("self") if caller.f_code.co_name == "forward" else None
+        if isinstance(reader, nn.Module) and active.state is not None:
+            active.state.assume(
+                f"lora: forward of {type(reader).__name__} reads the weight of a layer with an adapter; where it "
+                "computes with that, the adapter is passed by and not trained, as peft's is")
         return self.base_layer.weight  # type: ignore[return-value]
 
     @property

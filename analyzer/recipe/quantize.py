@@ -311,22 +311,29 @@ def quantize(model: nn.Module, quantization: str) -> None:
     """
     kind = find_layer(quantization)
     model.requires_grad_(False)
-    if not replace_layers(model, lambda path, module: None if (linear := find_linear(module)) is None
+    # attention computes with the weight of its out_proj itself
+    whole = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    if not replace_layers(model, lambda path, module: None if module in whole or (linear := find_linear(module)) is None
                           else kind(linear)):
         raise InputError(f"quantize={quantization!r}: {type(model).__name__} has no linear layers besides its head")
-    if active.state is not None and (left := _left_whole(model)):
+    if active.state is not None and (left := _left_whole(model, whole)):
         nbytes = sum(p.numel() * p.element_size() for p in left.values())
         active.state.assume(
-            f"{quantization} weights: {format_bytes(nbytes)} of {len(left)} parameters that no linear layer holds "
-            f"({next(iter(left))}, ...) are not quantized, as no library does")
+            f"{quantization} weights: {format_bytes(nbytes)} of {len(left)} parameters that are in no nn.Linear or "
+            f"Conv1D ({max(left, key=lambda path: left[path].numel())}, ...) are not quantized")
 
 
-def _left_whole(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Matrices in modules of the model's own, by path: experts that are one parameter. bitsandbytes and torchao replace
-    `nn.Linear` layers alone (transformers/integrations/bitsandbytes.py, `replace_with_bnb_linear`).
+_HOLDERS = (nn.MultiheadAttention, nn.ParameterList, nn.ParameterDict)  # of torch.nn: of matrices, no layers
+
+
+def _left_whole(model: nn.Module, whole: set[nn.Linear]) -> dict[str, nn.Parameter]:
+    """Matrices in modules of the model's own, of attention and of lists, by path, such as experts that are one
+    parameter. bitsandbytes and torchao replace `nn.Linear` layers alone (transformers/integrations/bitsandbytes.py,
+    `replace_with_bnb_linear`).
     """
     heads = list_heads(model)
     return {f"{path}.{name}" if path else name: parameter for path, module in model.named_modules()
             if module not in heads and not isinstance(module, QuantizedLinear)
-            and not type(module).__module__.startswith("torch.nn.")
-            for name, parameter in module._parameters.items() if parameter is not None and parameter.ndim > 2}
+            and (module in whole or isinstance(module, _HOLDERS)
+                 or not type(module).__module__.startswith("torch.nn.modules."))
+            for name, parameter in module._parameters.items() if parameter is not None and parameter.ndim > 1}

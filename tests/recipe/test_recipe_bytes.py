@@ -152,18 +152,19 @@ def encoder():
     return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 2), torch.nn.Linear(16, 4))
 
 
-@pytest.mark.parametrize(("make", "own", "adapters"), [
-    (ReadsWeight, 8 * 16 * (16 + 4), 2 * 16 * 4),
+@pytest.mark.parametrize(("make", "own", "adapters", "reader"), [
+    (ReadsWeight, 8 * 16 * (16 + 4), 2 * 16 * 4, "ReadsWeight"),
     # q, k and v together, the products of 2 sequences of 4, the output's, the head's
-    (Attends, 8 * 16 * 48 + 2 * 2 * 4 * 4 * 16 + 8 * 16 * 16 + 8 * 16 * 4, 2 * 16 * 4),
+    (Attends, 8 * 16 * 48 + 2 * 2 * 4 * 4 * 16 + 8 * 16 * 16 + 8 * 16 * 4, 2 * 16 * 4, "MultiheadAttention"),
 ], ids=["weight", "attention"])
-def test_an_adapter_is_passed_by_where_code_reads_the_weight(make, own, adapters):
+def test_an_adapter_is_passed_by_where_code_reads_the_weight(make, own, adapters, reader):
     """As peft's is: `BaseTunerLayer.weight` gives the layer's own."""
     torch.manual_seed(0)
     model, x = make().eval(), torch.randn(2, 4, 16)
     wanted = model(x)
     p = profile(lambda: Recipe(lora=LoraSpec(4)).build(make), (x,), mode="infer")
     assert p.fwd_macs == own
+    assert p.assumptions[0].startswith(f"lora: forward of {reader} reads the weight of a layer with an adapter; where")
     assert p.params == sum(q.numel() for q in model.parameters()) + adapters
     torch.testing.assert_close(Recipe(lora=LoraSpec(4)).build(lambda: model)(x), wanted)  # by the fused kernel
 
@@ -174,23 +175,64 @@ def test_encoder_layers_take_adapters():
     model(x).sum().backward()
     with_gradients = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
     assert len(with_gradients) == 2 * 2 * 2
-    assert profile(lambda: Recipe(lora=LoraSpec(4)).build(encoder), (x,)).bwd_flops > 0
+    for reuse in (True, False):
+        p = profile(lambda: Recipe(lora=LoraSpec(4)).build(encoder), (x,), reuse=reuse)
+        assert p.bwd_flops > 0 and ["MultiheadAttention reads" in text for text in p.assumptions] == [True]
+
+
+_FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_experts_that_are_one_parameter_stay_and_are_told_first(quantization):
-    from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import (
+        DbrxConfig,
+        DbrxForCausalLM,
+        MixtralConfig,
+        MixtralForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 128}
     ids = torch.zeros(2, 8, dtype=torch.int64)
     qwen = Qwen3MoeConfig(**shape, moe_intermediate_size=32, num_experts=8)
-    for make, experts in ((lambda: MixtralForCausalLM(MixtralConfig(**shape)), 2 * 8 * 3 * 64 * 128),
-                          (lambda: Qwen3MoeForCausalLM(qwen), 2 * 8 * 3 * 64 * 32)):
+    dbrx = DbrxConfig(d_model=64, n_heads=4, n_layers=2, vocab_size=128, attn_config={"clip_qkv": 8, "rope_theta": 1e4},
+                      ffn_config={"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2})
+    router = 2 * 8 * 64
+    for make, experts, first in (
+            (lambda: MixtralForCausalLM(MixtralConfig(**shape)), 2 * 8 * 3 * 64 * 128 + router, _FUSED),
+            (lambda: Qwen3MoeForCausalLM(qwen), 2 * 8 * 3 * 64 * 32 + router, _FUSED),
+            # w1, v1 and w2 of all experts, below each other
+            (lambda: DbrxForCausalLM(dbrx), 2 * 3 * 4 * 128 * 64, "transformer.blocks.0.ffn.experts.mlp.w1")):
         p = profile(partial(Recipe(quantize=quantization, dtype=torch.bfloat16).build, make), (ids,), mode="infer")
         assert p.assumptions[0] == (
-            f"{quantization} weights: {format_bytes(2 * experts)} of 4 parameters that no linear layer holds "
-            "(model.layers.0.mlp.experts.gate_up_proj, ...) are not quantized, as no library does")
+            f"{quantization} weights: {format_bytes(2 * experts)} of 6 parameters that are in no nn.Linear or Conv1D "
+            f"({first}, ...) are not quantized")
         assert p.param_bytes > 2 * experts
     dense = profile(lambda: Recipe(quantize=quantization).build(lambda: LlamaForCausalLM(LlamaConfig(**shape))), (ids,),
                     mode="infer")
     assert not any("not quantized" in text for text in dense.assumptions)
+
+
+class Holds(torch.nn.Module):
+    """Experts in a list of parameters, and a linear layer of a class of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = torch.nn.ParameterList([torch.randn(16, 16) for _ in range(3)])
+        self.normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 16))
+        self.fc, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.normed(self.fc(x)) @ sum(self.experts))
+
+
+@pytest.mark.parametrize(("make", "told"), [
+    (Holds, f"{format_bytes(4 * (4 * 256 + 16))} of 5 parameters that are in no nn.Linear or Conv1D (experts.0, ...)"),
+    # attention reads the weight of its out_proj itself: codes of it were refused by the product
+    (encoder, f"{format_bytes(4 * 2 * (48 + 16) * 16)} of 4 parameters that are in no nn.Linear or Conv1D "
+              "(0.layers.0.self_attn.in_proj_weight, ...)")])
+def test_matrices_elsewhere_stay_whole_and_are_told(make, told):
+    p = profile(partial(Recipe(quantize="nf4").build, make), (torch.randn(2, 4, 16),), mode="infer")
+    assert p.assumptions[0] == f"nf4 weights: {told} are not quantized"
