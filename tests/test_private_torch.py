@@ -22,6 +22,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from analyzer import MetaTensorMode
+from analyzer.parallel import world
 
 NAMES = {
     "meta/intercept/mode_stack.py": [
@@ -122,7 +123,8 @@ NAMES = {
             "torch.distributed.fsdp._runtime_utils._unshard",
             "torch.distributed.fsdp._runtime_utils._post_backward_hook"
         ],
-        *["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"]],
+        *["torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty"],
+        *["torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"]],
     "tools/dryrun/checkpoint.py": [
         f"torch.distributed.checkpoint.{name}" for name in (
             "filesystem.FileSystem.create_stream", "default_planner._validate_global_plan",
@@ -141,7 +143,6 @@ NAMES = {
         "torch.distributed.distributed_c10d._world.pg_group_ranks",
         "torch.distributed.device_mesh.DeviceMesh._get_root_mesh"
     ],
-    "replay/lap/chain.py": ["torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState"],
     "profilers/kernel_time/call.py": ["torch._C._get_fp32_precision_getter"],
     "tools/runtime/clock.py": ["torch.UntypedStorage._cdata"],
     "cuda/kernel_registry.py": ["torch._C._AutoDispatchBelowAutograd"],
@@ -196,6 +197,22 @@ def test_the_name_is_there(file, name):
         resolve(name)
     except AttributeError:
         pytest.fail(f"torch {torch.__version__} has no {name}: analyzer/{file} needs another way")
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="some of the fields are of torch 2.13")
+def test_the_settings_of_fsdp2_are_where_they_are_looked_for():
+    from torch.distributed.fsdp import fully_shard
+
+    from analyzer.distributed import fsdp
+
+    with world(2):
+        module = fully_shard(nn.Linear(8, 8))
+        state = module._get_fsdp_state()
+        assert fsdp.is_sharding_state(state) and not fsdp.names_prefetched(state)
+        fields = [(state, name) for name in fsdp._STATE] + [
+            (group, name) for group in state._fsdp_param_groups for name in fsdp._GROUP]
+        assert [name for holder, name in fields if not hasattr(holder, name)] == []
+        assert fsdp.count_data_parallel(module) == 2
 
 
 def test_a_storage_and_a_tensor_can_change_class_in_place_and_keep_it_through_cpp():

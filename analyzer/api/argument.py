@@ -102,7 +102,7 @@ def draws_mask(call: OpCall) -> bool:
 
 # What users pass to a driver: models, their arguments and the settings of a run, checked before any work.
 
-def check_arguments(mode: str, autocast: Any, options: Any, **functions: Any) -> None:
+def check_arguments(mode: str, autocast: Any, options: Any, evaluates: Any = False, **functions: Any) -> None:
     """Raise InputError for values that no run could use; ``functions`` are callables or None."""
     if mode not in ("train", "infer"):
         raise InputError(f"mode={mode!r}: must be 'train' or 'infer'")
@@ -110,6 +110,8 @@ def check_arguments(mode: str, autocast: Any, options: Any, **functions: Any) ->
         raise InputError(f"autocast={autocast!r}: must be a torch.dtype such as torch.bfloat16, or None")
     if not isinstance(options, ProfileOptions):
         raise InputError(f"options={options!r}: must be a ProfileOptions")
+    if not isinstance(evaluates, bool):
+        raise InputError(f"eval={evaluates!r}: must be True or False")
     if not is_count(options.steps, 1):
         raise InputError(f"options.steps={options.steps!r}: at least one step is needed, and a whole number of them")
     for name, function in functions.items():

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from analyzer.distributed.world import World, current_entered
-from analyzer.errors import InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.fx.trace.tracer_impl import is_leaf
@@ -25,8 +24,8 @@ from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.block_replay import BlockReplay
-from analyzer.replay.eager_step import ReplayedStep
 from analyzer.replay.match import why_unsupported
+from analyzer.replay.step_replay import ReplayedStep
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
 from analyzer.results.tree import list_wrappers
@@ -94,8 +93,6 @@ def profile(
         with world:
             return profile(model, args, kwargs, mode, loss_fn, optimizer, autocast, step, device, options, reuse,
                            profilers, eval)
-    if not isinstance(eval, bool):
-        raise InputError(f"eval={eval!r}: must be True or False")
     settings: dict[str, Any] = dict(autocast=autocast, loss_fn=loss_fn, step=step, profilers=profilers, evaluates=eval)
     session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)

@@ -19,8 +19,8 @@ from analyzer.fx.shared_module import find_replica, refuse_sharded
 from analyzer.fx.surroundings import Surroundings, keep_surroundings
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.hardware.cpu_measurement import describe_measurement, measured_cpu
-from analyzer.hardware.current_spec import simulated_spec, simulating
 from analyzer.hardware.device_file import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -73,7 +73,7 @@ class Session:
                  profilers: Profilers = None, place: torch.device | None = None, evaluates: bool = False,
                  remarks: Iterable[str] = ()) -> None:
         options = options or ProfileOptions()
-        check_arguments(mode, autocast, options, loss_fn=loss_fn, step=step)
+        check_arguments(mode, autocast, options, evaluates, loss_fn=loss_fn, step=step)
         self.spec = None if device is None else find_device(device)
         #: of a device that does not come with the package, for the profile to keep
         self.own_spec = None if self.spec is None or self.spec == read_shipped(self.spec.name) else self.spec

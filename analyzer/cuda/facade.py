@@ -16,7 +16,7 @@ import torch.cuda.random
 import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta import argument as collective
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 
 Tensor = torch.Tensor
 

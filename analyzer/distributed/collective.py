@@ -19,8 +19,7 @@ from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.state import active_state
 
-from .known_content import ContentRule
-from .reduction import find_process_group
+from .known_content import ContentRule, find_process_group
 from .world_state import active_world_state, current_world
 
 # Collectives of Python objects: every rank is taken to hold what this one does, and nothing is pickled.

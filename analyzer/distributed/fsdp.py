@@ -1,10 +1,11 @@
-"""Private torch API: what FSDP keeps of a module: flat parameters, groups of parameters and their chunks."""
+"""Private torch API: what FSDP keeps of a module: flat parameters, groups of parameters, their chunks and settings."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 from torch import nn
 from torch.distributed.fsdp import _runtime_utils
@@ -36,6 +37,51 @@ def views_of(parameter: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The parameters that modules register in place of a flat one; none where they do not."""
     found: tuple[torch.Tensor, ...] | None = parameter._params  # type: ignore[attr-defined]
     return found or ()
+
+
+# Private torch API: what FSDP2 keeps of a block that decides what it does, and over which ranks it spreads the batch.
+
+_STATE = ("_mp_policy", "_device", "_auto_reshard_after_forward")  # of FSDPState
+#: of FSDPParamGroup, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
+_GROUP = ("mp_policy", "offload_policy", "mesh_info", "post_forward_mesh_info", "_all_reduce_hook", "reduce_grads",
+          "all_reduce_grads", "reshard_after_backward", "unshard_in_backward", "unshard_async_op",
+          "gradient_divide_factor", "force_sum_reduction_for_comms", "reduce_scatter_unused_params",
+          "reduce_scatter_max_input_buffers")
+
+
+def is_sharding_state(value: Any) -> bool:
+    """Whether it is what ``fully_shard`` keeps of a module."""
+    return hasattr(value, "_fsdp_param_groups")
+
+
+def names_prefetched(state: Any) -> bool:
+    """Whether the module names others whose parameters are gathered ahead of their turn."""
+    return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
+
+
+def sharding_settings(state: Any) -> tuple[list[Any], list[Any]]:
+    """The settings of a module's state, and those of its groups of parameters, group by group."""
+    return ([getattr(state, name, None) for name in _STATE],
+            [getattr(group, name, None) for group in state._fsdp_param_groups for name in _GROUP])
+
+
+def count_data_parallel(module: Any) -> int | None:
+    """Over how many ranks a wrapper spreads the batch; None of a module that is no wrapper. Of a mesh given to
+    ``fully_shard`` or to FSDP these are the ranks of all its dimensions, that over which it only copies included
+    (HSDP): torch/distributed/fsdp/_init_utils.py (``_inter_node_pg``) and _fully_shard/_fsdp_common.py
+    (``DataParallelMeshInfo``).
+    """
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return dist.get_world_size(module.process_group)
+    if type(module).__name__ == "FullyShardedDataParallel":
+        copies = getattr(module, "_inter_node_pg", None)
+        return dist.get_world_size(module.process_group) * (1 if copies is None else dist.get_world_size(copies))
+    state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+    group = getattr(state, "_fsdp_param_group", None)
+    if group is None:
+        return None
+    sizes = [getattr(group.mesh_info, f"{way}_mesh_size", 1) for way in ("shard", "replicate")]
+    return int(sizes[0] * sizes[1])
 
 
 # Private torch API: for which module FSDP gathers parameters and reduces gradients, whichever one's hook does it.

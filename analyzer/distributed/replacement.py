@@ -20,7 +20,7 @@ from analyzer.meta.intercept.replacement import SharedReplacements, Undo, answer
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
-from . import collective, dtensor, fsdp, process_group, reduction
+from . import collective, dtensor, fsdp, known_content, process_group
 from .collective import current_collectives
 from .process_group import make_default_group, process_groups_kept_aside
 from .world_state import StageNotToldError, WorldSpec, active_world_state, current_world
@@ -167,7 +167,7 @@ def pipeline_stage_replacements() -> Iterator[Undo]:
 # What is replaced in torch while there is a world: each family of wrappers has a file of its own.
 
 def _replacements() -> Iterator[Undo]:
-    for replacements in (process_group.replacements, collective.replacements, reduction.replacements,
+    for replacements in (process_group.replacements, collective.replacements, known_content.reduction_replacements,
                          dtensor.mesh_replacements, collective.object_collective_replacements, reducer_replacements,
                          dtensor.sharding_cache_replacements, dtensor.replacements, dtensor.random_number_replacements,
                          fsdp.shard_chunk_replacements, fsdp.parameter_group_replacements, pipeline_stage_replacements,

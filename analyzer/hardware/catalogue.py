@@ -1,8 +1,9 @@
-"""The devices that can be named, and how to add one."""
+"""The devices that come with the package, those of files, and the one that this thread simulates."""
 from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ from analyzer.errors import InputError, UnknownDeviceError
 from .device_file import is_device_file, list_shipped, read_device, read_shipped
 from .device_spec import DeviceSpec
 from .spec_catalogue import SpecCatalogue, fold_name
+
+# The devices that can be named, and how to add one.
 
 _VENDORS = ("NVIDIA", "AMD", "Apple", None)  # the order of the catalogue; the last is the host
 
@@ -93,3 +96,27 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
         raise UnknownDeviceError(f"unknown device {device!r}: {register_device.list_near(device, 6)}; describe another "
                                  "one with DeviceSpec and pass it, or add it with register_device")
     return spec
+
+
+# The device that this thread simulates: rules that depend on a device's generation read it here.
+
+class _Simulated(threading.local):
+    spec: DeviceSpec | None = None
+
+
+_simulated = _Simulated()
+
+
+def simulated_spec() -> DeviceSpec:
+    """The device that is simulated; an H200 unless `simulating` named another."""
+    return _simulated.spec or find_device("h200")
+
+
+@contextmanager
+def simulating(spec: DeviceSpec) -> Iterator[None]:
+    """Simulate ``spec`` for the length of a block."""
+    before, _simulated.spec = _simulated.spec, spec
+    try:
+        yield
+    finally:
+        _simulated.spec = before

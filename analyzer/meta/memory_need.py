@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.registry import Call, Registry
 
 from .operator_info import OperatorInfo, check_loaded_operator
@@ -46,7 +46,7 @@ register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry(
 """Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
 the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all,
 what ``@torch.library.custom_op`` made, or a Python function with a registered shape. Raises InputError for another key.
-A rule that depends on the device's generation reads `analyzer.hardware.current_spec.simulated_spec`."""
+A rule that depends on the device's generation reads `analyzer.hardware.catalogue.simulated_spec`."""
 
 _Rule = TypeVar("_Rule")
 StageRule = Callable[[Signature], "tuple[Stage, ...]"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.journal import JournalAction
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark

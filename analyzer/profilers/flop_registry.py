@@ -13,10 +13,10 @@ import torch
 
 from analyzer.errors import InputError, is_count
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.flop_formula.sparse import FORMULAS as SPARSE
 from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 from analyzer.profilers.operator_registry import name_key
 
+from .flop_formula.matmul import SPARSE_FORMULAS
 from .flop_formula.registration import FlopCount, Formula, is_inexact, register_flop_impl, tensors
 
 __all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
@@ -108,8 +108,10 @@ def find_formula(op: Hashable) -> Formula | None:
 
 def find_sparse_formula(op: Hashable) -> Formula | None:
     """The formula of an operator of sparse tensors: one that was registered from outside, or the package's own."""
-    own = register_flop_impl.find(name_key(op))
-    return own or next((found for key in family(op) if (found := SPARSE.get(str(key).removeprefix("aten::")))), None)
+    if (own := register_flop_impl.find(name_key(op))) is not None:
+        return own
+    names = [str(key).removeprefix("aten::") for key in family(op)]
+    return next((SPARSE_FORMULAS[name] for name in names if name in SPARSE_FORMULAS), None)
 
 
 def is_zero_flop_op(op: Hashable) -> bool:

@@ -20,8 +20,7 @@ from analyzer.results.view import register_view
 from analyzer.units import UNKNOWN, add_quantities, format_bytes, format_count, format_percent, format_seconds
 
 from .screen.layout import find_width
-from .terminal_table import fit_table
-from .text_width import escape_controls, measure_width
+from .text_width import escape_controls, fit_table, measure_width
 
 # The columns of the reports: which field, under which heading, in which unit.
 

@@ -14,10 +14,9 @@ import torch
 from analyzer.errors import TargetError
 from analyzer.saved_format import load_json
 
-from .detection_target import DetectionRule
 from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, find_close, import_extra
 from .published_shape import find_shape, list_names
-from .vision_models import find_diffusion_model
+from .vision_models import DetectionRule, find_diffusion_model
 
 # The task heads tried for a config that names no architecture, in this order: a model that fills in masked words is
 # taken as that (BERT, though it has a causal head too), one that only continues text as that (GPT-2, Llama).

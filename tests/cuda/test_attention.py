@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from analyzer import MetaTensorMode
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"

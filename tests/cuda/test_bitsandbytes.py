@@ -7,7 +7,7 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 
 bnb = pytest.importorskip("bitsandbytes")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from analyzer import MetaTensorMode
 from analyzer.cuda.kernel_registry import device_kernels
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -10,7 +10,7 @@ import torch
 from analyzer import MetaTensorMode, profile
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
 from analyzer.hardware import find_device
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 from analyzer.meta.memory_need import MemoryNeed, register_memory_impl
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import torch
 
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 from analyzer.meta.memory_need import stages_of
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import Signature, TensorSpec

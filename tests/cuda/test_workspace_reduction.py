@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 from analyzer.meta.spec import TensorSpec
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
-from analyzer.hardware.current_spec import simulating
+from analyzer.hardware.catalogue import simulating
 from analyzer.meta.state import MetaOptions
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from analyzer.cli import main
 from analyzer.report.node_table import print_rows
-from analyzer.report.terminal_table import fit_table
+from analyzer.report.text_width import fit_table
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from analyzer.cuda.kernel_registry import device_shape, kernel_replacements
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer

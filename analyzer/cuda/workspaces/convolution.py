@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.memory_need import Stage, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.memory_need import KernelMemory, Stage, host_memory, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 

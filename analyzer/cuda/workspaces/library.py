@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import MetaState
 

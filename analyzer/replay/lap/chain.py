@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
 from analyzer.meta.spec import LEAVES
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.match import Mismatch
@@ -24,12 +25,6 @@ _FEWEST = 12  # of fewer, running all takes no longer than looking at what some 
 #: attributes that are compared otherwise, or that no step reads
 _LEFT_OUT = frozenset({"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
                        "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"})
-# what FSDP2 keeps of a block that decides what it does; torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py
-_GROUP = ("mp_policy", "offload_policy", "mesh_info", "post_forward_mesh_info", "_all_reduce_hook", "reduce_grads",
-          "all_reduce_grads", "reshard_after_backward", "unshard_in_backward", "unshard_async_op",
-          "gradient_divide_factor", "force_sum_reduction_for_comms", "reduce_scatter_unused_params",
-          "reduce_scatter_max_input_buffers")
-_STATE = ("_mp_policy", "_device", "_auto_reshard_after_forward")
 
 
 class Chain(NamedTuple):
@@ -142,14 +137,12 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
     """Modules are compared where they stand; of what FSDP2 keeps, what decides its behaviour is."""
     if isinstance(mine, nn.Module):
         return type(mine).__qualname__ == type(other).__qualname__
-    if hasattr(mine, "_fsdp_param_groups"):
-        groups = mine._fsdp_param_groups, other._fsdp_param_groups
-        if mine._states_to_forward_prefetch or mine._states_to_backward_prefetch or (
-                other._states_to_forward_prefetch or other._states_to_backward_prefetch):
+    if is_sharding_state(mine):
+        if names_prefetched(mine) or names_prefetched(other):
             raise Mismatch("its blocks prefetch blocks that are named")
-        return len(groups[0]) == len(groups[1]) and all(
-            _same(getattr(mine, name, None), getattr(other, name, None), depth + 1) for name in _STATE) and all(
-                _like_field(getattr(a, name, None), getattr(b, name, None)) for a, b in zip(*groups) for name in _GROUP)
+        settings, groups = zip(sharding_settings(mine), sharding_settings(other))
+        return _same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
+            map(_like_field, *groups))
     if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
         return bool(mine == other)
     is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, sampler
 
 from analyzer.cuda.kernels.product import answer_for_managed_memory
 from analyzer.distributed.world_state import current_world, joined
-from analyzer.hardware.current_spec import simulated_spec, simulating
+from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.creation import constant
 from analyzer.meta.intercept.mode_stack import without_modes

@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.current_spec import simulated_spec
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.address_space import HostMemory
 from analyzer.meta.intercept.mode_stack import cut_mode_stacks, is_active, mode_stack_depths
 from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld
