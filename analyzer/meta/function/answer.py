@@ -1,6 +1,7 @@
-"""Questions that code asks of a tensor, and moves between devices, as the function half of the mode answers them."""
+"""What functions of torch do under the mode instead: the table of handlers, and those that answer questions."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,22 @@ from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_d
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, use_on
 from analyzer.meta.value.contents import read_known
 
-from .handler import Handler, handles
+# What functions of torch do under the mode instead: a table that is filled beside each handler.
+
+Handler = Callable[[MetaState, Any, tuple[Any, ...], dict[str, Any]], Any]
+handlers: dict[Any, Handler] = {}
+"""By function: what is called with the state, the function, its positional and its named arguments."""
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    """Decorator: a handler of torch's ``functions``."""
+    def add(handler: Handler) -> Handler:
+        handlers.update(dict.fromkeys(functions, handler))
+        return handler
+    return add
+
+
+# Questions that code asks of a tensor, and moves between devices, as the function half of the mode answers them.
 
 # Moves between devices and dtypes: ``Tensor.to``, ``cuda``, ``cpu``, ``type``.
 

@@ -15,8 +15,7 @@ from analyzer.meta.tensor import PLAIN_TENSORS, device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred, small_enough
 
-from .answer import move
-from .handler import handles
+from .answer import handles, move
 
 # Tensors made of data that the code gives: their contents are known.
 

@@ -15,7 +15,7 @@ from analyzer.meta.state import MetaState, active_state, indexed_device
 from analyzer.meta.tensor import META, PLAIN_TENSORS
 
 from . import answer, creation  # noqa: F401  # which fill the table
-from .handler import handlers
+from .answer import handlers
 
 Tensor = torch.Tensor
 
