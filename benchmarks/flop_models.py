@@ -1,12 +1,15 @@
-"""The 51 models whose counts are checked: 26 of torchvision, 25 of transformers, small enough to run on two cores.
+"""The 51 models whose counts are checked: 26 of torchvision, 25 of transformers (``flop_models.json``), small enough to
+run on two cores.
 
 What is small is the image, the number of layers and the width; the operators are those of the full model.
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -95,78 +98,17 @@ def image_inputs(name: str, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]
     return (torch.rand(2, 3, size, size),), {}
 
 
-SMALL = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 128
-}
-GPT = {
-    "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2
-}
-LLAMA = {**SMALL, "num_key_value_heads": 2, "max_position_embeddings": 64}
-VISION = {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "image_size": 32, "patch_size": 8}
-# Name: (config class, its settings, model class, inputs).
-TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "bert": ("BertConfig", SMALL, "BertForMaskedLM", "tokens"),
-    "roberta": ("RobertaConfig", {**SMALL, "max_position_embeddings": 66}, "RobertaForSequenceClassification",
-                "tokens"),
-    "distilbert": ("DistilBertConfig", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128,
-                                        "vocab_size": 128}, "DistilBertModel", "tokens"),
-    "albert": ("AlbertConfig", {**SMALL, "embedding_size": 32}, "AlbertModel", "tokens"),
-    "electra": ("ElectraConfig", {**SMALL, "embedding_size": 32}, "ElectraForPreTraining", "tokens"),
-    "deberta_v2": ("DebertaV2Config",
-                   {**SMALL, "relative_attention": True, "position_buckets": 8,
-                    "pos_att_type": ["p2c", "c2p"]}, "DebertaV2Model", "tokens and mask"),
-    "modernbert": ("ModernBertConfig", {
-        **SMALL, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
-        "local_attention": 8
-    }, "ModernBertModel", "tokens"),
-    "gpt2": ("GPT2Config", GPT, "GPT2LMHeadModel", "tokens"),
-    "gptj": ("GPTJConfig", {**GPT, "rotary_dim": 8}, "GPTJForCausalLM", "tokens"),
-    "gpt_neox": ("GPTNeoXConfig", SMALL, "GPTNeoXForCausalLM", "tokens"),
-    "opt": ("OPTConfig", {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 128,
-        "word_embed_proj_dim": 64, "max_position_embeddings": 64
-    }, "OPTForCausalLM", "tokens"),
-    "bloom": ("BloomConfig", {"hidden_size": 64, "n_layer": 2, "n_head": 4,
-                              "vocab_size": 128}, "BloomForCausalLM", "tokens"),
-    "falcon": ("FalconConfig", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                                "vocab_size": 128}, "FalconForCausalLM", "tokens"),
-    "llama": ("LlamaConfig", LLAMA, "LlamaForCausalLM", "tokens"),
-    "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 8}, "MistralForCausalLM", "tokens"),
-    "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 4,
-                                  "experts_implementation": "batched_mm"}, "MixtralForCausalLM", "tokens"),
-    "qwen2": ("Qwen2Config", LLAMA, "Qwen2ForCausalLM", "tokens"),
-    "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 16}, "Qwen3ForCausalLM", "tokens"),
-    "gemma": ("GemmaConfig", {**LLAMA, "head_dim": 16}, "GemmaForCausalLM", "tokens"),
-    "phi3": ("Phi3Config", {**LLAMA, "pad_token_id": 0, "bos_token_id": 1,
-                            "eos_token_id": 2}, "Phi3ForCausalLM", "tokens"),
-    "mamba": ("MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8,
-                              "vocab_size": 128}, "MambaForCausalLM", "tokens"),
-    "t5": ("T5Config", {
-        "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128,
-        "decoder_start_token_id": 0
-    }, "T5ForConditionalGeneration", "tokens and labels"),
-    "bart": ("BartConfig", {
-        "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128,
-        "max_position_embeddings": 64
-    }, "BartForConditionalGeneration", "tokens and labels"),
-    "vit": ("ViTConfig", VISION, "ViTModel", "pixels"),
-    "whisper": ("WhisperConfig", {
-        "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128,
-        "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 32, "decoder_start_token_id": 1,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2
-    }, "WhisperForConditionalGeneration", "spectrogram"),
-}
+#: Name: the class of the config, its fields, the class of the model, and what it takes.
+TRANSFORMERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 BATCH, TOKENS = 2, 24
 
 
 def build_transformer(name: str) -> nn.Module:
     import transformers
 
-    config_class, settings, model_class, _ = TRANSFORMERS[name]
-    config = getattr(transformers, config_class)(**settings)
-    return getattr(transformers, model_class)(config)  # type: ignore[no-any-return]
+    row = TRANSFORMERS[name]
+    config = getattr(transformers, row["config"])(**row["fields"])
+    return getattr(transformers, row["model"])(config)  # type: ignore[no-any-return]
 
 
 def transformer_inputs(kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -189,8 +131,7 @@ CASES: dict[str, Case] = {
                    **(DETECTION if name.startswith("retinanet") else {})) for name, size in TORCHVISION.items()
     },
     **{
-        name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row[3])) for name,
-        row in TRANSFORMERS.items(
-        )
+        name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row["inputs"]))
+        for name, row in TRANSFORMERS.items()
     },
 }
