@@ -8,7 +8,7 @@ from analyzer.api.profile import profile
 from analyzer.distributed.world import world
 from analyzer.distributed.world_state import StageNotToldError, active_world_state, mail_kept
 from analyzer.hardware.cluster_spec import ClusterSpec
-from analyzer.profilers.collective.rule import POINT_TO_POINT
+from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.results.profile import Profile
 from analyzer.results.world import GroupInfo
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from analyzer.profilers.collective.rule import POINT_TO_POINT
+from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 from analyzer.units import add_quantities

@@ -15,7 +15,7 @@ from analyzer.record.process_group import communicates, takes_group
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation
-from .collective.rule import NOT_UNDERSTOOD, POINT_TO_POINT, Message, kind_of, message_of
+from .collective import NOT_UNDERSTOOD, POINT_TO_POINT, Message, kind_of, message_of
 from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends, outlives_forward
 
 # Which part of a step a message between two ranks is for: that which made what is sent, or reads what is received.

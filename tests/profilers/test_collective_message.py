@@ -8,8 +8,8 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # noqa: F401
 
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.collective import rule
-from analyzer.profilers.collective.rule import NOT_UNDERSTOOD, SILENT
+from analyzer.profilers import collective as rule
+from analyzer.profilers.collective import NOT_UNDERSTOOD, SILENT
 from analyzer.record.process_group import ProcessGroupSpec
 
 # Four ranks of a larger world; this is the second of them.

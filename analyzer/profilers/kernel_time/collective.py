@@ -7,7 +7,7 @@ from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
 from analyzer.hardware.kernel_time.collective import collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.meta.spec import Signature
-from analyzer.profilers.collective.rule import POINT_TO_POINT, SILENT, kind_of, message_of
+from analyzer.profilers.collective import POINT_TO_POINT, SILENT, kind_of, message_of
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, find_group
 
 

@@ -18,7 +18,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
 from analyzer.parallel.rank_row import RankRow, describe_rank
 from analyzer.parallel.rank_table import RankTable
-from analyzer.profilers.collective.rule import POINT_TO_POINT
+from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 

@@ -1,1 +1,0 @@
-"""What one call of torch.distributed communicates, by operator."""
