@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from analyzer import Profile, ProfileOptions, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
@@ -71,7 +72,46 @@ def test_a_root_of_torchscript_is_refused_and_a_submodule_is_a_node(make: Any) -
 
 def test_a_program_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.py").write_text("import torch\nprogram = torch.export.export(torch.nn.Linear(8, 2), "
-                                     "(torch.ones(4, 8),))\n")
+                                     "(torch.ones(4, 8),))\ndef make():\n    return program.module()\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    model = load_target(f"{tmp_path / 'net.py'}:program").build().train()
-    assert profile(model, args=(X,), mode="infer", device="cpu").fwd_flops == 2 * 4 * 8 * 2
+    for name in ("program", "make"):
+        model = load_target(f"{tmp_path / 'net.py'}:{name}").build().train()
+        assert profile(model, args=(X,), mode="infer", device="cpu").fwd_flops == 2 * 4 * 8 * 2
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.export.export(Net(), (X,)), lambda: torch.export.export(Net(), (X,)).module(),
+    lambda: make_fx(Net())(X), lambda: torch.jit.trace(Net().train(), X, check_trace=False)],
+    ids=["export", "module", "make_fx", "jit.trace"])
+def test_a_factory_may_make_a_graph_by_torch(make: Any) -> None:
+    outside, state = make(), torch.get_rng_state()
+    found = profile(make, X, device="h100")
+    assert figures(found) == figures(profile(outside, X, device="h100")) and found.params == 8 * 16 + 16 + 32 + 68
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_error_of_such_a_factory_is_its_own() -> None:
+    with pytest.raises(RuntimeError, match="reduction dim|cannot be multiplied"):
+        profile(lambda: torch.export.export(Net(), (X[:, :3],)), X)
+
+
+class Linearized(nn.Module):
+    def __init__(self, trace: Any) -> None:
+        super().__init__()
+        self.a, self.trace = nn.Linear(8, 8), trace
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.trace(lambda z: torch.tanh(self.a(z)), x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("trace", [lambda f, x: torch.func.linearize(f, x)[1](x), lambda f, x: make_fx(f)(x)(x)])
+@pytest.mark.parametrize("run", [
+    lambda model: profile(model, X), lambda model: profile(model, X, reuse=False, mode="infer"),
+    lambda model: symbolic_trace(model, meta_args={"x": X})], ids=["profile", "not reused", "trace"])
+def test_a_graph_made_in_forward_is_refused(trace: Any, run: Any) -> None:
+    assert trace(torch.sin, X).shape == X.shape  # torch's own are as they were, also after the refusals
+    with pytest.raises(InputError, match=r"graph of its own .*test_exported_program.py:\d+. Call torch.func.jvp"):
+        run(Linearized(trace))
+    assert trace(torch.sin, X).shape == X.shape
+    p = profile(Linearized(lambda f, x: torch.func.jvp(f, (x,), (x,))[1]), X, mode="infer")
+    assert p.fwd_macs == 2 * 4 * 8 * 8  # of the value and of the tangent

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -142,11 +143,22 @@ def build_model(factory: Any, remarks: list[str] | None = None) -> torch.nn.Modu
             remarks.append("a program by torch.export runs as it was exported, in training or not: mode, train() and "
                            "eval() change no layer in it")
         return module
-    with MetaTensorMode() as mode:
-        module = call_factory(factory)
-        if remarks is not None:
-            remarks.extend(mode.state.assumptions)
-        return module
+    try:
+        with MetaTensorMode() as mode:
+            module = call_factory(factory)
+            if remarks is not None:
+                remarks.extend(mode.state.assumptions)
+            return module
+    except Exception as error:
+        files = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not any(name.endswith(_TRACERS) for name in files):
+            raise
+    with torch.random.fork_rng(devices=[]):  # torch's own tracers take only tensors with data
+        return call_factory(factory)
+
+
+#: Where torch makes a graph of a model: `torch.export.export`, `make_fx`, `torch.jit.trace`.
+_TRACERS = ("torch/export/_trace.py", "torch/fx/experimental/proxy_tensor.py", "torch/jit/_trace.py")
 
 
 def call_factory(factory: Any) -> torch.nn.Module:

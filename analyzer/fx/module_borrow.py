@@ -362,9 +362,14 @@ def exported_module(model: Any) -> Any:
     export = sys.modules.get("torch.export.exported_program")
     if export is None or not isinstance(model, export.ExportedProgram):
         return model
-    module = model.module()
-    module.train = lambda mode=True: module  # torch's refuses to be called
-    module.eval = lambda: module
+    return ignore_flags(model.module())
+
+
+def ignore_flags(module: Any) -> Any:
+    """``module``, whose `train` and `eval` change nothing where torch's refuse to be called, as of an exported one."""
+    if isinstance(module, torch.fx.GraphModule) and "train" in vars(module):
+        module.train = lambda mode=True: module  # type: ignore[method-assign]
+        module.eval = lambda: module  # type: ignore[method-assign]
     return module
 
 

@@ -1,6 +1,7 @@
 """The user's own line of code behind what runs now."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -10,8 +11,8 @@ from types import FrameType
 import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_SKIPPED = (_PACKAGE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<eval_with_key>", "<string>",
-            "<frozen")
+_SKIPPED = (_PACKAGE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, contextlib.__file__,
+            "<eval_with_key>", "<string>", "<frozen")
 _OWN_MODELS = os.path.join(_PACKAGE, "zoo")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from analyzer.errors import AnalyzerError, TargetError
-from analyzer.fx.module_borrow import exported_module
+from analyzer.fx.module_borrow import exported_module, ignore_flags
 from analyzer.record.collector import find_failure
 
 from . import MODELS
@@ -52,7 +52,7 @@ def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target
             f"{text}: {name} needs {', '.join(needed)}; {_WANTED}{describe_factories(module, where)}")
 
     def build() -> nn.Module:
-        model = exported_module(factory())
+        model = ignore_flags(exported_module(factory()))
         if not isinstance(model, nn.Module):
             raise TargetError(f"{text}: {name}() returned a value of type {type(model).__name__}, not an nn.Module")
         return model

@@ -17,7 +17,9 @@ import torch.nn.init
 import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
+from torch.fx.experimental import proxy_tensor
 
+from analyzer.errors import InputError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.state import active, active_state, current, mode_in_force
@@ -71,10 +73,17 @@ def _replacements() -> Iterator[Undo]:
         _run_eagerly()
     yield _run_compiled
     yield answer(torch, "compile", _compile, passes_original=True)
+    yield answer(proxy_tensor.ProxyTorchDispatchMode, "__enter__", _refuse_graph)
     yield from guard_threads()
     yield from control_flow_replacements()
     for device in devices:
         yield from device.replacements()
+
+
+def _refuse_graph(mode: Any) -> None:
+    raise InputError("torch makes a graph of its own of what runs (torch.func.linearize, make_fx), which needs tensors "
+                     f"with data, {active_state().where()}. Call torch.func.jvp in place of linearize; make graphs "
+                     "before, and give them as modules")
 
 
 def _move_generator(original: Any, *args: Any, **kwargs: Any) -> Any:
