@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 from .coverage_case import Candidate, Case, Inputs
 
 _MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
-_MAKERS = {
+_MAKERS: dict[str, Callable[..., torch.Tensor]] = {
     "rand": torch.rand, "ones": torch.ones, "zeros": torch.zeros, "true": partial(torch.ones, dtype=torch.bool),
     "steps": lambda: torch.tensor([7, 11]), "float steps": lambda: torch.tensor([7.0, 11.0]),
     "classes": lambda: torch.tensor([1, 2])}

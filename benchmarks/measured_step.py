@@ -3,7 +3,6 @@ a V100 (`truth/kernels/end_to_end.json`, whose README says how).
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from analyzer import MetaTensorMode, Profile, profile
 from analyzer.hardware import DeviceSpec
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks.cases import build, measured_cases
-from benchmarks.truth_table import TRUTH, read_truth
+from benchmarks.truth_table import read_truth
 
 H200 = "h200"
 
@@ -69,7 +68,7 @@ def neusight_steps(option: str = "") -> list[MeasuredStep]:
     those under ``torch.compile``.
     """
     found = []
-    for row in json.loads((TRUTH / "kernels" / "end_to_end.json").read_text())["cases"]:
+    for row in read_truth("kernels/end_to_end")["cases"]:
         if row["option"] != option:
             continue
         name = "-".join([row["model"], row["mode"], f"{row['batch']}x{row['seq']}", *filter(None, [option]),
@@ -83,7 +82,7 @@ def neusight_steps(option: str = "") -> list[MeasuredStep]:
 
 def _profile_neusight(step: MeasuredStep, **options: Any) -> Profile:
     row = step.row
-    config = json.loads((TRUTH / "kernels" / "end_to_end.json").read_text())["models"][row["model"]]
+    config = read_truth("kernels/end_to_end")["models"][row["model"]]
     training = row["mode"] == "train"
     model = build_neusight(config, training)
     tokens = torch.ones(row["batch"], row["seq"], dtype=torch.long)

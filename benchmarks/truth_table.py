@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import json
 import os
 from collections.abc import Sequence
@@ -14,10 +16,15 @@ Run = TypeVar("Run", bound=tuple[Any, ...])
 
 
 @cache
-def read_truth(name: str) -> dict[str, Any]:
+def read_truth(name: str) -> Any:
     """A file: its source, columns and rows."""
-    found: dict[str, Any] = json.loads((TRUTH / f"{name}.json").read_text())
-    return found
+    return json.loads((TRUTH / f"{name}.json").read_text())
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """The rows of a table of ``truth/kernels``, whose README names the sources."""
+    with gzip.open(TRUTH / "kernels" / f"{name}.csv.gz", "rt", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def read_runs(name: str, run: type[Run]) -> list[Run]:

@@ -18,20 +18,18 @@ the cache.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
 from analyzer.hardware.kernel_time.attention import BACKWARD_PRODUCTS, KERNEL_CLOCKS, MMA, TCGEN05, WGMMA, predict
 from analyzer.hardware.listing import roofline_seconds
 
 from .attention_sample import Sample, read_operators, read_serving
+from .constants import write_constants
 
-OUTPUT = Path(__file__).parents[2] / "analyzer/hardware/kernel_time/fitted/attention.json"
 ROWS = 240
 FOLDS = 3
 JUDGED = 500
@@ -265,8 +263,8 @@ def flash_of(name: str, fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[
     return found
 
 
-def product() -> dict[str, object]:
-    """What ``fitted/attention.json`` holds."""
+def write_product() -> None:
+    """Write ``fitted/attention.json``."""
     fits = calibrate()
     generic = flatten({**{key: found.generic for key, found in fits.items()}, **operators_everywhere()}, "any")
     devices = {}
@@ -283,15 +281,12 @@ def product() -> dict[str, object]:
     devices["h200"] |= flatten(operators_measured(), "any")
     width = fits["vllm", "prefill"].generic["spread"]
     generic |= flatten({key: {**blend(flash[0][key], flash[1][key]), "spread": width} for key in flash[0]}, MMA)
-    return {
-        "provenance": {
-            "command": "python -m benchmarks.calibration.attention",
-            "data": "benchmarks/truth/kernels/attention.csv.gz (github.com/ai-dynamo/aiconfigurator) and the attention "
-                    "operators of benchmarks/truth/latency.json (measured on an H200 for this project)",
-            "licence": "Apache-2.0; the project's own", "date": "2026-11",
-            "note": "clocks (tile, block, alone, combine, swap, floor), clocks an element (dropout, mask) or ratios; "
-                    "spread by folds of shapes for devices, by devices left out for all else"},
-        "generic": generic, "architectures": {}, "devices": devices}
+    write_constants("attention", {
+        "data": "benchmarks/truth/kernels/attention.csv.gz (github.com/ai-dynamo/aiconfigurator) and the attention "
+                "operators of benchmarks/truth/latency.json (measured on an H200 for this project)",
+        "licence": "Apache-2.0; the project's own", "date": "2026-11",
+        "note": "clocks (tile, block, alone, combine, swap, floor), clocks an element (dropout, mask) or ratios; "
+                "spread by folds of shapes for devices, by devices left out for all else"}, generic, {}, devices)
 
 
 def roofline(sample: Sample) -> float:
@@ -369,7 +364,7 @@ def report(write: Callable[[str], object]) -> None:
 
 def main() -> None:
     """Fit, write the constants, print what they reach."""
-    OUTPUT.write_text(json.dumps(product(), indent=1) + "\n")
+    write_product()
     report(sys.stdout.write)
 
 

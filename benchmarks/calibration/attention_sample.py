@@ -1,19 +1,16 @@
 """Measured attention: rows of serving libraries, and PyTorch's own operators of the steps on an H200."""
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import re
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.hardware import find_device
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.attention import AttentionSize, find_phase
+from benchmarks.truth_table import read_rows, read_truth
 
-TRUTH = Path(__file__).parent.parent / "truth"
 _OPERATOR = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
 
 
@@ -36,20 +33,17 @@ class Sample(NamedTuple):
 def read_serving() -> list[Sample]:
     """The rows of ``kernels/attention.csv.gz`` but Triton's, a path that libraries take where they have no better."""
     samples = []
-    with gzip.open(TRUTH / "kernels/attention.csv.gz", "rt") as file:
-        for row in csv.DictReader(file):
-            if row["kernel"] == "triton":
-                continue
-            kernel = row["framework"].partition("-")[0]
-            number = {name: int(row[name]) for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim",
-                                                        "causal", "window")}
-            size = AttentionSize(number["batch"], number["heads"], number["kv_heads"], number["q_len"],
-                                 number["kv_len"], number["head_dim"], number["head_dim"], 2, bool(number["causal"]),
-                                 number["window"])
-            device = find_device(row["device"])
-            samples.append(Sample(device, kernel, find_phase(kernel, size, device), size,
-                                  float(row["us"]) * 1e-6, repr(tuple(size)),
-                                  source=f"{row['framework']} {row['kernel']}"))
+    for row in read_rows("attention"):
+        if row["kernel"] == "triton":
+            continue
+        kernel = row["framework"].partition("-")[0]
+        number = {name: int(row[name]) for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim",
+                                                    "causal", "window")}
+        size = AttentionSize(number["batch"], number["heads"], number["kv_heads"], number["q_len"], number["kv_len"],
+                             number["head_dim"], number["head_dim"], 2, bool(number["causal"]), number["window"])
+        device = find_device(row["device"])
+        samples.append(Sample(device, kernel, find_phase(kernel, size, device), size, float(row["us"]) * 1e-6,
+                              repr(tuple(size)), source=f"{row['framework']} {row['kernel']}"))
     return samples
 
 
@@ -61,7 +55,7 @@ def read_operators() -> list[Sample]:
     weights when they train.
     """
     found: dict[tuple[object, ...], list[float]] = {}
-    for case in json.loads((TRUTH / "latency.json").read_text())["cases"]:
+    for case in read_truth("latency")["cases"]:
         name = case["id"]
         model = name.partition("-")[0]
         for operator in case["ops"]:

@@ -17,22 +17,19 @@ all-reduces from 1 to 4 MiB, and V100 (hybrid cube mesh).
 """
 from __future__ import annotations
 
-import csv
 import functools
-import gzip
 import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path as File
 from typing import Any, NamedTuple
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.collective import Cost, Path, estimate_collective, find_path, name_spread
+from benchmarks.truth_table import read_rows, read_truth
 
-_DATA = File(__file__).parents[1] / "truth" / "kernels"
-_TARGET = File("analyzer/hardware/kernel_time/fitted/collective.json")
+from .constants import Constants, rounded, write_constants
+
 _PAIRS = {"a100_80gb": "a100_pcie_pairs", "h100_sxm": "h100_pcie_pairs", "a40": "a40_pairs"}
 _HOSTS = {"a100-": "dgx_a100", "h200-": "dgx_h200", "b200-": "aws_p6_b200", "v100-": "dgx1_v100"}  # by a table's name
 _PROFILED_BYTES = {"all_reduce": 2**20, "send_recv": 2**18}
@@ -48,7 +45,6 @@ _UNKNOWN_SPREAD = 1.0  # a factor of two: too little measured
 FABRICS = ("infiniband", "ethernet")
 MEDIA = ("nvlink", "pcie", "host", "sockets", *FABRICS)
 
-Constants = dict[str, float]
 #: Where the search begins: round numbers read off the curves. No case moves some, so that they stay: the ring's share
 #: of InfiniBand (365 of 400 GB/s on EFA, H200, four hosts: h200-4nodes-allreduce of collectives.json), LL's share of it
 #: and what sends side by side and pairs reach over PCI Express and networks (assumed: as over NVLink).
@@ -86,9 +82,8 @@ class Case(NamedTuple):
 
 def read_cases() -> list[Case]:
     """Every measured collective whose links are known, in the order of the files."""
-    with gzip.open(_DATA / "nccl.csv.gz", "rt") as file:
-        rows = [case for row in csv.DictReader(file) if (case := _read_row(row)) is not None]
-    return rows + [case for table in json.loads((_DATA / "collectives.json").read_text()) for case in _table(table)]
+    rows = [case for row in read_rows("nccl") if (case := _read_row(row)) is not None]
+    return rows + [case for table in read_truth("kernels/collectives") for case in _table(table)]
 
 
 def _read_row(row: Mapping[str, str]) -> Case | None:
@@ -337,19 +332,17 @@ def main() -> None:
     found, levels = fit(read_cases()), _levels(hold_out())
     architectures = {name: {**found.architectures.get(name, {}), **levels["architectures"].get(name, {})}
                      for name in sorted({*found.architectures, *levels["architectures"]})}
-    data = {
-        "provenance": {
-            "command": "python -m benchmarks.calibration.collective",
+    write_constants(
+        "collective", {
             "data": "benchmarks/truth/kernels/nccl.csv.gz (github.com/ai-dynamo/aiconfigurator, github.com/microsoft/"
                     "vidur), collectives.json (github.com/stas00/ml-engineering, github.com/VIA-Research/vTrain)",
             "licence": "Apache-2.0 (aiconfigurator), MIT (vidur, vTrain), CC-BY-SA-4.0 (ml-engineering)",
             "date": "2026-11",
             "note": "shares of the links' bandwidth and protocols' latencies for all devices, base and hop latency by "
                     "architecture; spreads of devices from 5 folds by shape, others from devices left out"},
-        "generic": _round({**found.generic, **levels["generic"][""]}),
-        "architectures": {name: _round(values) for name, values in architectures.items()},
-        "devices": {name: _round(values) for name, values in sorted(levels["devices"].items())}}
-    _TARGET.write_text(json.dumps(data, indent=1) + "\n")
+        rounded({**found.generic, **levels["generic"][""]}),
+        {name: rounded(values) for name, values in architectures.items()},
+        {name: rounded(values) for name, values in sorted(levels["devices"].items())})
     for scheme in ("fold", "device"):
         rows = [row for row in cross_validate() if row[2] == scheme]
         errors = sorted(abs(row[4] / row[3] - 1) for row in rows)
@@ -357,10 +350,6 @@ def main() -> None:
         print(f"{scheme}: {len(rows)} collectives, median error {errors[len(rows) // 2]:.1%}, nine in ten below "
               f"{errors[9 * len(rows) // 10]:.1%}, range holds {inside:.1%}, median width "
               f"{sorted(row[5] for row in rows)[len(rows) // 2]:.1%}")
-
-
-def _round(values: Constants) -> Constants:
-    return {key: float(f"{value:.4g}") for key, value in values.items()}
 
 
 if __name__ == "__main__":

@@ -15,19 +15,16 @@ other folds, in both schemes, and left out of the product.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.kernel_time import convolution
 
+from .constants import Constants, write_constants
 from .convolution_data import DEVICES, RTX_2080_TI, Row, read_depthwise_rows, read_fp32_rows, read_step_rows
 
-OUTPUT = Path(convolution.__file__).parent / "fitted" / "convolution.json"
 FAMILY = "fp32 operator"
 FOLDS = 3
 FITTED_ROWS = 240    # of a device, in one fit
@@ -58,7 +55,6 @@ DEPTHWISE_START = {"depthwise_index": 100.0, "depthwise_loads": 2.0}
 
 NOTE = ("tensor cores: one H200, from which Hopper has its tensor_spread and others half as much again; depthwise: "
         "published for an RTX 2080 Ti (arXiv 2203.06717, Table 1), depthwise_spread of other devices assumed")
-Constants = dict[str, float]
 
 
 def predict(row: Row, device: DeviceSpec, harness: Constants) -> float:
@@ -255,16 +251,13 @@ def main() -> None:
         architectures[find_device(name).architecture or name] = constants
         devices[name] = {"spread": next(c.spread for c in judged if (c.device, c.scheme) == (name, "fold"))}
     spread = next(c.spread for c in judged if c.scheme == "device")
-    OUTPUT.write_text(json.dumps({
-        "provenance": {
-            "command": "python -m benchmarks.calibration.convolution",
+    write_constants(
+        "convolution", {
             "data": "benchmarks/truth/kernels/fp32_ops.csv.gz (conv), benchmarks/truth/latency.json",
-            "licence": "NeuSight: MIT; latency.json: this project",
-            "note": NOTE,
-            "harness": harness},
-        "generic": {**fit_generic(rows, harness), **tensor, **depthwise, **ASSUMED, "spread": spread,
-                    "tensor_spread": round(1.5 * tensor_spread, 3), "depthwise_spread": DEPTHWISE_SPREAD},
-        "architectures": architectures, "devices": devices}, indent=1) + "\n")
+            "licence": "NeuSight: MIT; latency.json: this project", "note": NOTE, "harness": harness},
+        {**fit_generic(rows, harness), **tensor, **depthwise, **ASSUMED, "spread": spread,
+         "tensor_spread": round(1.5 * tensor_spread, 3), "depthwise_spread": DEPTHWISE_SPREAD},
+        architectures, devices)
     for scheme in ("fold", "device"):
         for name in DEVICES.values():
             errors = sorted(abs(c.predicted_seconds / c.measured_seconds - 1) for c in judged

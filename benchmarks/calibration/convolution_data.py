@@ -2,18 +2,14 @@
 from __future__ import annotations
 
 import ast
-import csv
-import gzip
-import json
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec, PeakRates, roofline_seconds
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
+from benchmarks.truth_table import read_rows, read_truth
 
-TRUTH = Path(__file__).resolve().parents[1] / "truth"
 DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
            "Tesla P4": "p4"}
 IMAGE_CHANNELS = 3
@@ -81,13 +77,10 @@ class Row(NamedTuple):
 
 def read_fp32_rows(folds: int) -> list[Row]:
     """The 3x3 convolutions in float32, a fold by shape."""
-    with gzip.open(TRUTH / "kernels" / "fp32_conv_order.csv.gz", "rt") as file:
-        order = {tuple(list(r.values())[:5]): int(r["row"]) for r in csv.DictReader(file)}
+    order = {tuple(list(r.values())[:5]): int(r["row"]) for r in read_rows("fp32_conv_order")}
     rows = []
-    with gzip.open(TRUTH / "kernels" / "fp32_ops.csv.gz", "rt") as file:
-        for r in csv.DictReader(file):
-            if r["op"] != "conv":
-                continue
+    for r in read_rows("fp32_ops"):
+        if r["op"] == "conv":
             key = tuple(r[name] for name in ("device", "b", "c_in", "c_out", "size"))
             batch, ins, outs, size = map(int, key[1:])
             call = Call("forward", batch, ins, outs, (size, size), (size, size), (3, 3), "float32", False)
@@ -103,7 +96,7 @@ def read_step_rows() -> list[Row]:
     """
     found: list[tuple[str, str, bool, list[list[int]], float, int]] = []
     sizes: dict[tuple[str, str], tuple[int, ...]] = {}
-    for case in json.loads((TRUTH / "latency.json").read_text())["cases"]:
+    for case in read_truth("latency")["cases"]:
         model, dtype = case["id"].split("-")[0], "bfloat16" if "bf16" in case["id"] else "float32"
         for op in case["ops"]:
             is_backward = op["op"] == "aten::convolution_backward"

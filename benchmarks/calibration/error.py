@@ -10,20 +10,16 @@ centre on zero, as a group's own mean is an error too. The mean over families. N
 """
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import date
-from pathlib import Path
 from typing import NamedTuple
 
-import analyzer.hardware.kernel_time as kernel_time
-
 from . import attention, collective, matmul, matmul_cases, memory_bound
+from .constants import write_constants
 
-PATH = Path(kernel_time.__file__).parent / "fitted" / "error.json"
 FEWEST = 10  # kernels that tell of a group
 LARGEST = 1.0  # logarithm, of an error that counts: above, another kernel ran than was predicted
 
@@ -107,15 +103,11 @@ def main() -> None:
         print(f"{family:15} {found.kernels:6} kernels in {found.groups:4} groups: in common {found.common:.3f}, "
               f"own {found.own:.3f}, share {found.share:.2f}")
     note = "; ".join(f"{family} {found.share:.2f}" for family, found in shares.items())
-    PATH.write_text(json.dumps({
-        "provenance": {
-            "command": "python -m benchmarks.calibration.error",
-            "data": "the kernels of benchmarks/truth/kernels, as benchmarks/calibration predicts them with their "
-                    "device left out",
-            "licence": "that of the data: Apache-2.0 and MIT", "date": date.today().isoformat(),
-            "note": f"the part of the variance that kernels of one program, operator and size have in common: {note}"},
-        "generic": {"common_share": round(statistics.fmean(found.share for found in shares.values()), 2)},
-        "architectures": {}, "devices": {}}, indent=1) + "\n")
+    write_constants("error", {
+        "data": "the kernels of benchmarks/truth/kernels, as benchmarks/calibration predicts them with their device "
+                "left out", "licence": "that of the data: Apache-2.0 and MIT", "date": date.today().isoformat(),
+        "note": f"the part of the variance that kernels of one program, operator and size have in common: {note}"},
+        {"common_share": round(statistics.fmean(found.share for found in shares.values()), 2)})
 
 
 if __name__ == "__main__":

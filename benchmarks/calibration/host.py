@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import date
-from pathlib import Path
 
 import torch
 
-import analyzer.hardware.kernel_time as kernel_time
 from analyzer.hardware import find_device
 from analyzer.hardware.cluster_spec import HostSpec
+from benchmarks.calibration.constants import rounded, write_constants
 from benchmarks.calibration.matmul_cases import all_cases
 from benchmarks.calibration.step_trace import StepTrace, trace
 from benchmarks.measured_step import h200_steps
 
-PATH = Path(kernel_time.__file__).parent / "fitted" / "host.json"
 START = {
     "module_seconds": 20e-6, "forward_seconds": 10e-6, "gradient_seconds": 1e-6, "backward_seconds": 10e-6,
     "update_seconds": 10e-6, "list_tensor_seconds": 1.5e-6, "library_seconds": 10e-6, "checkpoint_seconds": 10e-6,
@@ -156,16 +153,12 @@ def main() -> None:
               f"{wall / traced.step.seconds - 1:+.1%}")
     print(f"wall time of steps of models left out: median {statistics.median(errors):.1%}, "
           f"nine in ten {sorted(errors)[math.ceil(0.9 * len(errors)) - 1]:.1%}")
-    PATH.write_text(json.dumps({
-        "provenance": {
-            "command": "python -m benchmarks.calibration.host",
-            "data": "wall times of benchmarks/truth/latency.json: 24 steps on one H200, measured for this project; how "
-                    "hosts differ: benchmarks/truth/kernels/fp32_ops.csv.gz (github.com/sitar-lab/NeuSight)",
-            "licence": "that of this project; MIT", "date": date.today().isoformat(), "torch": str(torch.__version__),
-            "note": f"models left out one at a time: wall time median {statistics.median(errors):.1%}"},
-        "generic": {name: float(f"{value:.4g}") for name, value in {
-            **dataclasses.asdict(host), "measured_spread": find_spread()}.items()},
-        "architectures": {}, "devices": {}}, indent=1) + "\n")
+    write_constants("host", {
+        "data": "wall times of benchmarks/truth/latency.json: 24 steps on one H200, measured for this project; how "
+                "hosts differ: benchmarks/truth/kernels/fp32_ops.csv.gz (github.com/sitar-lab/NeuSight)",
+        "licence": "that of this project; MIT", "date": date.today().isoformat(), "torch": str(torch.__version__),
+        "note": f"models left out one at a time: wall time median {statistics.median(errors):.1%}"},
+        rounded({**dataclasses.asdict(host), "measured_spread": find_spread()}))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ distance of a point from its mean, and a factor of two for pageable memory, whic
 """
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
-_TABLES = Path(__file__).parents[1] / "truth" / "kernels" / "collectives.json"
-_TARGET = Path("analyzer/hardware/kernel_time/fitted/host_copy.json")
+from benchmarks.truth_table import read_truth
+
+from .constants import rounded, write_constants
+
 _PCIE_5, _PCIE_3 = 64e9, 16e9
 # github.com/mpicbg-scicomp/gearshifft/pull/82: bandwidthTest, pinned, 32 MiB, the processor beside the device
 _P100 = {"to_device": 12150.7e6, "from_device": 12890.6e6}
@@ -32,7 +32,7 @@ def _mean(values: list[float]) -> float:
 
 def main() -> None:
     """Write the file."""
-    tables = {table["name"]: table["rows"] for table in json.loads(_TABLES.read_text())}
+    tables = {table["name"]: table["rows"] for table in read_truth("kernels/collectives")}
     h200 = {"to_device" if name == "host to device" else "from_device": gigabytes * 1e9
             for name, gigabytes in tables["pcie5-x16-h200"]}
     shares = {direction: [h200[direction] / _PCIE_5, _P100[direction] / _PCIE_3] for direction in _P100}
@@ -44,20 +44,14 @@ def main() -> None:
         "pinned_from_device_share": means["from_device"], "pinned_spread": 2 * spread,
         "pageable_to_device_bandwidth": _mean([size / seconds for size, seconds in _PAGEABLE_TO_DEVICE]),
         "pageable_from_device_bandwidth": _PAGEABLE_FROM_DEVICE, "pageable_spread": 1.0}
-    data = {
-        "provenance": {
-            "command": "python -m benchmarks.calibration.host_copy",
-            "data": "benchmarks/truth/kernels/collectives.json, pcie5-x16-h200 (github.com/stas00/ml-engineering); "
-                    "mpicbg-scicomp/gearshifft pull 82; microsoft/onnxruntime issue 20947; pytorch/pytorch pull 138018",
-            "licence": "CC-BY-SA-4.0 (ml-engineering); single figures quoted from the others", "date": "2026-11",
-            "note": "shares of the bus's bandwidth from two machines, twice their distance as spread; pageable memory "
-                    "from one each way"},
-        "generic": {key: float(f"{value:.4g}") for key, value in constants.items()},
-        "architectures": {},
-        # the device of the table: its own figures, as near as two digits tell
-        "devices": {"h200": {f"pinned_{direction}_share": float(f"{rate / _PCIE_5:.4g}")
-                             for direction, rate in h200.items()}}}
-    _TARGET.write_text(json.dumps(data, indent=1) + "\n")
+    # the device of the table: its own figures, as near as two digits tell
+    devices = {"h200": rounded({f"pinned_{direction}_share": rate / _PCIE_5 for direction, rate in h200.items()})}
+    write_constants("host_copy", {
+        "data": "benchmarks/truth/kernels/collectives.json, pcie5-x16-h200 (github.com/stas00/ml-engineering); "
+                "mpicbg-scicomp/gearshifft pull 82; microsoft/onnxruntime issue 20947; pytorch/pytorch pull 138018",
+        "licence": "CC-BY-SA-4.0 (ml-engineering); single figures quoted from the others", "date": "2026-11",
+        "note": "shares of the bus's bandwidth from two machines, twice their distance as spread; pageable memory "
+                "from one each way"}, rounded(constants), {}, devices)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
-FITTED = Path(__file__).parents[2] / "analyzer" / "hardware" / "kernel_time" / "fitted" / "inductor.json"
+from .constants import write_constants
+
 FEW, MANY = 4, 36  #: kernels, parameters
 RUNS, CALLS = 100, 20
 #: NVIDIA's figure, see above.
@@ -92,12 +92,10 @@ def main() -> None:
     """Measure and write."""
     torch.set_num_threads(1)
     values = {name: float(f"{value:.3g}") for name, value in measure().items()}
-    provenance = {
-        "command": "python -m benchmarks.calibration.inductor", "data": "timed on the machine that wrote this file",
-        "licence": "none needed", "note": "a spread of 1: another host may be twice as fast or as slow",
-        "machine": f"{platform.machine()}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"}
-    text = {"provenance": provenance, "generic": values, "architectures": {}, "devices": {}}
-    FITTED.write_text(json.dumps(text, indent=1) + "\n")
+    machine = f"{platform.machine()}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"
+    write_constants("inductor", {
+        "data": "timed on the machine that wrote this file", "licence": "none needed",
+        "note": "a spread of 1: another host may be twice as fast or as slow", "machine": machine}, values)
     print(json.dumps(values))
 
 

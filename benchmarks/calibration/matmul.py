@@ -9,20 +9,17 @@ Cases and licences: `matmul_cases`.
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-import analyzer.hardware.kernel_time
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
 from analyzer.hardware.kernel_time.estimate import BOUNDS, find_constants
 from analyzer.hardware.kernel_time.matmul import KINDS, ProductMachine
 
+from .constants import write_constants
 from .matmul_cases import FOLDS, Case, all_cases, sample, unaligned_cases
 
-TARGET = Path(analyzer.hardware.kernel_time.__file__).parent / "fitted" / "matmul.json"
 SAMPLE = 280  #: cases of a device and kind that a fit sees
 JUDGED = 500  #: cases of a device and scheme that are judged
 
@@ -266,7 +263,7 @@ def _print_errors(found: Iterable[Residual]) -> None:
 
 
 def main() -> None:
-    """Fit everything, print the median and nine in ten of the cross-validated errors, and write `TARGET`."""
+    """Fit everything, print the median and nine in ten of the cross-validated errors, and write them."""
     units = units_of(all_cases())
     clocks = own_clocks(units)
     found = residuals(units, clocks)
@@ -287,14 +284,13 @@ def main() -> None:
     for constants in (generic, *table["architectures"].values(), *table["devices"].values()):
         constants |= {f"{kind}.element_clocks": clocks_of_element for kind in ("half", "byte")
                       if f"{kind}.element_clocks" in constants}
-    provenance = {
-        "command": "python -m benchmarks.calibration.matmul",
+    write_constants("matmul", {
         "data": "benchmarks/truth: kernels/gemm.csv.gz, kernels/llm_layers.csv.gz (products), kernels/fp32_ops.csv.gz "
                 "(bmm, linear), latency.json (bf16 products of unaligned rows, for half.element_clocks only)",
         "licence": "Apache-2.0 (gemm), MIT (llm_layers, fp32_ops), measured for this project (latency)",
         "date": datetime.date.today().isoformat(),
-        "note": "by kind: half 16-bit and TF32 on tensor cores, byte 8-bit, single CUDA cores; see the script"}
-    TARGET.write_text(json.dumps({"provenance": provenance, "generic": generic, **table}, indent=1) + "\n")
+        "note": "by kind: half 16-bit and TF32 on tensor cores, byte 8-bit, single CUDA cores; see the script"},
+        generic, **table)
 
 
 if __name__ == "__main__":

@@ -13,21 +13,18 @@ Sources and licences: ``benchmarks/truth/kernels/README.md``. What was measured 
 """
 from __future__ import annotations
 
-import csv
 import functools
-import gzip
 import json
 import math
 import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.kernel_time.matmul import power_of_two
+from benchmarks.truth_table import read_rows, read_truth
 
-TRUTH = Path(__file__).parent.parent / "truth" / "kernels"
 FOLDS = 3
 
 _DEVICES = {"A100 (Vidur)": "a100_80gb", "H100 (Vidur)": "h100_sxm"}
@@ -60,11 +57,6 @@ class Case:
         return zlib.crc32(f"{self.batch} {self.m} {self.n} {self.k}".encode()) % FOLDS
 
 
-def _rows(name: str) -> Iterator[dict[str, str]]:
-    with gzip.open(TRUTH / name, "rt", newline="") as file:
-        yield from csv.DictReader(file)
-
-
 @functools.cache
 def device_of(name: str) -> DeviceSpec:
     """The device of a row, by what it calls itself."""
@@ -86,7 +78,7 @@ def _is_doubtful(framework: str, flops: int, weight_bytes: int, device: DeviceSp
 
 
 def _gemm_cases() -> Iterator[Case]:
-    for row in _rows("gemm.csv.gz"):
+    for row in read_rows("gemm"):
         device, framework = device_of(row["device"]), row["framework"]
         m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
         dtype = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[row["dtype"]]
@@ -100,7 +92,7 @@ def _gemm_cases() -> Iterator[Case]:
 
 
 def _layer_cases() -> Iterator[Case]:
-    for row in _rows("llm_layers.csv.gz"):
+    for row in read_rows("llm_layers"):
         if row["n"]:
             yield Case("matrix product", device_of(row["device"]).name, "float16", 1, int(row["tokens"]),
                        int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6, source="vidur")
@@ -110,7 +102,7 @@ def unaligned_cases(without: str = "") -> Iterator[Case]:
     """Products of steps on an H200 with rows that are not whole 16 bytes: those of two vocabularies; ``without`` a
     model.
     """
-    for step in json.loads((TRUTH.parent / "latency.json").read_text())["cases"]:
+    for step in read_truth("latency")["cases"]:
         for op in step["ops"] if step["id"].partition("-")[0] != without else ():
             if "bf16" not in step["id"] or op["op"] not in ("aten::mm", "aten::addmm"):
                 continue
@@ -121,7 +113,7 @@ def unaligned_cases(without: str = "") -> Iterator[Case]:
 
 
 def _float32_cases() -> Iterator[Case]:
-    for row in _rows("fp32_ops.csv.gz"):
+    for row in read_rows("fp32_ops"):
         if row["op"] in ("bmm", "linear"):
             device = device_of(row["device"])
             batch, m, n, k = (int(row[name] or 1) for name in "bmnk")

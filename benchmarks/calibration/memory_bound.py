@@ -16,19 +16,18 @@ host is slower. `Harness` holds that of each machine; it is no part of the produ
 """
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.hardware import find_device
 from analyzer.hardware.listing import roofline_seconds
 
+from .constants import rounded, write_constants
 from .memory_bound_data import Operator, Row, read_operators, read_rows, read_sums
 from .memory_bound_fit import (
     FOLDS,
@@ -47,7 +46,6 @@ from .memory_bound_fit import (
     with_constants,
 )
 
-OUTPUT = Path(__file__).parents[2] / "analyzer/hardware/kernel_time/fitted/memory_bound.json"
 JUDGED = 500
 FILLED_SECONDS = 15e-6     # of the data sheet's bandwidth, from here on a float32 operator is judged
 LEAST_SPREAD = 0.1         # of a device: the float32 operators are of few kinds
@@ -137,13 +135,8 @@ def constants_without(model: str) -> dict[str, float]:
                     "latency_spread": width_of(error for error, waits in errors if waits)})
 
 
-def rounded(constants: Mapping[str, float], names: Iterable[str] | None = None) -> dict[str, float]:
-    """Some of the constants at four digits."""
-    return {name: float(f"{constants[name]:.4g}") for name in sorted(names or constants)}
-
-
-def product() -> dict[str, object]:
-    """What ``fitted/memory_bound.json`` holds."""
+def write_product() -> None:
+    """Write ``fitted/memory_bound.json``."""
     generic = dict(rows_constants())
     errors = judge_operators()
     width = width_of(error for _, error, waits in errors if not waits)
@@ -158,17 +151,12 @@ def product() -> dict[str, object]:
     for name in sorted({row.device.name for row in read_sums()}):
         architectures.setdefault(find_device(name).architecture or "", {})["floor_seconds"] = sums_floor(name)
     architectures["Hopper"] = rounded(steps, ["floor_seconds", "hbm_fraction", "row_instructions"])  # finer clocks
-    return {
-        "provenance": {
-            "command": "python -m benchmarks.calibration.memory_bound",
-            "data": "benchmarks/truth/kernels/fp32_ops.csv.gz (github.com/sitar-lab/NeuSight), llm_layers.csv.gz "
-                    "(github.com/microsoft/vidur), benchmarks/truth/latency.json (measured on an H200)",
-            "licence": "MIT; MIT; the project's own", "date": "2026-11",
-            "note": "seconds, latencies, instructions of an element or parts of a rate, as their names say; spread by "
-                    "models and devices left out"},
-        "generic": rounded(generic),
-        "architectures": architectures,
-        "devices": devices}
+    write_constants("memory_bound", {
+        "data": "benchmarks/truth/kernels/fp32_ops.csv.gz (github.com/sitar-lab/NeuSight), llm_layers.csv.gz "
+                "(github.com/microsoft/vidur), benchmarks/truth/latency.json (measured on an H200)",
+        "licence": "MIT; MIT; the project's own", "date": "2026-11",
+        "note": "seconds, latencies, instructions of an element or parts of a rate, as their names say; spread by "
+                "models and devices left out"}, rounded(generic, sorted(generic)), architectures, devices)
 
 
 def sums_floor(name: str) -> float:
@@ -205,7 +193,7 @@ def report(write: Callable[[str], object]) -> None:
 
 def main() -> None:
     """Fit, write the constants, print what they reach."""
-    OUTPUT.write_text(json.dumps(product(), indent=1) + "\n")
+    write_product()
     report(sys.stdout.write)
 
 

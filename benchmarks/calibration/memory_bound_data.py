@@ -2,22 +2,18 @@
 """
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.hardware import DeviceSpec, find_device
+from benchmarks import truth_table
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-TRUTH = Path(__file__).parents[1] / "truth"
 ITEM_BYTES = 4
 BINARY = ("add", "mul", "div", "pow")
 
@@ -43,8 +39,7 @@ class Row(NamedTuple):
 @cache
 def read_rows() -> tuple[Row, ...]:
     """The operators of ``fp32_ops.csv.gz`` but for products and convolutions."""
-    with gzip.open(TRUTH / "kernels" / "fp32_ops.csv.gz") as file:
-        lines = [line for line in csv.DictReader(io.TextIOWrapper(file)) if line["rows"]]
+    lines = [line for line in truth_table.read_rows("fp32_ops") if line["rows"]]
     devices = {name: find_device(name) for name in {line["device"] for line in lines}}
     return tuple(Row(devices[line["device"]], line["op"], int(line["rows"]), int(line["cols"]), float(line["us"]) / 1e6)
                  for line in lines)
@@ -61,8 +56,7 @@ class Sum(NamedTuple):
 @cache
 def read_sums() -> tuple[Sum, ...]:
     """The additions of ``llm_layers.csv.gz``."""
-    with gzip.open(TRUTH / "kernels" / "llm_layers.csv.gz") as file:
-        lines = [line for line in csv.DictReader(io.TextIOWrapper(file)) if line["op"] == "add" and line["tp"] == "1"]
+    lines = [line for line in truth_table.read_rows("llm_layers") if line["op"] == "add" and line["tp"] == "1"]
     devices = {"A100 (Vidur)": find_device("a100_80gb"), "H100 (Vidur)": find_device("h100_sxm")}
     return tuple(Sum(devices[line["device"]], 6 * int(line["tokens"]) * int(line["hidden"]), float(line["us"]) / 1e6)
                  for line in lines)
@@ -178,7 +172,7 @@ def read_operators() -> tuple[Operator, ...]:
     from benchmarks.cases import measured_cases
 
     cases = {case.id: case for case in measured_cases()}
-    measured = json.loads((TRUTH / "latency.json").read_text())["cases"]
+    measured = truth_table.read_truth("latency")["cases"]
     others = ("mm", "bmm", "addmm", "baddbmm")
     return tuple(operator for row in measured for operator in case_operators(
         cases[row["id"]], [op for op in row["ops"] if "conv" not in op["op"] and "attention" not in op["op"]
