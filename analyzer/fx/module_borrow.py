@@ -103,6 +103,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim))
     generators, moves = save_generators(), active.generator_moves
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    deterministic = torch.get_deterministic_debug_mode()
     try:
         with without_modes():
             borrowing.take()
@@ -114,6 +115,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
         with InterruptsHeld():
             torch.set_grad_enabled(grad_enabled)
             torch.set_default_dtype(default_dtype)
+            torch.set_deterministic_debug_mode(deterministic)
             borrowing.give_back()
             restore_generators(generators, is_torchs_moved=active.generator_moves != moves)
 

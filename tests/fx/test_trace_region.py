@@ -367,7 +367,7 @@ GRADS: dict[str, Any] = {"gradients": torch.enable_grad, "none": torch.no_grad, 
 def test_a_grad_mode_that_forward_sets_is_that_of_the_graph(function: Any) -> None:
     """Also where it is that of the trace, and another one is around the graph."""
     model, x = Asks(function), torch.ones(2, 4)
-    for traced in ("gradients", "none"):
+    for traced in ("gradients", *(["none"] if function is not set_on else [])):  # which would leave them on
         with GRADS[traced]():
             gm = symbolic_trace(model, meta_args={"x": x})
         for mode in ("gradients", "none", *(["inference"] if function is not force else [])):  # which torch refuses
@@ -419,6 +419,46 @@ def test_a_setting_of_the_process_that_forward_asks_for_is_checked(name: str, mo
     monkeypatch.setattr(torch, name, lambda: torch.float64)
     with pytest.raises(InputError, match=name + r"\(\) is torch.float64, .*test_trace_region.py:\d+: trace again"):
         gm(X)
+
+
+def set_dtype(linear: nn.Module, x: Tensor) -> Tensor:
+    torch.set_default_dtype(torch.float64)
+    z = torch.zeros(4)
+    torch.set_default_dtype(torch.float32)
+    return linear(x) + z
+
+
+def set_autocast(linear: nn.Module, x: Tensor) -> Tensor:
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    y = linear(x)
+    torch.set_autocast_enabled("cpu", False)
+    torch.clear_autocast_cache()
+    return y * (3 if torch.is_autocast_enabled("cpu") else 2)
+
+
+def set_deterministic(linear: nn.Module, x: Tensor) -> Tensor:
+    torch.use_deterministic_algorithms(True)
+    return linear(x) * (3 if torch.are_deterministic_algorithms_enabled() else 2)
+
+
+@pytest.mark.parametrize("function", [set_dtype, set_autocast, set_deterministic])
+def test_a_mode_that_forward_sets_without_a_block_is_a_node(function: Any, duplicate: Any) -> None:
+    model, x, before = Asks(function), torch.ones(2, 4), torch.are_deterministic_algorithms_enabled()
+    gm = duplicate(symbolic_trace(model, meta_args={"x": x}))
+    assert torch.are_deterministic_algorithms_enabled() == before
+    try:
+        got, left = gm(x), torch.are_deterministic_algorithms_enabled()
+        assert got.dtype == model(x).dtype and torch.equal(got, model(x))
+        assert left == torch.are_deterministic_algorithms_enabled() and torch.get_default_dtype() == torch.float32
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_a_grad_mode_that_forward_leaves_is_refused() -> None:
+    with pytest.raises(InputError, match="forward leaves gradients off"):
+        symbolic_trace(lambda x: torch.set_grad_enabled(False) and x, meta_args={"x": X})
+    assert torch.is_grad_enabled()
 
 
 def test_figures_are_not_those_of_another_mode() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from analyzer.errors import InputError
 from analyzer.fx.graph.statement import AutocastRegion, CheckpointRegion, GradRegion, Region
 
 
@@ -38,6 +39,7 @@ class RegionStack:
         self._autocasts: list[AutocastRegion] = []
         #: by id of a block that sets the grad mode: the block, and the last two of the frame before
         self._grads: dict[int, tuple[Any, bool, bool]] = {}
+        self.names_set: set[str] = set()  #: functions that set other modes without a block, which are nodes
         #: what Python code asked of the modes around forward, and was told, where: see `Asked`
         self.asked: dict[tuple[str, tuple[Any, ...]], tuple[Any, str | None]] = {}
         self.numbers = {"autocast": 0, "checkpoint": 0}  #: how many of each there were
@@ -69,8 +71,17 @@ class RegionStack:
         """Such a block ends."""
         _, self.frame.sets_grad, self.frame.leaves_inference = self._grads.pop(id(block), (block, False, False))
 
+    def check_end(self) -> None:
+        """Raise InputError where forward leaves another grad mode than it found."""
+        if _grad_mode() != self.frame.grad_mode:
+            raise InputError(f"forward leaves gradients {'on' if torch.is_grad_enabled() else 'off'}, which a graph "
+                             "does not do to its caller. Set the grad mode in a `with` block, or put it back")
+
     def is_set(self, name: str, args: tuple[Any, ...]) -> bool:
         """Whether forward itself has set the mode that ``torch.<name>(*args)`` asks for."""
+        topics = ("autocast", "default_dtype", "deterministic", "matmul_precision")
+        if any(topic in name and any(topic in other for other in self.names_set) for topic in topics):
+            return True
         if "autocast" in name:
             device = torch.device(args[0]).type if args else "cpu" if "cpu" in name else "cuda"
             return any(block.device_type == device for block in self._autocasts)

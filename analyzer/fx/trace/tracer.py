@@ -166,6 +166,7 @@ class _Attempt:
             tape.leaks.check(borrowed, tape.outlined)
             changed = watch.find_changed(assignments.write(tape, result))
             random.check(mode.state)
+            tape.regions.check_end()
             self.changed, self.asks = frozenset(changed), tape.asks
             for content in changed.values() if self.unknown is None else ():
                 tape.check_content(content)

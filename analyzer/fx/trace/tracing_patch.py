@@ -24,12 +24,11 @@ from analyzer.meta.function.answer import MoveDevice
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.operator_info import register_shape_impl
-from analyzer.meta.source_line import is_user_code, user_line
 from analyzer.meta.tensor import MetaTensor
 
-from . import input_check
 from .function_call import ApplyFunction, CallTarget
 from .hook_patch import hook_replacements
+from .mode_patch import grad_replacements, mode_wrappers
 from .outline import Site, module_site, outline_functions
 from .random_control import random_replacements
 from .recording import operator_replacements, recording_tape, while_recording
@@ -76,10 +75,7 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
-    for block in (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode):
-        for name in ("__init__", "__enter__") if block is torch.set_grad_enabled else ("__enter__",):
-            yield replace(block, name, while_recording(_set_grad))
-        yield replace(block, "__exit__", while_recording(_reset_grad))
+    yield from grad_replacements()
     yield from random_replacements()
     yield from hook_replacements()
     yield from _wrapped_results()
@@ -207,46 +203,13 @@ def _exit_autocast(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
     return original(block, *exc)
 
 
-def _set_grad(tape: Tape, original: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
-    tape.regions.set_grad(block)  # first: what one block does may be written with another
-    return original(block, *args, **kwargs)
-
-
-def _reset_grad(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
-    result = original(block, *exc)
-    tape.regions.reset_grad(block)
-    return result
-
-
-#: what Python code asks of the modes around it
-_ASKED = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled",
-          "is_autocast_cache_enabled", "get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype",
-          "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled",
-          "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode",
-          "get_float32_matmul_precision")
-
-
-def _ask(function: Any) -> Any:
-    @functools.wraps(function)
-    def ask(*args: Any) -> Any:
-        told = function(*args)
-        asks = sys._getframe(1).f_code.co_filename  # torch itself asks, too, which is no branch of the model's
-        if (is_user_code(asks) or asks == input_check.__file__) and (tape := recording_tape()) is not None:
-            regions, key = tape.regions, (function.__name__, args)
-            if key not in regions.asked and not regions.is_set(*key):
-                regions.asked[key] = told, user_line()
-        return told
-
-    return ask
-
-
 def _function_replacements() -> Iterator[Undo]:
     """Registered Python functions, wherever a module or a class holds them under a name."""
     wrappers: dict[int, tuple[Any, Any]] = {}
     for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *_collectives()):
         if callable(func) and isinstance(func, FunctionType) and not _is_torch_function(func):
             wrappers[id(func)] = func, _wrap(func)
-    wrappers |= {id(func): (func, _ask(func)) for name in _ASKED if (func := getattr(torch, name, None)) is not None}
+    wrappers |= mode_wrappers()
     for names, held in _find_names(frozenset(wrappers)):
         yield _replace(names, held, wrappers[id(vars(names)[held])][1])
     for func, wrapper in wrappers.values():

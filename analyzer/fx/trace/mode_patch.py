@@ -1,0 +1,81 @@
+"""Torch's modes around a forward: what it sets is in the graph, what it asks for is checked where the graph runs."""
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.source_line import is_user_code, user_line
+
+from . import input_check
+from .function_call import CallByName, NodeCall
+from .recording import recording_tape, while_recording
+from .tape import Tape
+
+#: what Python code asks of the modes around it
+_ASKED = ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled",
+          "is_autocast_cache_enabled", "get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype",
+          "get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled",
+          "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode",
+          "get_float32_matmul_precision")
+#: what it sets without a block
+_SET = ("set_autocast_enabled", "set_autocast_cpu_enabled", "set_autocast_dtype", "set_autocast_cpu_dtype",
+        "set_autocast_gpu_dtype", "set_autocast_cache_enabled", "clear_autocast_cache", "set_default_dtype",
+        "set_default_tensor_type", "use_deterministic_algorithms", "set_deterministic_debug_mode",
+        "set_float32_matmul_precision")
+
+
+def grad_replacements() -> Iterator[Undo]:
+    """What tells the tape of blocks that set the grad mode."""
+    for block in (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode):
+        for name in ("__init__", "__enter__") if block is torch.set_grad_enabled else ("__enter__",):
+            yield replace(block, name, while_recording(_set_grad))
+        yield replace(block, "__exit__", while_recording(_reset_grad))
+
+
+def _set_grad(tape: Tape, original: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
+    tape.regions.set_grad(block)  # first: what one block does may be written with another
+    return original(block, *args, **kwargs)
+
+
+def _reset_grad(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
+    result = original(block, *exc)
+    tape.regions.reset_grad(block)
+    return result
+
+
+def mode_wrappers() -> dict[int, tuple[Any, Any]]:
+    """Functions that ask for modes or set them, each with what tells the tape of calls, by id."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for name in (*_ASKED, *_SET):
+        function = getattr(torch, name, None)
+        if function is not None:
+            found[id(function)] = function, _wrap(function, name, _note_asked if name in _ASKED else _note_set)
+    return found
+
+
+def _wrap(function: Any, name: str, note: Callable[..., None]) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        told = function(*args, **kwargs)
+        caller = sys._getframe(1).f_code.co_filename  # torch itself asks, too, which is no branch of the model's
+        if (is_user_code(caller) or caller == input_check.__file__) and (tape := recording_tape()) is not None:
+            note(tape, name, args, kwargs, told)
+        return told
+
+    return call
+
+
+def _note_asked(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], told: Any) -> None:
+    args = (*args, *kwargs.values())
+    if (name, args) not in tape.regions.asked and not tape.regions.is_set(name, args):
+        tape.regions.asked[name, args] = told, user_line()
+
+
+def _note_set(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], told: Any) -> None:
+    tape.regions.names_set.add(name)
+    tape.create(NodeCall("call_function", CallByName(f"torch.{name}"), args, kwargs))
