@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -453,6 +454,17 @@ def test_a_mode_that_forward_sets_without_a_block_is_a_node(function: Any, dupli
         assert left == torch.are_deterministic_algorithms_enabled() and torch.get_default_dtype() == torch.float32
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def test_a_choice_of_kernels_is_told() -> None:
+    def f(x: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    gm = symbolic_trace(f, meta_args={"x": X})
+    assert [a for a in gm.meta["assumptions"] if "chooses kernels by sdpa_kernel at" in a and __file__ in a]
+    assert not symbolic_trace(lambda x: nn.functional.scaled_dot_product_attention(x, x, x),
+                              meta_args={"x": X}).meta["assumptions"]
 
 
 def test_a_grad_mode_that_forward_leaves_is_refused() -> None:

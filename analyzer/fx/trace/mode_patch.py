@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.attention
 
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code, user_line
@@ -27,6 +28,10 @@ _SET = ("set_autocast_enabled", "set_autocast_cpu_enabled", "set_autocast_dtype"
         "set_autocast_gpu_dtype", "set_autocast_cache_enabled", "clear_autocast_cache", "set_default_dtype",
         "set_default_tensor_type", "use_deterministic_algorithms", "set_deterministic_debug_mode",
         "set_float32_matmul_precision")
+#: what it chooses kernels with
+_CHOICES = {torch.nn.attention: ("sdpa_kernel",), torch.backends.cudnn: ("flags",), torch.backends.mkldnn: ("flags",),
+            torch.backends.cuda: ("sdp_kernel", "enable_flash_sdp", "enable_mem_efficient_sdp", "enable_math_sdp",
+                                  "enable_cudnn_sdp")}
 
 
 def grad_replacements() -> Iterator[Undo]:
@@ -51,10 +56,12 @@ def _reset_grad(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
 def mode_wrappers() -> dict[int, tuple[Any, Any]]:
     """Functions that ask for modes or set them, each with what tells the tape of calls, by id."""
     found: dict[int, tuple[Any, Any]] = {}
-    for name in (*_ASKED, *_SET):
-        function = getattr(torch, name, None)
-        if function is not None:
-            found[id(function)] = function, _wrap(function, name, _note_asked if name in _ASKED else _note_set)
+    notes: dict[Callable[..., None], dict[Any, tuple[str, ...]]] = {
+        _note_asked: {torch: _ASKED}, _note_set: {torch: _SET}, _note_choice: _CHOICES}
+    for note, owners in notes.items():
+        for owner, name in ((owner, name) for owner, names in owners.items() for name in names):
+            if (function := getattr(owner, name, None)) is not None:
+                found[id(function)] = function, _wrap(function, name, note)
     return found
 
 
@@ -79,3 +86,8 @@ def _note_asked(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, 
 def _note_set(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], told: Any) -> None:
     tape.regions.names_set.add(name)
     tape.create(NodeCall("call_function", CallByName(f"torch.{name}"), args, kwargs))
+
+
+def _note_choice(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], told: Any) -> None:
+    tape.state.assume(f"forward chooses kernels by {name} at {user_line()}, which the graph does not: put the same "
+                      "around calls of the graph")
