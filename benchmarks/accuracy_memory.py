@@ -1,6 +1,6 @@
 """How right predicted memory is; prints every case and the summary, and writes docs/accuracy.md.
 
-    python -m benchmarks.accuracy_memory [PART OF AN ID ...] [--processes N] [--phases]
+    python -m benchmarks.accuracy_memory [PART OF AN ID ...] [--processes N]
 
 Judged against runs on a real GPU in ``benchmarks/truth``: allocated bytes at the end of each phase and at its peak,
 reserved bytes at their peak, of the first step and of the steady state. With ids given, only those cases run and
@@ -169,13 +169,6 @@ def case_table(results: list[Result]) -> str:
         ["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error", "worst held"], rows)
 
 
-def phase_table(results: list[Result]) -> str:
-    """One row for each figure of a phase."""
-    rows = [[r.case_id, v.what, f"{v.predicted:,}", f"{v.measured:,}", percent(v.error, 3, signed=True)]
-            for r in results for v in r.held + r.phase_peaks]
-    return markdown(["case", "step, phase", "predicted", "measured", "error"], rows, 2)
-
-
 def cause_table(results: list[Result]) -> tuple[str, int]:
     """Every error above 1 % with its cause, and how many have none."""
     rows: list[list[object]] = []
@@ -204,16 +197,12 @@ def blocks(results: list[Result], seconds: float) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = make_parser(__doc__, "run the cases whose id")
-    parser.add_argument("--phases", action="store_true", help="print every phase too")
-    options = parser.parse_args()
+    options = make_parser(__doc__, "run the cases whose id").parse_args()
     cases = [case for case in measured_cases() if is_named(case.id, options.parts)]
     began = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         results = pool.map(judge, cases, chunksize=4)
     seconds = time.perf_counter() - began
-    if options.phases:
-        print(phase_table(results), end="\n\n")
     causes, unnamed = cause_table(results)
     print(case_table(results), causes, summary(results), range_table(results),
           f"{len(results)} cases in {seconds:.0f} s", sep="\n\n")

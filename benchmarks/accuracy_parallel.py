@@ -1,23 +1,22 @@
-"""How right predicted memory of one rank is against published runs on many GPUs; writes a section of docs/accuracy.md.
+"""How right predicted memory and step time of one rank are against published runs on many GPUs; writes into
+docs/accuracy.md.
 
-    python -m benchmarks.accuracy_parallel [PART OF AN ID ...] [--processes N] [--rows FILE] [--found FILE]
+    python -m benchmarks.accuracy_parallel [PART OF AN ID ...] [--processes N]
 
-The rows are in ``benchmarks/truth/parallel.json``; ``--rows`` judges those of another file. What is rebuilt is in
-``benchmarks/parallel/``, around packages of the extra ``parallel``. Predictions are kept in ``--found`` as they come,
-and those that are in it already are not made again. With ids or rows given nothing is written.
+The rows are in ``benchmarks/truth/parallel.json``; what is rebuilt is in ``benchmarks/parallel/``, around packages of
+the extra ``parallel``. The time is compared of rows that tell a step's, were not compiled and have no pipeline, whose
+bubble one rank does not tell. With ids given nothing is written.
 """
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import statistics
 import sys
-import time
 import traceback
-from dataclasses import asdict
+import warnings
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,13 +24,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from analyzer.errors import MissingExtraError
+from benchmarks.accuracy_latency import ERRORS, describe_errors, rank_correlation
+from benchmarks.accuracy_latency import Judged as Timed
 from benchmarks.page import describe_run, markdown, percent, quantile, write_block
-from benchmarks.parallel.family import Prediction, family_of, predict
+from benchmarks.parallel.family import Prediction, device_of, family_of, predict
 from benchmarks.parallel.note import APART, NOTES, Note, note_of
 from benchmarks.parallel.trend import Judged, find_trends
-from benchmarks.truth_table import TRUTH, is_named, make_parser
+from benchmarks.truth_table import is_named, make_parser, read_truth
 
-TABLE = TRUTH / "parallel.json"
 GIB = 2**30
 NAMED_ABOVE = 0.08
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
@@ -39,11 +39,10 @@ LICENCES = {"NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0", "pytorch/torcht
             "pytorch/ao": "BSD-3-Clause", "foundation-model-stack/fms-acceleration": "Apache-2.0"}
 
 
-def read_rows(path: Path = TABLE) -> list[dict[str, Any]]:
-    """Rows of a file, which is a list of them or has one: those told as exact that have a figure of memory."""
-    told = json.loads(path.read_text())
-    rows: list[dict[str, Any]] = told["rows"] if isinstance(told, dict) else told
-    return [row for row in rows if row["measured"].get("memory_gib") and row.get("confidence", "exact") == "exact"]
+def read_rows() -> list[dict[str, Any]]:
+    """The rows told as exact that have a figure of memory."""
+    return [row for row in read_truth("parallel")["rows"]
+            if row["measured"].get("memory_gib") and row.get("confidence", "exact") == "exact"]
 
 
 def measured_bytes(row: dict[str, Any]) -> float:
@@ -52,13 +51,20 @@ def measured_bytes(row: dict[str, Any]) -> float:
     return float(told.get("memory_bytes") or told["memory_gib"] * GIB)
 
 
-def require_packages() -> None:
-    """Raises MissingExtraError where what the rebuilds run is not installed, or is of another release."""
+def find_version(package: str) -> str:
+    """The release that is installed, or that none is."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def require_packages(rows: list[dict[str, Any]]) -> None:
+    """Raises MissingExtraError where what the rebuilds of rows run is not installed, or is of another release."""
+    if all(row["source"]["repo"] == "foundation-model-stack/fms-acceleration" for row in rows):
+        return  # rebuilt by this package's own recipes
     for name, release in PACKAGES.items():
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            found = "not installed"
+        found = find_version(name)
         if not found.startswith(release):
             raise MissingExtraError(f"benchmarks.accuracy_parallel needs {name} {release}, which is {found}: "
                                     "pip install 'symbolic-analyzer[parallel]'")
@@ -67,26 +73,35 @@ def require_packages() -> None:
 def judge(row: dict[str, Any]) -> Prediction | str:
     """Predict; what went wrong, where something did."""
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
     try:
         return predict(row)
     except Exception:
         return f"{row['id']}: {traceback.format_exc()}"
 
 
-def predict_all(rows: list[dict[str, Any]], found: Path | None, processes: int | None) -> dict[str, Prediction]:
-    """By id; what is in the file already is not made again. Failures are told."""
-    made = {p["row"]: Prediction(**p) for p in json.loads(found.read_text())} if found and found.exists() else {}
-    rest = [row for row in rows if row["id"] not in made]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for result in pool.imap_unordered(judge, rest):
+def predict_all(rows: list[dict[str, Any]], processes: int) -> dict[str, Prediction]:
+    """By id. Failures are told."""
+    made = {}
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:
+        for result in pool.imap_unordered(judge, rows):
             if isinstance(result, str):
                 print(result, file=sys.stderr)
                 continue
             made[result.row] = result
             print(f"{result.row}: {result.predicted / GIB:.3f} GiB in {result.seconds:.0f} s", file=sys.stderr)
-            if found:
-                found.write_text(json.dumps([asdict(p) for p in made.values()]))
     return {row["id"]: made[row["id"]] for row in rows if row["id"] in made}
+
+
+def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
+    """The step that was measured beside the predicted one; None where either is not known or not of one rank."""
+    measured, family = row["measured"].get("step_s"), family_of(row)
+    if measured is None or family is None or row["training"].get("compile") or row["parallel"].get("pp", 1) > 1:
+        return None
+    if found.step_seconds is None or found.step_low is None or found.step_high is None:
+        return None
+    return Timed(family.name, device_of(row), row["id"], measured, found.step_seconds, found.step_low,
+                 found.step_high, None)
 
 
 def error_of(one: Judged) -> float:
@@ -142,7 +157,7 @@ def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -
     sources = "\n".join(f"- {repo} ({LICENCES[repo]}), at {len(commits)} commits" for repo, commits in sorted({
         repo: {one.row["source"]["commit"] for one in judged if one.row["source"]["repo"] == repo}
         for repo in LICENCES}.items()) if commits)
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
     return f"""{describe_run(seconds)} by two processes, with {versions}.
 
 {summarize(judged)}
@@ -164,30 +179,46 @@ Sources:
 {sources}"""
 
 
+def time_tables(judged: Sequence[Timed]) -> str:
+    """Errors by source, then every row."""
+    families = {"all": list(judged)}
+    for case in judged:
+        families.setdefault(case.family, []).append(case)
+    rows = [[name, *describe_errors(part)[:5],
+             percent(statistics.median(case.deviation for case in part), signed=True),
+             f"{rank_correlation(part):.3f}" if len(part) > 2 else "-"] for name, part in families.items()]
+    every = [[case.scheme.removeprefix("megatron-golden-"), f"{case.measured:.3f}", f"{case.predicted:.3f}",
+              percent(case.deviation, signed=True), f"{case.low:.3f} to {case.high:.3f}"]
+             for case in judged]
+    return (markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows) + "\n\nIn seconds:\n\n"
+            + markdown(["row", "measured", "predicted", "error", "range"], every))
+
+
 def main() -> int:
-    parser = make_parser(__doc__)
-    parser.add_argument("--rows", type=Path, help="judge the rows of this file")
-    parser.add_argument("--found", type=Path, help="keep predictions in this file, and go on from it")
-    options = parser.parse_args()
-    require_packages()
-    began = time.perf_counter()
-    rows = [row for row in read_rows(options.rows or TABLE) if is_named(row["id"], options.parts)]
+    options = make_parser(__doc__).parse_args()
+    rows = [row for row in read_rows() if is_named(row["id"], options.parts)]
     apart = [row for row in rows if family_of(row) is None or note_of(row, APART) is not None]
     rows = [row for row in rows if row not in apart]
-    found = predict_all(rows, options.found, options.processes)
+    require_packages(rows)
+    found = predict_all(rows, options.processes)
     judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows if row["id"] in found]
     if not judged:
         return 1
-    text = section(judged, apart, sum(p.seconds for p in found.values()) or time.perf_counter() - began)
-    print(text)
+    timed = [case for row in rows if row["id"] in found and (case := judge_time(row, found[row["id"]])) is not None]
+    seconds = sum(p.seconds for p in found.values())
+    blocks = {"accuracy_parallel": section(judged, apart, seconds)}
+    if timed:
+        blocks["accuracy_parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{time_tables(timed)}"
+    for name, text in blocks.items():
+        print(f"{text}\n")
+        if not options.parts:
+            write_block("accuracy.md", name, text)
     unnamed = [one.row["id"] for one in judged if abs(error_of(one)) > NAMED_ABOVE and note_of(one.row, NOTES) is None]
     if unnamed:
         print(f"no note says why these are off by more than 8 %: {', '.join(unnamed)}", file=sys.stderr)
     failed = [row["id"] for row in rows if row["id"] not in found]
     if failed:
         print(f"not predicted: {', '.join(failed)}", file=sys.stderr)
-    if not options.parts and options.rows is None:
-        write_block("accuracy.md", "accuracy_parallel", text)
     return 1 if unnamed or failed else 0
 
 

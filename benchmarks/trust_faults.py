@@ -1,17 +1,12 @@
 """Runs are stopped at thousands of places, by every kind of fault: what their user owns must be as it was.
 
-    python -m benchmarks.trust --only faults                      # docs/reliability.md
-    python -m benchmarks.trust_faults --stage measure --kind interrupt --count 200    # a part of it, printed
+    python -m benchmarks.trust --only faults
 """
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -106,28 +101,3 @@ no signal is handled. Known to fall short: random numbers of Python and
 numpy that another thread draws while a model is profiled are drawn again afterwards, and those of torch too where the
 profiled model sets torch's generator (activation checkpointing does).
 """, {"faults": sum(total[kind] for kind in KINDS), "kinds of company": len(company)}, lost)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Try a part, and print what did not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust_faults", description=__doc__.split("\n")[0])
-    parser.add_argument("--stage", action="append", choices=list(ALONE), help="by default all")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="by default all")
-    parser.add_argument("--count", type=int, default=40, help="how many of each kind (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1e9, help="of processor time, a stage")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    is_lost = False
-    for stage in STAGES:
-        if stage.name in (options.stage or ALONE):
-            start, spent = time.monotonic(), sum(os.times()[:4])
-            found = try_stage(stage, dict.fromkeys(options.kind or KINDS, options.count), options.seconds)
-            is_lost |= bool(found.lost)
-            print("\n    ".join([f"{stage.name}: {dict(found.counts)}; {time.monotonic() - start:.0f} s, "
-                                 f"{sum(os.times()[:4]) - spent:.0f} s of processor time", *found.lost]), flush=True)
-    return int(is_lost)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
