@@ -11,7 +11,6 @@ Results are kept one JSON line per model, in --results; a model that has a line 
 from __future__ import annotations
 
 import argparse
-import datetime
 import fnmatch
 import gc
 import json
@@ -26,7 +25,6 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -41,9 +39,8 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 from .coverage_case import Case  # noqa: E402
 from .coverage_check import Row, check_case, group_reason  # noqa: E402
-from .page import ROOT  # noqa: E402
+from .page import ROOT, markdown, write_block  # noqa: E402
 
-REPORT = ROOT / "docs" / "coverage.md"
 FAMILIES = ("torchvision", "timm", "transformers", "diffusers", "torch.nn")
 STEPS = ("train", "infer", "trace")
 TARGETS = {("torchvision", "profile"): 0.99, ("timm", "profile"): 0.99, ("torchvision", "trace"): 0.97,
@@ -244,13 +241,6 @@ def failures(rows: list[Row]) -> dict[str, list[tuple[str, str]]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _commit() -> str:
     """The code that is run, as git names it; "-dirty" where it has changes that are not committed."""
     try:
@@ -261,68 +251,32 @@ def _commit() -> str:
     return found.stdout.strip()
 
 
-def write_report(path: Path, first: list[Row], last: list[Row], sample: list[Row], whole: list[Row], total: int,
-                 remark: str = "") -> None:
-    """The page of the documentation: a sample run in one pass by one commit, families run whole, and the sweep as it
-    was first run and is now.
+def list_blocks(first: list[Row], last: list[Row], sample: list[Row], total: int) -> dict[str, str]:
+    """The blocks of docs/coverage.md: a sample run in one pass by one commit, the sweep as it was first run and is now,
+    and what failed or could not be judged.
     """
-    versions = ", ".join(f"{p} {_version(p)}" for p in ("torch", "torchvision", "timm", "transformers", "diffusers"))
-    lines = [
-        "# Coverage",
-        "",
-        f"Written by `python -m benchmarks.coverage --report` on {datetime.date.today().isoformat()}, with {versions}.",
-        "",
-        f"There are {total} models, built from their configs without weights. "
-        "*Run in PyTorch*: the model and the inputs work on data, forward and (where it has a floating output with a "
-        "gradient) backward; the "
-        "others cannot be judged and are listed last. *Profile*: `analyzer.profile` in the mode, with AdamW in "
-        "training. *Trace*: the graph of "
-        "`symbolic_trace` gives the original's outputs, gradients and buffers on data (up to 150 million parameters), "
-        "or calls the same "
-        "operators with the same shapes on a replay without data (above). Where PyTorch itself cannot differentiate a "
-        "model on this machine "
-        "(`flex_attention` has no backward on a host), it is not trained, and outputs alone are compared.",
-        "",
-    ]
+    blocks = {}
     if sample:
-        lines += [
-            "## A fresh sample, run once", "",
-            f"{len(sample)} models: families in equal shares, and within a family one from each group before a second "
-            f"from any; {_run_of(sample)} "
-            "No model of it was run again.", *([remark] if remark else []), "", *_table(sample), ""
-        ]
+        blocks["coverage sample"] = f"{len(sample)} models; {_run_of(sample)}\n\n{_table(sample)}"
     if last:
         again = [r for r in last if r not in first]  # a model has a second row where it was run again
-        lines += [
-            "## The sweep", "",
-            f"{len(last)} of the {total} models" + ("." if len(last) == total else ", the first of a random order.") +
-            f" As each was first run; {_run_of(first)}", "", *_table(first), ""
-        ]
+        order = "" if len(last) == total else ", the first of a random order"
+        parts = [f"{len(last)} of the {total} models{order}. As each was first run; {_run_of(first)}", _table(first)]
         if again:
-            lines += [
-                f"After fixes: the {len(again)} that had failed, or could not be judged, were run again "
-                f"({_commits(again)}), and no other.",
-                "", *_table(last), ""
-            ]
-    if whole:
-        lines += [
-            "## Families run whole", "", f"Every model of these families; {_run_of(whole)}", "", *_table(whole), ""
-        ]
-    newest = {r["name"]: r for r in [*last, *sample, *whole]}  # of a model in two, the later
+            parts += [f"After fixes: the {len(again)} that had failed, or could not be judged, were run again "
+                      f"({_commits(again)}), and no other.", _table(last)]
+        blocks["coverage sweep"] = "\n\n".join(parts)
+    newest = {r["name"]: r for r in [*last, *sample]}  # of a model in two, the later
     rows = [newest[name] for name in sorted(newest)]
-    lines += ["## Failures", ""]
     found = {(r["name"], s): r for r in rows if "unusable" not in r for s in STEPS if r.get(s, "pass") != "pass"}
-    lines += [f"- `{name}`, {step}: {_markdown(row[step])}" for (name, step), row in sorted(found.items())] or ["None."]
-    lines += ["", "## Not judged: PyTorch itself does not run them as the benchmark builds them", ""]
-    lines += [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in rows if "unusable" in r] or ["None."]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    failed = [f"- `{name}`, {step}: {_markdown(row[step])}" for (name, step), row in sorted(found.items())]
+    unusable = [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in rows if "unusable" in r]
+    return {**blocks, "coverage failures": "\n".join(failed) or "None.",
+            "coverage unusable": "\n".join(unusable) or "None."}
 
 
-def _table(rows: list[Row]) -> list[str]:
-    return [
-        "| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS),
-        *("| " + " | ".join(line) + " |" for line in summarize(rows))
-    ]
+def _table(rows: list[Row]) -> str:
+    return markdown(HEADERS, summarize(rows))
 
 
 def _commits(rows: list[Row]) -> str:
@@ -370,8 +324,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--again", choices=("failed", "all"), help="run these though they have a result")
     parser.add_argument("--report", action="store_true", help="only write docs/coverage.md")
     parser.add_argument("--fresh", type=Path, help="results of a sample run in one pass, for the report")
-    parser.add_argument("--whole", type=Path, help="results of whole families, for the report")
-    parser.add_argument("--remark", default="", help="on the sample, for the report")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each failure as it comes")
     options = parser.parse_args(argv)
 
@@ -413,15 +365,13 @@ def main(argv: list[str] | None = None) -> int:
                         if row.get(step, "pass") != "pass":
                             tqdm.write(f"{row['name']} {step}: {row[step]}", file=sys.stderr)
     rows = list(done.values())
-    from tabulate import tabulate
-
-    print(tabulate(summarize(rows), headers=HEADERS))
+    print(_table(rows))
     for reason, where in failures(rows).items():
         print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
     if not options.only and not options.sample or options.report:
-        fresh, whole = (list(read_rows(path).values()) for path in (options.fresh, options.whole))
-        write_report(REPORT, list(read_rows(options.results, first=True).values()), rows, fresh, whole,
-                     len(list_cases()), options.remark)
+        first, sample = (list(read_rows(*of).values()) for of in ((options.results, True), (options.fresh, False)))
+        for name, text in list_blocks(first, rows, sample, len(list_cases())).items():
+            write_block("coverage.md", name, text)
     return 0
 
 
