@@ -114,6 +114,9 @@ class CallListener(Protocol):
     def kept_workspace(self, region: Region, nbytes: int, device: torch.device, label: str) -> None:
         """A library took memory for good."""
 
+    def adopted(self, storage: MetaStorage) -> None:
+        """A storage stands for a tensor that was there before."""
+
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
         """There is too little memory for an operator."""
 

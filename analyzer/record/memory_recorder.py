@@ -15,6 +15,7 @@ from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
+from .evaluation import NO_STEP
 from .log import Log, PhaseRecord
 from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, StorageLifetime
 from .tensor_walk import describe, tensors_in
@@ -118,6 +119,10 @@ class MemoryRecorder:
         if lifetime is not None:
             lifetime.died = log.events
             lifetime.died_call = len(log.call_slots)
+
+    def adopted(self, storage: MetaStorage) -> None:
+        """The storage just born stands for a tensor that was there before the steps, such as a constant of a loss."""
+        self.log.storage_table[storage.number].step = NO_STEP
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note the highest use so far, and the workspace that is part of it."""

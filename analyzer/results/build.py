@@ -263,6 +263,14 @@ class ProfileBuilder:
                 row.update((name, None) for name in row if is_unfinished(name))
         return merged
 
+    @functools.cached_property
+    def _held(self) -> dict[tuple[int, int], str]:
+        found: dict[tuple[int, int], str] = {}
+        for node in self.log.nodes:
+            for number, _ in node.outputs if node.op == "get_attr" else ():
+                found.setdefault((node.step, number), node.name)
+        return found
+
     def _describe_node(self, index: int, row: Mapping[str, Any]) -> NodeInfo:
         """The row of one node; quantities that are no field of `NodeInfo` are kept in ``extra``."""
         log, node = self.log, self.log.nodes[index]
@@ -273,7 +281,7 @@ class ProfileBuilder:
                         module_path=self.paths.find(log.modules[node.module].path), source=node.source or None,
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
-                        aliases=_list_aliases(log, index, node), region=node.region,  # type: ignore[arg-type]
+                        aliases=_list_aliases(log, index, node, self._held), region=node.region,  # type: ignore[arg-type]
                         sharding=_find_sharding(log, node), extra=extra, **known)
 
     def _list_operators(self) -> dict[int, list[OperatorInfo]]:
@@ -324,8 +332,10 @@ def _find_sharding(log: Log, node: LogNode) -> tuple[str, ...] | None:
     return log.layouts.get((number, tuple(spec)))  # type: ignore[arg-type]
 
 
-def _list_aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:
-    """The nodes whose storages the outputs of one share."""
+def _list_aliases(log: Log, index: int, node: LogNode, held: Mapping[tuple[int, int], str]) -> tuple[str, ...]:
+    """The nodes whose storages the outputs of one share; of parameters and buffers those that get them from the model,
+    which are ``held`` by step and storage.
+    """
     found: dict[str, None] = {}
     for number, _ in node.outputs:
         lifetime = log.storages.get(number)
@@ -333,6 +343,8 @@ def _list_aliases(log: Log, index: int, node: LogNode) -> tuple[str, ...]:
             found.setdefault(log.nodes[lifetime.node].name)
         elif lifetime is not None and lifetime.category == "input" and node.op != "placeholder":
             found.setdefault(lifetime.label)
+        elif (name := held.get((node.step, number), node.name)) != node.name:
+            found.setdefault(name)
     return tuple(found)
 
 
