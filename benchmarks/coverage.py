@@ -43,9 +43,6 @@ from .page import ROOT, markdown, write_block  # noqa: E402
 
 FAMILIES = ("torchvision", "timm", "transformers", "diffusers", "torch.nn")
 STEPS = ("train", "infer", "trace")
-TARGETS = {("torchvision", "profile"): 0.99, ("timm", "profile"): 0.99, ("torchvision", "trace"): 0.97,
-           ("timm", "trace"): 0.97, ("transformers", "profile"): 0.97, ("transformers", "trace"): 0.95,
-           ("torch.nn", "profile"): 1.0, ("torch.nn", "trace"): 1.0}
 MODELS_PER_PROCESS = 25  # a worker is then replaced, so that what libraries cache does not add up
 MEMORY_BYTES = 9 << 30   # that a worker may map beyond what it starts with: two of them fit into 20 GB
 

@@ -34,11 +34,11 @@ def _random(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     return random_time(signature.outputs[0].numel, nbytes, device)
 
 
-def _define(name: str, fake: Any, rule: Any) -> Any:
+def define(name: str, fake: Any, rule: Any) -> Any:
     """An operator of ``fake``'s signature, which makes its outputs alone, with the time of ``rule``."""
-    made = torch.library.custom_op(f"megatron::{name}", fake, mutates_args=())
+    made = torch.library.custom_op(name, fake, mutates_args=())
     made.register_fake(fake)
-    register_time_impl(f"megatron::{name}")(rule)
+    register_time_impl(name)(rule)
     return made
 
 
@@ -66,12 +66,12 @@ def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
     return torch.empty_like(grad)
 
 
-causal_softmax_op = _define("causal_softmax", _causal_softmax, _triangle)
-causal_softmax_backward_op = _define("causal_softmax_backward", _causal_softmax_backward, _triangle)
-bias_gelu_op = _define("bias_gelu", _bias_gelu, stream_signature)
-bias_gelu_backward_op = _define("bias_gelu_backward", _bias_gelu_backward, stream_signature)
-bias_dropout_add_op = _define("bias_dropout_add", _bias_dropout_add, _random)
-dropout_backward_op = _define("dropout_backward", _dropout_backward, stream_signature)
+causal_softmax_op = define("megatron::causal_softmax", _causal_softmax, _triangle)
+causal_softmax_backward_op = define("megatron::causal_softmax_backward", _causal_softmax_backward, _triangle)
+bias_gelu_op = define("megatron::bias_gelu", _bias_gelu, stream_signature)
+bias_gelu_backward_op = define("megatron::bias_gelu_backward", _bias_gelu_backward, stream_signature)
+bias_dropout_add_op = define("megatron::bias_dropout_add", _bias_dropout_add, _random)
+dropout_backward_op = define("megatron::dropout_backward", _dropout_backward, stream_signature)
 
 
 def run(function: Any, *inputs: Any) -> Tensor:

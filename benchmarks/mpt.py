@@ -3,7 +3,6 @@ as Composer wraps it, with FlashAttention and its fused cross entropy.
 """
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -11,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from analyzer import register_time_impl
-from benchmarks.megatron_op import run, stream_signature
+from benchmarks.megatron_op import define, run, stream_signature
 from benchmarks.mpt_attention import attend
 
 Tensor = torch.Tensor
@@ -60,16 +58,9 @@ def _losses_backward(grad: Tensor, logits: Tensor, sums: Tensor, targets: Tensor
     return torch.empty_like(logits)
 
 
-@functools.cache
-def _operators() -> tuple[Any, Any]:
-    """The kernels of flash_attn.losses.cross_entropy: one forward, one backward, over the logits as they are."""
-    made = []
-    for name, fake in (("losses", _losses), ("losses_backward", _losses_backward)):
-        op = torch.library.custom_op(f"xentropy::{name}", fake, mutates_args=())
-        op.register_fake(fake)
-        register_time_impl(f"xentropy::{name}")(stream_signature)
-        made.append(op)
-    return made[0], made[1]
+# the kernels of flash_attn.losses.cross_entropy: one forward, one backward, over the logits as they are
+losses_op = define("xentropy::losses", _losses, stream_signature)
+losses_backward_op = define("xentropy::losses_backward", _losses_backward, stream_signature)
 
 
 class FusedCrossEntropy(torch.autograd.Function):
@@ -77,14 +68,14 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        losses, sums = _operators()[0](logits, targets)
+        losses, sums = losses_op(logits, targets)
         ctx.save_for_backward(logits, sums, targets)
         out: Tensor = losses
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _operators()[1](grad.contiguous(), *ctx.saved_tensors), None
+        return losses_backward_op(grad.contiguous(), *ctx.saved_tensors), None
 
 
 class Mpt(nn.Module):

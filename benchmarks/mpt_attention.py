@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from analyzer import register_time_impl
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
-from benchmarks.megatron_op import run
+from benchmarks.megatron_op import define, run
 
 Tensor = torch.Tensor
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -64,16 +63,9 @@ def _attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-@functools.cache
-def _operators() -> tuple[Any, Any]:
-    """The forward kernel, of two products, and the backward ones, of five."""
-    made = []
-    for name, fake, products in (("attend", _attend, 2), ("attend_backward", _attend_backward, 5)):
-        op = torch.library.custom_op(f"flash_triton::{name}", fake, mutates_args=())
-        op.register_fake(fake)
-        register_time_impl(f"flash_triton::{name}")(functools.partial(_time, products=products))
-        made.append(op)
-    return made[0], made[1]
+# the forward kernel, of two products, and the backward ones, of five
+attend_op = define("flash_triton::attend", _attend, functools.partial(_time, products=2))
+attend_backward_op = define("flash_triton::attend_backward", _attend_backward, functools.partial(_time, products=5))
 
 
 class TritonAttention(torch.autograd.Function):
@@ -81,14 +73,14 @@ class TritonAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out, sums = _operators()[0](q, k, v)
+        out, sums = attend_op(q, k, v)
         ctx.save_for_backward(q, k, v, out, sums)
         attended: Tensor = out
         return attended
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _operators()[1](grad.contiguous(), *ctx.saved_tensors)
+        return attend_backward_op(grad.contiguous(), *ctx.saved_tensors)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -178,6 +178,7 @@ OTHERS: dict[str, Callable[[Prepared], Run]] = {
     "DeepSpeed": prepare_deepspeed,
 }
 
+
 def prepare(name: str, on: Prepared) -> Run | str:
     """The function to time, after one call of it; where it does not run, why, in one line."""
     make = {**OURS, **OTHERS}[name]

@@ -51,7 +51,7 @@ print(json.dumps([[b - a for a, b in zip(*pair)] for pair in ((start, middle), (
 def time_imports(rounds: int) -> list[list[tuple[float, float]]]:
     """(wall, processor) seconds in which a fresh process imports torch, and then analyzer, for each of ``rounds``."""
     command = [sys.executable, "-c", _IMPORTS]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)  # once unmaterialized: brings files into memory
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)  # not counted: it brings files into memory
     return [
         json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
         for _ in range(rounds)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import pytest
 
-SHAPES = ((512, 256), (512,), (8, 512), (8,))
 PARAMETERS = 512 * 256 + 512 + 8 * 512 + 8
 LARGE, MIDDLE, SMALL = 512 * 256, 8 * 512, 512 + 8  # elements of the tensors that have 4,096 or more, and of the others
 MACS = 64 * (256 * 512 + 512 * 8)

@@ -16,7 +16,6 @@ ROPE = HIDDEN // HEADS // 2 * LENGTH  # frequencies by positions, a product too
 LORA_TENSORS = LAYERS * 14
 LORA = 16 * LAYERS * (2 * 2 * HIDDEN + 2 * (HIDDEN + KV) + 3 * (HIDDEN + WIDE))
 LORA_SMALL = LAYERS * 2 * 16 * KV  # lora_B of k and v have fewer than 4,096 elements: states of 32 bits
-CUBLAS = 2 * 32 * 2**20  # a workspace of each pass
 
 
 def forward_macs(tokens: int, length: int) -> int:
