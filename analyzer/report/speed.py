@@ -15,15 +15,17 @@ from analyzer.units import add_quantities, format_count, format_percent, format_
 # What bounds a step, and what would help.
 
 #: What each part of a step's time is, and what makes it less.
-REMEDIES = {
+_REMEDIES = {
     "launch": "the device waits for the host: larger batches, torch.compile or CUDA graphs (--fused --cuda-graphs "
               "tells how much), fused optimizers, fewer small operators",
-    "arithmetic": "kernels at the rate of their units: narrower formats (bfloat16, TF32, FP8), less recomputation, a "
-                  "device with more of them",
-    "memory": "kernels at the rate of memory: fused kernels (--fused), narrower formats, fused attention and "
-              "optimizers, a device with more bandwidth",
+    "arithmetic": "kernels at the rate of their units: {formats}less recomputation, a device with a higher peak rate",
+    "memory": "kernels at the rate of memory: fused kernels (--fused), {formats}fused attention and optimizers, a "
+              "device with more bandwidth",
     "latency": "kernels too small to fill the device: larger batches, fused kernels",
     "communication": "collectives: fewer bytes, groups within a host, overlap with kernels"}
+
+
+_FORMATS = (("TF32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("FP8", "float8_e4m3fn"))
 
 
 def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
@@ -44,7 +46,35 @@ def find_remedy(profile: Profile) -> str | None:
     'launch, 75.0 %'
     """
     found = find_longest(profile)
-    return found and f"{found[0]}, {format_percent(found[1])}: {REMEDIES[found[0]]}"
+    return found and f"{found[0]}, {format_percent(found[1])}: {describe_bound(profile, found[0])}"
+
+
+def describe_bound(profile: Profile, bound: str) -> str:
+    """What one of `BOUNDS` is, and what makes it less on the profile's device."""
+    found = list_faster_formats(profile)
+    formats = "narrower formats, " if found is None else f"narrower formats ({', '.join(found)}), " if found else ""
+    return _REMEDIES[bound].format(formats=formats)
+
+
+def list_faster_formats(profile: Profile) -> list[str] | None:
+    """Formats in which the device multiplies faster than in the one of the profile; None where that is not known.
+
+    >>> list_faster_formats(Profile(name="demo", mode="train", device="t4", product_dtype="float32"))
+    ['float16']
+    >>> list_faster_formats(Profile(name="demo", mode="train", device="h100", product_dtype="bfloat16"))
+    ['FP8']
+    """
+    kind = find_product_dtype(profile)
+    if kind is None or profile.device is None:
+        return None
+    try:
+        device = profile.find_device(profile.device)
+    except AnalyzerError:  # that the catalogue does not have
+        return None
+    now = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=products_use_tf32())
+    peaks = {name: find_peak(dtype, device, uses_tensor_cores=True, allow_tf32=True) for name, dtype in _FORMATS}
+    faster = [name for name, peak in peaks.items() if now is not None and peak is not None and peak > now]
+    return [name for name in faster if name != "float16" or "bfloat16" not in faster]
 
 
 def find_longest(profile: Profile) -> tuple[str, float] | None:

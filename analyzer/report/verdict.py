@@ -132,10 +132,8 @@ def describe_fit(verdict: Verdict) -> str:
 def describe_devices(verdict: Verdict) -> str | None:
     """Where it fits or would, as far as there is something to say."""
     v = verdict
-    if v.devices and v.fits is not True:
-        return f"would fit on {', '.join(v.devices)}"
-    if v.devices and v.devices != (v.device, ):
-        return f"smallest devices that hold it: {', '.join(v.devices)}"
+    if v.devices and (v.fits is not True or v.devices != (v.device, )):
+        return f"smallest devices with enough memory: {', '.join(v.devices)}"
     if v.phase is not None and v.fits is False:
         return ("where it would fit is not known: it ended before its peak" if v.is_out_of_memory else
                 "no device of the catalogue is known to hold it")

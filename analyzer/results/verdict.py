@@ -69,7 +69,7 @@ class Verdict:
     ...               free_bytes=-5 * 2**30, phase="backward", operator="aten.mm.default", devices=("l4",)))
     does NOT fit on t4: 20.00 GiB needed, 15.00 GiB there, 5.00 GiB short
     peak in backward, at aten.mm.default
-    would fit on l4
+    smallest devices with enough memory: l4
     """
 
     device: str

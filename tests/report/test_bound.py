@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analyzer import Profile, profile
-from analyzer.report.speed import REMEDIES, find_remedy, list_bounds
+from analyzer.report.speed import describe_bound, find_remedy, list_bounds
 from analyzer.results.info import BOUNDS, PhaseInfo
 
 
@@ -23,7 +23,7 @@ def test_rows_tell_seconds_and_shares() -> None:
     p = make(forward=phase(launch=1e-3, memory=3e-3), backward=phase(arithmetic=2e-3), zero_grad=PhaseInfo())
     assert list(list_bounds(p)) == [("forward", "1.00 ms 25.0 %", "-", "3.00 ms 75.0 %", "-", "-"),
                                     ("backward", "-", "2.00 ms 100.0 %", "-", "-", "-")]
-    assert find_remedy(p) == f"memory, 50.0 %: {REMEDIES['memory']}"
+    assert find_remedy(p) == f"memory, 50.0 %: {describe_bound(p, 'memory')}"
     assert [p.phases[name].bound for name in p.phases] == ["memory", "arithmetic", None]
 
 

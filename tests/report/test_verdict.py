@@ -58,11 +58,11 @@ def test_where_the_peak_is(mlp):
 
 @pytest.mark.parametrize(("reserved", "text"), [
     (3 * GIB, "fits on card: at least 3.00 GiB needed, 8.00 GiB there, 5.00 GiB left\n"
-              "smallest devices that hold it: rtx_3060_laptop, p4, rtx_4060"),
+              "smallest devices with enough memory: rtx_3060_laptop, p4, rtx_4060"),
     (8 * GIB - 2**20, "fits on card: at least 8.00 GiB needed, 8.00 GiB there, 1.00 MiB left\n"
-                      "smallest devices that hold it: card, rtx_3080, rtx_5070"),
+                      "smallest devices with enough memory: card, rtx_3080, rtx_5070"),
     (20 * GIB, "does NOT fit on card: at least 20.00 GiB needed, 8.00 GiB there, at least 12.00 GiB short\n"
-               "would fit on l4, a10g, a10"),
+               "smallest devices with enough memory: l4, a10g, a10"),
     (None, "cannot be told whether it fits on card: what it needs is not known, 8.00 GiB there"),
 ])
 def test_text(bare, card, reserved, text):

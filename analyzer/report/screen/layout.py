@@ -127,8 +127,8 @@ def _pad(text: str, width: int, is_left: bool) -> str:
 def wrap(text: str, width: int) -> list[str]:
     """A sentence in at most two lines.
 
-    >>> wrap("smallest devices that hold it: p4, t4, v100_sxm2_16gb", 32)
-    ['smallest devices that hold it:', '  p4, t4, v100_sxm2_16gb']
+    >>> wrap("smallest devices with enough memory: p4, t4, v100_sxm2_16gb", 38)
+    ['smallest devices with enough memory:', '  p4, t4, v100_sxm2_16gb']
     """
     lines = textwrap.wrap(clean(text), width, subsequent_indent="  ", max_lines=2, placeholder=" ...",
                           break_on_hyphens=False)

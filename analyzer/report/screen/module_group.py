@@ -127,7 +127,9 @@ def describe_modules(p: Profile, paint: Paint, width: int) -> list[str]:
     the columns add up.
     """
     root = p.modules
-    found = None if root is None else _choose_measure(root, p.mode == "train")
+    update = p.phases.get("optimizer")
+    kernels = 1.0 if update is None or not update.seconds else (update.kernel_seconds or 0.0) / update.seconds
+    found = None if root is None else _choose_measure(root, p.mode == "train", kernels)
     if root is None or found is None:
         return []
     title, unit, measure = found
@@ -163,13 +165,16 @@ def _list_rows(groups: list[ModuleGroup], measure: Measure, whole: float,
         yield f"{len(rest)} more", "", add_costs([group.costs for group in rest])
 
 
-def _choose_measure(root: ModuleInfo, is_trained: bool) -> tuple[str, Format, Measure] | None:
-    """Title, format and function of the first cost that is known of the whole model."""
+def _choose_measure(root: ModuleInfo, is_trained: bool, kernels: float) -> tuple[str, Format, Measure] | None:
+    """Title, format and function of the first cost that is known of the whole model. ``kernels`` is the share of the
+    optimizer's wall time in which kernels run.
+    """
     has_update = root.optimizer_seconds is not None
 
     def time(costs: CostInfo) -> float | None:
+        update = None if costs.optimizer_seconds is None else costs.optimizer_seconds * kernels
         return add_quantities([costs.fwd_seconds, *((costs.bwd_seconds, ) if is_trained else ()),
-                               *((costs.optimizer_seconds, ) if has_update else ())])
+                               *((update, ) if has_update else ())])
 
     def flops(costs: CostInfo) -> float | None:
         return add_quantities([costs.fwd_flops, *((costs.bwd_flops, ) if is_trained else ())])

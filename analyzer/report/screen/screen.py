@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from analyzer.errors import InputError, is_count
 from analyzer.report.fits import list_peaks
 from analyzer.report.holder_group import describe_fused, describe_world, group_holders
-from analyzer.report.speed import REMEDIES, describe_speed, find_longest
+from analyzer.report.speed import describe_bound, describe_speed, find_longest
 from analyzer.report.summary import describe_out_of_memory, title_run
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 from analyzer.report.verdict import describe_devices, describe_fit, find_peak, judge
@@ -26,6 +26,7 @@ _SHOWN, _SHOWN_NARROW = 5, 3  # categories, and groups of holders
 _BAR, _LONG_BAR, _LEAST_BAR = 12, 20, 5
 _LEAST_PATH = 16  # columns of a path that is cut
 _GAP = 4
+_MOST = 0.5  #: the share of its time from which a step is bound by one thing
 
 
 def describe_run(p: Profile, paint: Paint, width: int) -> list[str]:
@@ -38,7 +39,8 @@ def describe_run(p: Profile, paint: Paint, width: int) -> list[str]:
     lines += _describe_verdict(p, paint, width)
     longest, speed = find_longest(p), describe_speed(p)
     if longest and speed:
-        speed[0] += f"; bound by {longest[0]} ({format_percent(longest[1])})"
+        most = "bound by" if longest[1] >= _MOST else "bound by several things, most by"
+        speed[0] += f"; {most} {longest[0]} ({format_percent(longest[1])})"
     return lines + [paint.units(line) for said in (*speed, *describe_fused(p.fused)) for line in wrap(said, width)]
 
 
@@ -153,7 +155,8 @@ def _count(number: int, what: str) -> str:
 def describe_remedy(p: Profile, width: int) -> list[str]:
     """What would make the step faster."""
     longest = find_longest(p)
-    return [] if longest is None else wrap(f"to be faster: {REMEDIES[longest[0]].partition(': ')[2]}", width)
+    return [] if longest is None else wrap(
+        f"to be faster: {describe_bound(p, longest[0]).partition(': ')[2]}", width)
 
 
 # The first screen: what a step costs at a glance.

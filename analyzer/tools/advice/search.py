@@ -80,7 +80,7 @@ class _Search:
     def __init__(self, trial: Trial, base: Variant, found: Profile) -> None:
         self.trial, self.base, self.found = trial, base, found
         self.baseline = trial.describe(base, found)
-        self.changes = list(list_changes(found, base, trial.build(base.recipe)))
+        self.changes = list(list_changes(found, base, trial.build(base.recipe), trial.spec))
         self.alone: dict[Change, Option] = {}
         self.combined: dict[frozenset[Change], Option] = {}
         self.skipped: list[tuple[str, str]] = [] if found.batch_size is not None else [
@@ -108,6 +108,8 @@ class _Search:
             self._try_plan()
         with progress_part(len(self.changes) / total, 1.0, "combinations"):
             self._combine(1 if quick else WANTED)
+            if not any(option.fits for option in self.options):
+                self._combine_all()
 
     def _try_plan(self) -> None:
         """Checkpoints of some blocks only, where those of all are enough; of what suits where no block repeats."""
@@ -143,6 +145,16 @@ class _Search:
                 found.append(self._shrink(changes))
             else:
                 misses += 1
+
+    def _combine_all(self) -> None:
+        """Of each axis the change that needs the least, all together, and without those that are not needed. A change
+        may save nothing alone, where another peak is the highest, and much beside the one that lowers that peak.
+        """
+        tried = sorted((change for change in self.changes if change in self.alone),
+                       key=lambda change: (self.alone[change].needed_bytes or 0, not change.keeps_result))
+        least = {change.axis: change for change in reversed(tried)}
+        if len(least) > 1 and self._fits(changes := frozenset(least.values())):
+            self._shrink(changes)
 
     def _fits(self, changes: frozenset[Change]) -> bool:
         if changes not in self.combined:

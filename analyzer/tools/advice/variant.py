@@ -75,8 +75,8 @@ _RANK = 16
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
 
 
-def list_changes(base: Profile, variant: Variant, model: torch.nn.Module) -> Iterator[Change]:
-    """The changes that may help a step of ``model``, of which ``base`` is the profile."""
+def list_changes(base: Profile, variant: Variant, model: torch.nn.Module, spec: DeviceSpec) -> Iterator[Change]:
+    """The changes that may help a step of ``model`` on a device, of which ``base`` is the profile."""
     recipe, training = variant.recipe, base.mode == "train"
     if training:
         if not recipe.checkpointing and not base.recompute_flops:
@@ -88,7 +88,7 @@ def list_changes(base: Profile, variant: Variant, model: torch.nn.Module) -> Ite
             yield from _list_optimizers(base.optimizer)
     if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager":
         yield change_recipe("SDPA attention", "attention", "--attention sdpa", attention="sdpa")
-    yield from _list_precisions(variant, model)
+    yield from _list_precisions(variant, model, spec)
     if training and recipe.lora is None:
         yield change_recipe(f"LoRA r={_RANK}", "lora", f"--lora r={_RANK}", False, lora=LoraSpec(_RANK))
         if recipe.quantize is None:
@@ -108,13 +108,17 @@ def _list_optimizers(now: str) -> Iterator[Change]:
     yield change_recipe("SGD", "optimizer", "--optimizer sgd", False, optimizer="sgd")
 
 
-def _list_precisions(variant: Variant, model: torch.nn.Module) -> Iterator[Change]:
+def _list_precisions(variant: Variant, model: torch.nn.Module, spec: DeviceSpec) -> Iterator[Change]:
+    """Formats of 16 bits: bfloat16, and where the device has float16 alone that, in which no optimizer's step is."""
     if not any(p.dtype is torch.float32 and p.requires_grad for p in model.parameters()):
         return
+    rates = spec.flops_per_second
+    has_bfloat16 = rates.bf16 is not None or rates.fp16 is None
+    name, dtype = ("bf16", torch.bfloat16) if has_bfloat16 else ("fp16", torch.float16)
     if variant.autocast is None:
-        yield Change("autocast bf16", "precision", lambda v: replace(v, autocast=torch.bfloat16), "--autocast bf16",
+        yield Change(f"autocast {name}", "precision", lambda v: replace(v, autocast=dtype), f"--autocast {name}",
                      keeps_result=False)
-    if variant.recipe.dtype is None:
+    if variant.recipe.dtype is None and has_bfloat16:
         yield change_recipe("bf16 parameters", "precision", "--dtype bf16", False, dtype=torch.bfloat16)
 
 
