@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.report.export.table_file import ENDINGS, list_kinds
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # `fx/graph/statement.py`, `analyzer/cuda/kernels/`, `benchmarks/speed.py`: a path of the project in code marks.
@@ -20,3 +22,15 @@ def test_files_and_links_exist(page: Path) -> None:
     missing = sorted(path for path in named if not any((root / path).exists() for root in (ROOT, ROOT / "analyzer")))
     missing += sorted(link for link in LINK.findall(text) if not (page.parent / link).exists())
     assert missing == [], f"{page.name} names what is not there"
+
+
+# docs/exports.md: its table has every kind of file with its ending.
+
+PAGE = Path(__file__).parents[1] / "docs" / "exports.md"
+
+
+def test_the_table_has_every_kind() -> None:
+    rows = [line.split("|")[1:3] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    kinds = {kind: re.findall(r"\.[\w.]+", endings) for names, endings in rows for kind in re.findall(r"\w+", names)}
+    assert set(kinds) == set(list_kinds())
+    assert {ending: kind for kind, endings in kinds.items() for ending in endings} == ENDINGS

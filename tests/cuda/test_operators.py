@@ -8,10 +8,12 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from analyzer import MetaTensorMode
+from analyzer import MetaTensorMode, profile
 from analyzer.cuda.kernel_registry import device_kernels
 from analyzer.hardware.catalogue import simulated_spec
+from analyzer.tools.runtime import measure
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -211,3 +213,106 @@ def test_known_contents_are_computed_with_torchs_own_kernels(mode):
     x = torch.tensor([0, 1, 2], device="cuda")
     assert torch.softmax(x.float(), 0).sum().item() == pytest.approx(1.0)
     assert simulated_spec().name == "h200"
+
+
+# Losses that are summed into the storage of their elements.
+
+class Loss(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.rand(16, 8))
+
+    def forward(self, target):
+        return self.function(self.weight, target)
+
+
+@pytest.mark.parametrize("function", [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy,
+                                      F.l1_loss, F.huber_loss])
+def test_a_loss_holds_what_the_processor_holds(function):
+    target = torch.rand(16, 8)
+    predicted = profile(Loss(function), args=(target,), device="cpu", reuse=False)
+    measured = measure(Loss(function), args=(target,), steps=1)
+    for phase in ("forward", "backward"):
+        assert predicted.phases[phase].allocated_bytes == measured.phases[phase].allocated_bytes
+    assert predicted.phases["forward"].peak_allocated_bytes == measured.phases["forward"].peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("function", "elements"), [(F.mse_loss, 128), (F.smooth_l1_loss, 128), (F.l1_loss, 1)])
+def test_it_is_the_same_on_a_gpu(mode, function, elements):
+    loss = function(*torch.rand(2, 16, 8, device="cuda"))
+    assert (loss.shape, loss.untyped_storage().nbytes()) == ((), 4 * elements)
+
+
+# Indices that are known to point outside.
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 8)
+
+    def forward(self, x):
+        return self.embedding(torch.arange(x.shape[1], device=x.device)) + x
+
+
+class Pick(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x, torch.tensor([0, 5]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_more_positions_than_the_table_has_raise_as_torch_does(device):
+    x = torch.ones(2, 9, 8)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        Positions()(x)
+    with pytest.raises(IndexError, match="index out of range in self"):
+        profile(Positions(), args=(x,), device=device)
+    assert profile(Positions(), args=(x[:, :4],), device=device).fwd_flops
+
+
+@pytest.mark.parametrize("function", [lambda x, i: x.index_select(0, i), lambda x, i: x.gather(0, i)])
+def test_selecting_outside_raises_what_the_processor_raises(function):
+    x = torch.rand(5)
+    with pytest.raises((IndexError, RuntimeError)) as real:
+        Pick(function)(x)
+    with pytest.raises(type(real.value), match=str(real.value)):
+        profile(Pick(function), args=(x,), device="cpu")
+
+
+# Shapes and strides of grouped products, held to the CPU kernel.
+
+CASES = {
+    "ragged rows": ((10, 8), (2, 8, 12), [4, 10]),
+    "ragged columns": ((2, 4, 8), (8, 10), [4, 10]),
+    "ragged inner": ((4, 8), (8, 12), [4, 8]),
+    "batched": ((2, 4, 8), (2, 8, 12), None),
+}
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="newer than this torch")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_like_the_kernel(case: str, dtype: torch.dtype) -> None:
+    a_shape, b_shape, groups = CASES[case]
+
+    def make() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        # each row must start at a multiple of 16 bytes: a view of rows padded to 16 elements
+        padded = [torch.zeros(*shape[:-1], 16, dtype=dtype)[..., :shape[-1]] for shape in (a_shape, b_shape)]
+        return padded[0], padded[1], None if groups is None else torch.tensor(groups, dtype=torch.int32)
+
+    a, b, offs = make()
+    expected = torch._grouped_mm(a, b, offs=offs)
+    with MetaTensorMode():
+        a, b, offs = make()
+        got = torch._grouped_mm(a, b, offs=offs)
+    assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="newer than this torch")
+def test_refused() -> None:
+    with MetaTensorMode(), pytest.raises(RuntimeError, match="cannot multiply"):
+        torch._grouped_mm(torch.zeros(4, 8), torch.zeros(2, 16, 8), offs=torch.zeros(2, dtype=torch.int32))

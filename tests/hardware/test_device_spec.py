@@ -5,14 +5,20 @@ import copy
 import dataclasses
 import json
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.errors import InputError
-from analyzer.hardware import DeviceSpec, PeakRates
+from analyzer import Profile, ProfileOptions, profile
+from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.hardware import DeviceSpec, PeakRates, find_device, format_catalogue, format_device, register_device
+from analyzer.hardware.device_file import list_shipped, read_shipped
 
 _FIGURES = (
     "memory_bytes, memory_bandwidth, flops_per_second.fp64, flops_per_second.fp64_tensor, flops_per_second.fp32, "
@@ -190,3 +196,136 @@ def test_what_is_no_figure_cannot_be_measured() -> None:
         DeviceSpec.from_measurement("x", {"memory_bandwith": 1.0}, command="c", date="d")
     with pytest.raises(InputError, match=r"DeviceSpec\('x', memory_bandwidth=-1.0\): must be a positive number"):
         DeviceSpec.from_measurement("x", {"memory_bandwidth": -1.0}, command="c", date="d")
+
+
+# A device as a file, wherever a name is taken.
+
+def test_a_file_stands_where_a_name_does(tmp_path: Path) -> None:
+    spec = DeviceSpec("lab_card", memory_bytes=24 * 2**30, calibration={"matmul": {"spread": 0.1}})
+    path = tmp_path / "lab_card.json"
+    path.write_text(json.dumps(spec.to_dict()))
+    assert find_device(str(path)) == spec
+    assert "lab_card" not in [known.name for known in register_device]
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["spec", "file"])
+def test_a_profile_keeps_the_figures_of_a_device_that_no_catalogue_has(tmp_path: Path, is_file: bool) -> None:
+    spec = DeviceSpec("lab_card", memory_bytes=24 * 2**30, flops_per_second=PeakRates(fp32=1e12), power_watts=300.0)
+    path = tmp_path / "lab_card.json"
+    path.write_text(json.dumps(spec.to_dict()))
+    found = profile(torch.nn.Linear(1024, 1024), torch.empty(64, 1024, device="meta"), mode="infer",
+                    device=str(path) if is_file else spec)
+    path.unlink()
+    for record in (found, copy.copy(found), pickle.loads(pickle.dumps(found))):
+        assert record.verdict is not None and record.fits().capacity.bytes == 24 * 2**30
+        assert (record.verdict.fits, record.verdict.capacity_bytes) == (True, 24 * 2**30)
+        assert record.find_device("lab_card").power_watts == 300.0
+        assert record.mfu(seconds=2 * 64 * 1024**2 / 1e12) == pytest.approx(1.0)  # of a step at the peak rate
+    read = Profile.from_json(found.to_json())
+    assert read.verdict is not None and read.verdict.fits is None
+    with pytest.raises(UnknownDeviceError, match="lab_card"):
+        read.fits()
+    assert read.fits(spec).fits and read == found
+
+
+def test_a_model_that_has_no_place_keeps_its_device() -> None:
+    spec = DeviceSpec("small_card", memory_bytes=2**30)
+    found = profile(torch.nn.Linear(2**14, 2**15, device="meta"), torch.empty(1, 2**14, device="meta"), mode="infer",
+                    device=spec, options=ProfileOptions(limit_to_device=True))
+    assert found.out_of_memory is not None and found.verdict is not None
+    assert (found.verdict.fits, found.verdict.capacity_bytes) == (False, 2**30)
+
+
+def test_a_path_need_not_be_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "lab_card.json"
+    path.write_text('{"name": "lab_card"}')
+    assert find_device(path) == DeviceSpec("lab_card")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file or directory; `analyzer calibrate` writes one"),
+        ("{", "damaged at line 1 column 2"),
+        ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
+        ('{"kind": "cuda"}', "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
+        ('{"name": "x", "l2_bytes": 0}', "DeviceSpec('x', l2_bytes=0): must be a positive int"),
+    ],
+)
+def test_a_file_that_describes_no_device_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "card.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError) as error:
+        find_device(str(path))
+    assert str(error.value).startswith(f"device file {str(path)!r}: {message}")
+
+
+def test_each_file_is_named_after_its_device() -> None:
+    assert [spec.name for name in list_shipped() if (spec := read_shipped(name)) is not None] == list_shipped()
+
+
+def test_an_import_reads_no_device() -> None:
+    code = ("import analyzer\nfrom analyzer.hardware.device_file import read_shipped\n"
+            "print(read_shipped.cache_info().misses)\nanalyzer.hardware.find_device('a100_80gb')\n"
+            "print(read_shipped.cache_info().misses)")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["0", "1"]
+
+
+# The catalogue and one device as text.
+
+def test_catalogue_has_a_row_per_device_and_unknown_is_a_dash() -> None:
+    lines = format_catalogue().splitlines()
+    assert lines[0].split() == ["name", "memory", "bandwidth", "fp32", "tf32", "bf16", "fp16", "fp8"]
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[2 : lines.index("")]}
+    assert list(rows) == [spec.name for spec in register_device]
+    assert rows["a100_40gb"] == "39.39 GiB 1.55 TB/s 19.50 T 156.00 T 312.00 T 312.00 T -"
+    assert rows["t4"] == "14.58 GiB 320.00 GB/s 8.10 T - - 65.00 T -"
+    assert rows["cpu"] == "- - - - - - -"
+    assert lines[-1] == "Rates are dense peaks in FLOP/s, of the tensor cores but for fp32."
+    assert max(map(len, lines)) <= 120
+
+
+def test_catalogue_shows_a_user_s_device() -> None:
+    with register_device.scope():
+        register_device(DeviceSpec("lab_card", memory_bytes=24 * 2**30))
+        assert "lab_card 24.00 GiB" in " ".join(format_catalogue().split())
+    assert "lab_card" not in format_catalogue()
+
+
+def test_device_gives_each_figure_and_each_document_once() -> None:
+    spec = DeviceSpec(
+        "lab_card",
+        vendor="Acme",
+        compute_capability=(8, 6),
+        memory_bytes=24 * 2**30,
+        memory_bandwidth=936e9,
+        flops_per_second=PeakRates(fp32=35.6e12),
+        launch_seconds=5e-6,
+        aliases=("bench",),
+        sources={
+            "memory_bytes": "sheet, page 1",
+            "memory_bandwidth": "sheet, page 1",
+            "launch_seconds": "measured",
+            "nvlink_bandwidth": "none",
+        },
+    )
+    lines = format_device(spec).splitlines()
+    assert lines[0] == "lab_card (cuda, Acme, compute capability 8.6), also known as bench"
+    rows = {line.split()[0]: line.split(maxsplit=1)[1].split("  ") for line in lines[4 : lines.index("", 3)]}
+    cells = {name: [part.strip() for part in parts if part.strip()] for name, parts in rows.items()}
+    assert cells["memory_bytes"] == ["24.00 GiB", "[1]"]
+    assert cells["memory_bandwidth"] == ["936.00 GB/s", "[1]"]
+    assert cells["flops_per_second.fp32"] == ["35.60 TFLOP/s", "unknown"]
+    assert cells["flops_per_second.bf16"] == ["-", "unknown"]
+    assert cells["nvlink_bandwidth"] == ["-", "[2]"]
+    assert cells["launch_seconds"] == ["5.00 us", "[3]"]
+    assert lines[-3:] == ["[1] sheet, page 1", "[2] none", "[3] measured"]
+
+
+def test_device_takes_any_name_of_the_catalogue() -> None:
+    assert format_device("H100").startswith(
+        "h100_sxm (cuda, NVIDIA, Hopper, compute capability 9.0), also known as h100, ")
+    with pytest.raises(UnknownDeviceError, match=r"^unknown device 'h1000'"):
+        format_device("h1000")
