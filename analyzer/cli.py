@@ -2,25 +2,48 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import NoReturn
 
 from analyzer.commands import COMMANDS
 from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.hardware.catalogue import knowing
 from analyzer.options import load
-from analyzer.output import drawing_plainly
+from analyzer.output import drawing_plainly, print_error
 from analyzer.record.collector import own_traceback
 from analyzer.record.options import watch_progress
 
 from . import __version__
 
+_WRONG_CHOICE = re.compile(r"invalid choice: '(?P<given>.*?)'.* \(choose from (?P<names>.*)\)")
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors end with an example of what is missing, or with the name that is meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, and exit with 2."""
+        what, is_missing, names = message.partition("are required: ")
+        if is_missing:
+            message = what + is_missing + ", ".join(dict.fromkeys(names.split(", ")))
+            command = COMMANDS.get(self.prog.split()[-1], COMMANDS["profile"])
+            example = command.examples[command.examples.index(f"analyzer {command.name}"):]
+            message += "; e.g. " + re.split("  | &&|\n", example)[0]
+        if wrong := _WRONG_CHOICE.search(message):
+            for near in get_close_matches(wrong["given"], re.findall(r"[\w-]+", wrong["names"]), n=1):
+                message = message.replace(" (choose", f"; did you mean {near}? (choose", 1)
+        self.print_usage(sys.stderr)
+        print_error(message, f"{self.prog}: error")
+        self.exit(2)
+
 
 def make_parser(called: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line, with the options of the command that is ``called``, by default of all."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
     parser.add_argument("--version", action="version", version=f"analyzer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -40,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise InputError("fits: is `analyzer fit` without --device, or with one for each device of its table")
             arguments, unknown = make_parser(called).parse_known_args(words[:own])
             if unknown:
-                raise InputError(_explain(called, unknown))
+                raise InputError(_explain(called, unknown, words))
             if called == "dryrun":
                 arguments.arguments += words[own + 1:]
             # `calibrate` writes the file that is its device; what others ask of a profile has the device's name alone
@@ -52,27 +75,31 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code: int = load(COMMANDS[called].run)(arguments)
                 return code
     except AnalyzerError as error:
-        print(f"analyzer: {error}", file=sys.stderr)
+        print_error(str(error))
         return 2
     except ModelError as error:
-        print(f"analyzer: {error}", file=sys.stderr)
+        print_error(str(error))
         if error.__cause__ is not None and (frames := own_traceback(error.__cause__)):
             print(f"\n{frames}", end="", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("analyzer: interrupted", file=sys.stderr)
+        print_error("interrupted")
         return 130  # as shells report SIGINT
     except BrokenPipeError:  # the reader (head, less) has gone
         sys.stderr.close()
         return 0
 
 
-def _explain(called: str, unknown: Sequence[str]) -> str:
-    """Why a command does not take these words, and which one does."""
+def _explain(called: str, unknown: Sequence[str], words: Sequence[str]) -> str:
+    """Why a command does not take these of its words, and which one does."""
     flag = unknown[0].partition("=")[0]
     near = get_close_matches(flag, COMMANDS[called].flags, n=1) if flag.startswith("-") else []
     takers = [f"`analyzer {command.name}`" for command in COMMANDS.values() if flag in command.flags]
     hint = f"; it is of {' and '.join(takers)}" if takers else f"; did you mean {near[0]}?" if near else ""
+    if called == "dryrun":
+        script = next((word for word in words if word.endswith(".py")), "SCRIPT")
+        hint = (f"; did you mean {near[0]}?" if near else "") + (
+            f"; arguments of the script go after `--`: analyzer dryrun {script} -- {' '.join(unknown)}")
     is_saved = called == "profile" and flag in COMMANDS["show"].flags
     return (f"{' '.join(unknown)}: `analyzer {called}` does not take this{hint}"
             + ("; save the profile with --json FILE for it" if is_saved else ""))

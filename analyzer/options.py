@@ -116,9 +116,9 @@ _FORMATS = "analyzer.report.node_table:FORMATS"
 
 _OF_A_STEP = (
     Option("target", "the model; see `analyzer profile --help`", metavar="TARGET"),
-    Option("--input", "an input: SHAPE, DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or input_ids=int64:8x512; "
-           "may be repeated; default: what the model is usually called with", action="append", default=[],
-           metavar="SPEC"),
+    Option("--input", "an input: SHAPE (float32), DTYPE:SHAPE, or NAME=DTYPE:SHAPE, e.g. 8x3x224x224 or "
+           "input_ids=int64:8x512; one --input for each; default: what the model is usually called with",
+           action="append", default=[], metavar="SPEC"),
     Option("--batch-size --bs", argparse.SUPPRESS, name="batch-size", type=int),  # many tools have it
     Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward", choices=("train", "infer"),
            default="train"),

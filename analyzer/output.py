@@ -5,11 +5,13 @@ import codecs
 import importlib
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Protocol
 
 from analyzer.errors import OutputError
@@ -143,6 +145,18 @@ def _draw_plainly(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(_DRAWN_PLAINLY, _draw_plainly)
+
+
+def print_error(text: str, who: str = "analyzer") -> None:
+    """Print to standard error what a user of the command line must know, in lines as wide as the terminal, or as
+    ``COLUMNS`` says, and at most 120; elsewhere as it is.
+    """
+    lines = f"{who}: {text}".split("\n")
+    if sys.stderr.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        width = max(40, min(120, shutil.get_terminal_size((120, 24)).columns))
+        lines = [line if len(line) <= width else fill(
+            line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) for line in lines]
+    print("\n".join(lines), file=sys.stderr)
 
 
 @contextmanager

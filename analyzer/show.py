@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analyzer.api.prediction import check_world_options, predict
 from analyzer.errors import InputError
-from analyzer.output import check_output, write_output
+from analyzer.output import check_output, print_error, write_output
 from analyzer.parallel.rank_table import RankTable
 from analyzer.record.options import report_progress
 from analyzer.report import choice
@@ -197,7 +197,7 @@ def _tell_change(change: ProfileChange, arguments: argparse.Namespace) -> int:
         if not change.failed:
             raise
     for row in change.failed:
-        print(escape_controls(f"analyzer: --fail-if {describe_condition(row)}"), file=sys.stderr)
+        print_error(escape_controls(f"--fail-if {describe_condition(row)}"))
     return EXCEEDED if change.failed else 0
 
 

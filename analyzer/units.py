@@ -165,9 +165,9 @@ def add_quantities(values: Iterable[Q | None]) -> Q | None:
 
 
 def parse_bytes(size: str | int) -> int:
-    """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number is
-    bytes. Case does not matter; a fraction of a byte is rounded to the nearest. An int is returned as it is. Raises
-    InputError for anything else.
+    """The bytes that ``size`` says: KB, MB, GB are powers of 1000, KiB, MiB, GiB powers of 1024, a bare number
+    is bytes, and whole. Case does not matter; a fraction of a byte is rounded to the nearest. An int is returned as it
+    is. Raises InputError for anything else.
 
     >>> parse_bytes("80GiB"), parse_bytes("40 GB"), parse_bytes("1.5 KiB"), parse_bytes("512")
     (85899345920, 40000000000, 1536, 512)
@@ -179,6 +179,8 @@ def parse_bytes(size: str | int) -> int:
         raise InputError(
             f"parse_bytes({size!r}): not a size; write a number and a unit, "
             "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'")
+    if match[2] is None and "." in size:
+        raise InputError(f"parse_bytes({size!r}): of what unit? write '{size.strip()}GiB'; a bare number is bytes")
     number, prefix, binary = match.groups(default="")
     if binary and not prefix:
         raise InputError(f"parse_bytes({size!r}): 'iB' needs a prefix; write 'KiB', 'MiB', 'GiB', or 'B' for bytes")

@@ -101,6 +101,10 @@ def test_sorting_puts_the_largest_first(capsys, resnet):
      "`analyzer show`; save the profile with --json FILE for it"),
     (["profile", "resnet18", "--optimiser=adamw"], "--optimiser=adamw: `analyzer profile` does not take this; did you "
      "mean --optimizer?"),
+    (["dryrun", "train.py", "--batch", "64"], "after `--`: analyzer dryrun train.py -- --batch 64\n"),
+    (["dryrun", "train.py", "--devise", "t4", "--", "--amp"], "did you mean --device?"),
+    (["profile", "resnet18", "--optimizer", "adamx"], "did you mean adam? give one of sgd, "),
+    (["plan", "resnet18", "--budget", "1.5"], "write bytes of the whole step as '24GiB'"),
     (["generate", "gpt2", "--prefill-chunks=8", "x"], "--prefill-chunks=8 x: `analyzer generate` does not take this"),
     (["measure", "resnet18", "--budget", "1GiB"], "does not take this; it is of `analyzer plan`\n"),
     (["fits", "resnet18"], "fits: is `analyzer fit` without --device, or with one for each device of its table\n"),
@@ -314,7 +318,29 @@ def test_what_lacks_is_named_once(capsys):
         main(["profile"])
     assert capsys.readouterr().err.splitlines() == [
         "usage: analyzer profile [options] TARGET [TARGET ...]",
-        "analyzer profile: error: the following arguments are required: TARGET"]
+        "analyzer profile: error: the following arguments are required: TARGET; e.g. analyzer profile vit_b_16 --input "
+        "8x3x224x224"]
+
+
+@pytest.mark.parametrize(("argv", "text"), [
+    (["plan", "resnet18"], "are required: --budget; e.g. analyzer plan vit_b_16 --budget 50%\n"),
+    (["compare"], "are required: FILE; e.g. analyzer compare before.json after.json\n"),
+    (["profil", "vit_b_16"], "did you mean profile? (choose from "),
+    (["profile", "resnet18", "--mode", "inference"], "did you mean infer? (choose from "),
+])
+def test_what_the_parser_refuses_ends_with_an_example(capsys, argv, text):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_an_error_is_as_wide_as_the_terminal(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    whole = run(capsys, "profile", "vit_b16")[2]
+    monkeypatch.setenv("COLUMNS", "80")
+    wrapped = run(capsys, "profile", "vit_b16")[2]
+    assert whole.count("\n") == 1 and max(map(len, wrapped.splitlines())) <= 80
+    assert wrapped.split() == whole.split() and wrapped.splitlines()[1].startswith("  ")
 
 
 def test_version(capsys):

@@ -163,6 +163,27 @@ def test_a_script_that_never_steps_is_profiled_whole(script, capsys):
     assert "done\n" in out and "no optimizer step was taken, the script ended by itself" in out
 
 
+def test_what_a_script_does_where_it_is_ended_is_no_part_of_its_step(script):
+    """As a trainer does that is interrupted: its model and states are taken to the host."""
+    ended = script("try:" + textwrap.indent(PLAIN, "    ") + """
+finally:
+    model(torch.randn(64, 256, device="cuda"))
+    states = [t.cpu() for state in optimizer.state.values() for t in state.values()]
+    model.cpu()
+""", name="interrupted.py")
+    plain, run = dry_run(script(PLAIN), steps=2).profile, dry_run(ended, steps=2).profile
+    assert run.kernel_seconds == plain.kernel_seconds and run.fwd_flops == plain.fwd_flops
+    assert run.step_seconds == pytest.approx(plain.step_seconds, rel=0.05)  # frames of `try` are on the host
+    assert run.peak_allocated_bytes == plain.peak_allocated_bytes and run.nodes[-1].op == plain.nodes[-1].op
+
+
+def test_a_file_that_runs_no_model_is_told_what_else_to_call(tmp_path, capsys):
+    (path := tmp_path / "net.py").write_text("import torch\n\n\nclass Classifier(torch.nn.Linear):\n    pass\n")
+    assert main(["dryrun", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"for a class or function in it use analyzer profile {path}:Classifier --input SPEC" in err
+
+
 def test_a_script_that_ends_before_the_steps_asked_for(script):
     run = dry_run(script(PLAIN.replace("1000", "2")), steps=5)
     assert (run.steps, run.is_stopped, run.error) == (2, False, None)

@@ -37,6 +37,10 @@ class Words(nn.Module):
     def forward(self, ids, mask=None):
         return self.table(ids)
 
+class Labelled(Words):
+    def forward(self, ids, labels):
+        return self.table(ids).sum() + labels.sum()
+
 class Own(nn.Linear):
     def __init__(self):
         super().__init__(8, 8)
@@ -85,6 +89,19 @@ def test_a_wrong_name_is_one_line(net: str, capsys: Any, given: str) -> None:
     assert main(["profile", f"{net}:Words", *[word for spec in given.split(",") for word in ("--input", spec)]]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and err.startswith("analyzer: Words.forward(ids, mask=None) cannot be called with ")
+
+
+@pytest.mark.parametrize(("model", "inputs", "code", "text"), [
+    ("Words", ["2x8"], 1, "\n  integers are written --input NAME=int64:2x8; a SHAPE alone is of float32\n"),
+    ("Labelled", ["int64:32x256"], 2, "Labelled.forward(ids, labels) needs labels too; give it, e.g. --input "
+     "labels=int64:32 on the command line\n"),
+    ("Labelled", ["labels=int64:32"], 2, "needs ids too; give it, e.g. --input ids=int64:32 on"),
+    ("Labelled", ["int64:2x8", "int64:2", "int64:2"], 2, "cannot be called with 3 by position: too many positional"),
+])
+def test_an_input_that_lacks_or_is_of_another_kind(net: str, capsys: Any, model: str, inputs: list[str], code: int,
+                                                   text: str) -> None:
+    assert main(["profile", f"{net}:{model}", *[word for spec in inputs for word in ("--input", spec)]]) == code
+    assert text in capsys.readouterr().err
 
 
 class Inner(nn.Module):

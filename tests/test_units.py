@@ -118,6 +118,12 @@ def test_parse_bytes_refuses_what_is_no_size(size: object) -> None:
     )
 
 
+@pytest.mark.parametrize("size", ["14.58", " .5 ", "2."])
+def test_parse_bytes_asks_for_the_unit_of_a_fraction(size: str) -> None:
+    with pytest.raises(InputError, match=rf"of what unit\? write '{size.strip()}GiB'"):
+        parse_bytes(size)
+
+
 def test_parse_bytes_refuses_a_binary_unit_without_prefix() -> None:
     with pytest.raises(InputError, match=r"^parse_bytes\('5 iB'\): 'iB' needs a prefix; write 'KiB'"):
         parse_bytes("5 iB")

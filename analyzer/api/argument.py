@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import DataDependentError, InputError, is_count
-from analyzer.fx.graph.graph_module import forward_signature
+from analyzer.fx.graph.graph_module import explain_call, forward_signature
 from analyzer.fx.module_borrow import exported_module
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -204,9 +204,8 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     except TypeError as error:
         if step is not None:  # it gives the model what it likes
             return [f"arg{i}" for i in range(len(args))]
-        raise InputError(
-            f"{type(module).__name__}.forward{signature} cannot be called with {len(args)} positional arguments "
-            f"and {sorted(kwargs)}: {error}") from None
+        name = f"{type(module).__name__}.forward"
+        raise InputError(explain_call(name, signature, args, kwargs, error)) from None
     except ValueError:  # a builtin without a signature
         return [f"arg{i}" for i in range(len(args))]
     names: list[str] = []

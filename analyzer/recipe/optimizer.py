@@ -289,8 +289,8 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., to
     near = [given] if given in known else difflib.get_close_matches(
         given, shipped, n=1) or difflib.get_close_matches(given, known, n=1)
     hint = f"did you mean {known[near[0]]}? " if near else ""
-    raise InputError(f"optimizer={optimizer!r}: {hint}not one of {', '.join(OPTIMIZERS)}, not {FORM}, and not a "
-                     "callable `params -> torch.optim.Optimizer`")
+    raise InputError(f"optimizer={optimizer!r}: {hint}give one of {', '.join(OPTIMIZERS)}, or {FORM}; in "
+                     "Python also a function that makes a torch.optim.Optimizer of parameters")
 
 
 def _import_optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import Signature
+from analyzer.output import print_error
 
 from .evaluation import EVALUATION, OuterRun, describe_batches, leave_out_evaluation
 from .hooks import FAILED
@@ -74,11 +74,11 @@ class ScriptRecorder(Recorder):
             yield
 
     def finish(self) -> None:
-        """The script has ended: what is freed from now on is no part of it. A step that was not finished counts only if
-        it is the only one.
+        """The script has ended: what runs and is freed from now on, as where a trainer is interrupted and takes all to
+        the host, is no part of it. A step that was not finished counts only if it is the only one.
         """
         self.end()
-        self.space.listener = self.memory.observer = None
+        self.mode.state.recorder = self.space.listener = self.memory.observer = None
         self.log.steps = max(1, self.steps_taken)
         self._leave_out_evaluation()
 
@@ -126,8 +126,8 @@ class ScriptRecorder(Recorder):
             self._outer = None
             self._passes += is_model
             if not self.step_counts and self._passes in _TOLD_AT:
-                print(f"analyzer: {self._passes} forward passes so far, and no optimizer has stepped: this ends after "
-                      f"{self.steps} optimizer steps, or when the script does", file=sys.stderr)
+                print_error(f"{self._passes} forward passes so far, and no optimizer has stepped: this ends after "
+                            f"{self.steps} optimizer steps, or when the script does")
             if self.phase == "forward":
                 self.begin("forward")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from analyzer.errors import InputError
+from analyzer.output import print_error
 from analyzer.results.profile import Profile
 from analyzer.units import parse_bytes
 
@@ -284,8 +285,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         if not failed:
             raise
     if failed:
-        print(escape_controls(f"analyzer: {len(failed)} of {len(rows)} limits do not hold: {', '.join(failed)}"),
-              file=sys.stderr)
+        print_error(escape_controls(f"{len(failed)} of {len(rows)} limits do not hold: {', '.join(failed)}"))
     return EXCEEDED if failed else 0
 
 

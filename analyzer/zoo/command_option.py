@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
+from analyzer.output import print_error
 from analyzer.recipe.lora import LoraSpec
 from analyzer.recipe.quantize import DTYPES as FLOATING
 from analyzer.recipe.recipe import Recipe
@@ -19,6 +20,9 @@ from analyzer.record.collector import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, Target, parse_inputs
 from .torchvision_ops import detection_ops
+
+# what torch says of floating indices, classes and tokens
+_WANTS_INTEGERS = re.compile(r"\b(long|int64|longtensor|integer)\b", re.IGNORECASE)
 
 
 def refuse_batch_size(arguments: argparse.Namespace) -> None:
@@ -67,7 +71,7 @@ def choose_inputs(target: Target, texts: Sequence[str], train: bool,
                          "--input x=int64:8x512")
     for spec in specs:
         if spec.assumption is not None:
-            print(f"analyzer: {target.name}: {spec.assumption}", file=sys.stderr)
+            print_error(f"{target.name}: {spec.assumption}")
     return specs if dtype is None else tuple([spec.cast(dtype) for spec in specs])
 
 
@@ -86,4 +90,8 @@ def model_errors(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # the latter: a factory that ends where it finds no data
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame is not the model's
-        raise ModelError(f"{name} failed: {first_line(error)}\n  {find_failure(error)}") from error
+        place, given = find_failure(error), find_failure(error).given[-1:]
+        if _WANTS_INTEGERS.search(first_line(error)) and given and given[0].startswith("float"):
+            sizes = given[0].partition("[")[2].rstrip("]").replace(", ", "x")
+            place = f"{place}\n  integers are written --input NAME=int64:{sizes}; a SHAPE alone is of float32"
+        raise ModelError(f"{name} failed: {first_line(error)}\n  {place}") from error

@@ -222,7 +222,7 @@ def load_target(text: str) -> Target:
     ['float32:8x3x224x224']
     >>> load_target("vit_b_61")
     Traceback (most recent call last):
-    analyzer.errors.TargetError: vit_b_61: no model of that name ships with analyzer; ...; did you mean vit_b_16?
+    analyzer.errors.TargetError: vit_b_61: no model of that name ships with analyzer; did you mean vit_b_16? ...
     """
     scheme, colon, rest = text.partition(":")
     path, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
@@ -260,8 +260,8 @@ def _find_shipped_model(name: str) -> Target:
         hint = f"; did you mean hf:{name}?" if find_shape(name) is not None else find_close(name, MODELS)
         with suppress(AnalyzerError):  # torchvision is not installed, or has none either
             hint = f"; did you mean {find_torchvision_model(name, f'torchvision:{name}').name}?"
-        raise TargetError(f"{name}: no model of that name ships with analyzer; TARGET is one of {', '.join(MODELS)}, "
-                          f"{FILE}, {FORMS}{hint}")
+        raise TargetError(f"{name}: no model of that name ships with analyzer{hint or ';'} TARGET is one of "
+                          f"{', '.join(MODELS)}, {FILE}, {FORMS}")
     factory, input, labelled = MODELS[name]
     spec = parse_input(input)
     labels = (LabelRule("labels", spec.name),) if labelled and spec.name else ()

@@ -332,4 +332,4 @@ def test_a_table_of_positions_that_is_not_the_decoders_limits_nothing():
 def test_a_model_that_reads_no_tokens_is_named(words, capsys):
     assert main(["generate", *words, "--prompt", "8", "--new-tokens", "2"]) == 2
     error = capsys.readouterr().err
-    assert "profile_generate(ResNet): is no model that decodes: it has no embedding of tokens" in error
+    assert "ResNet is no model that generates text: it has no embedding of tokens" in error

@@ -156,9 +156,9 @@ def test_micro_batches(count):
      "is no model of transformers"),
     (lambda: find_optimizer("torch.optim:Nothing"), "optimizer='torch.optim:Nothing': torch.optim has no class or "
      "function 'Nothing'; give module:Class, e.g. torch.optim:RAdam"),
-    (lambda: find_optimizer("adamv"), "optimizer='adamv': did you mean adam? not one of sgd, momentum, adam, adamw, "
-     "adamw_fused, adamw8bit, adamw_offloaded, adafactor, lion, muon, not module:Class, e.g. torch.optim:RAdam, "
-     "and not a callable `params -> torch.optim.Optimizer`"),
+    (lambda: find_optimizer("adamv"), "optimizer='adamv': did you mean adam? give one of sgd, momentum, adam, adamw, "
+     "adamw_fused, adamw8bit, adamw_offloaded, adafactor, lion, muon, or module:Class, e.g. torch.optim:RAdam; "
+     "in Python also a function that makes a torch.optim.Optimizer of parameters"),
 ])
 def test_errors(make, text):
     with pytest.raises(InputError) as caught:

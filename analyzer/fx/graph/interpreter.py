@@ -24,7 +24,7 @@ from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import describe, tensors_in
 
-from .graph_module import GraphModule, forward_signature
+from .graph_module import GraphModule, explain_call, forward_signature
 from .kept import KeptResults
 from .offload import OffloadedTensors
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
@@ -189,8 +189,7 @@ class GraphInterpreter(fx.Interpreter):
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InputError(f"forward{signature} cannot be called with {len(args)} positional arguments and "
-                             f"{sorted(kwargs)}: {error}") from None
+            raise InputError(explain_call("forward", signature, args, kwargs, error)) from None
         bound.apply_defaults()
         self._arguments = bound.arguments
         self._offloaded = OffloadedTensors()

@@ -29,6 +29,7 @@ _OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
 _CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
 _CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value is not known
+STAND_IN = "an unknown scalar"  #: how an assumption begins that says what it was taken as
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
@@ -78,7 +79,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
     if value is not None and (not tensor.dtype.is_floating_point or bool(value.isfinite())):
         number = value.item()
         state.assume(
-            f"an unknown scalar ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is "
+            f"{STAND_IN} ({tensor.dtype}) was taken as {number:.4g}, its value where what the layers compute is "
             f"zero {state.where()}")
         state.unknown_sizes += 1
         return number
@@ -86,7 +87,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
-        state.assume(f"an unknown scalar ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
+        state.assume(f"{STAND_IN} ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
         state.unknown_sizes += 1
         if state.unknown_sizes < _MOST_PLACEHOLDERS or state.tape is None:
             return float(state.placeholder) if tensor.dtype.is_floating_point else bool(

@@ -124,7 +124,7 @@ class _Search:
             return
         for plan in plans:
             change = Change(PLANNED, "checkpointing", partial(_take_plan, plan),
-                            f"(analyzer plan --granularity {plan.granularity})")
+                            f"(analyzer plan --granularity {plan.granularity} --budget {plan.budget_bytes})")
             option = self._try((change,))
             if option is not None and (option.fits or plan is plans[-1]):
                 self.alone[change] = option

@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 from analyzer.api.prediction import check_world_options, read_world
+from analyzer.errors import InputError
+from analyzer.meta.value.data_dependent import STAND_IN
 from analyzer.output import check_output
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
@@ -31,6 +34,10 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()  # what the script printed comes before what follows on the other stream
     print(run.format_error(), end="", file=sys.stderr)
     found = run.profile
+    if not (run.error or run.steps or found.params or found.timeline or found.out_of_memory):
+        named = re.search(r"^(?:class|def) (\w+)", arguments.script.read_text(), re.MULTILINE)
+        raise InputError(f"{arguments.script}: it ran no model and no optimizer step; for a class or function in it "
+                         f"use analyzer profile {arguments.script}:{'Net' if named is None else named[1]} --input SPEC")
     if found.out_of_memory is not None:
         ended = "the script would run out of memory"
     elif run.error is not None:
@@ -42,6 +49,8 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
     if not has_ended_early:
         save_profile(found, *outputs)  # before anything is printed, for a reader that goes
     print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
+    if any(line.startswith(STAND_IN) for line in found.assumptions):
+        print("numbers that it read from tensors, such as a loss of 1.0, are stand-ins: there are no data")
     if has_ended_early:
         return 1  # of what little ran there is nothing to tell
     return _print_profile(found, shown, run.error is not None)

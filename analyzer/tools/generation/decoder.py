@@ -161,7 +161,7 @@ def is_of_transformers(model: nn.Module) -> bool:
         return False
     if not can_generate():
         raise InputError(
-            f"profile_generate(): {type(model).__name__} cannot generate; give a class with a language-model head, "
+            f"{type(model).__name__} cannot generate; give a class with a language-model head, "
             "e.g. ...ForCausalLM")
     return True
 
@@ -193,7 +193,7 @@ def find_logits(output: Any) -> Tensor:
         found = output[0]
     if not isinstance(found, Tensor) or found.dim() != 3:
         raise InputError(
-            f"profile_generate(): the model returned {type(output).__name__}, in which there are no logits (batch, "
+            f"the model returned {type(output).__name__}, in which there are no logits (batch, "
             "tokens, vocabulary)")
     return found
 

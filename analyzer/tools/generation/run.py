@@ -100,7 +100,7 @@ def _make_prompt(module: Any, batch_size: int, prompt_tokens: int) -> tuple[Tens
         return torch.ones((batch_size, prompt_tokens), dtype=torch.int64), ()
     sizes = spectrogram_shape(config) if main == "input_features" else None
     if sizes is None:
-        raise InputError(f"profile_generate({type(module).__name__}): its encoder reads {main}, not tokens; call it "
+        raise InputError(f"{type(module).__name__}: its encoder reads {main}, not tokens; call it "
                          "from Python with prompt=, a tensor of them")
     _, channels, frames = sizes
     return (torch.zeros((batch_size, channels, frames), dtype=module.dtype),
@@ -118,9 +118,9 @@ def _telling_what_reads_no_tokens(module: nn.Module) -> Iterator[None]:
     except Exception as error:
         if any(isinstance(part, nn.Embedding) for part in module.modules()):
             raise
-        raise InputError(f"profile_generate({type(module).__name__}): is no model that decodes: it has no embedding of "
-                         f"tokens, and called with token indices it raised {first_line(error)}; give a language model, "
-                         "or ask `analyzer profile` what a step of this one costs") from error
+        raise InputError(f"{type(module).__name__} is no model that generates text: it has no embedding of tokens, and "
+                         f"called with token indices it raised {first_line(error)}; give a language model, or ask "
+                         "`analyzer profile` what a step of this one costs") from error
 
 
 def choose_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> Decoder:

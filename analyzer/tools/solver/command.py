@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from analyzer.api.profile import profile
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import find_device
-from analyzer.output import check_output
+from analyzer.output import check_output, print_error
 from analyzer.record.eager import casting
 from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.page.document import check_page
@@ -140,7 +139,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             with progress_part(0.4, 0.5 if has_frontier else 1.0, "planning"):
                 plan = planner.solve(arguments.budget, arguments.method)
         except InfeasibleBudgetError as error:
-            print(f"analyzer: {error}", file=sys.stderr)
+            print_error(str(error))
             return 3
         if has_frontier:
             with progress_part(0.5, 1.0, "frontier"):

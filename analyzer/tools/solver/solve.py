@@ -110,7 +110,8 @@ class Planner:
             f"budget={budget!r}: no plan of {self.name} stays within {format_bytes(nbytes)}; the smallest budget that "
             f"one was found for is {found:,} bytes ({format_bytes(found)}" + (
                 ")" if of == "step" else
-                f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)"))
+                f", {found / self.unplanned.peak_activation_bytes:.1%} of the activations' memory)")
+            + (f"; did you mean '{budget}GiB'?" if isinstance(budget, str) and budget.isdecimal() else ""))
 
     def _close_in(self, budget: int, of: str, method: str) -> Plan | int:
         """The best plan whose measured peak is within ``budget``; or the smallest peak met, where there is none.

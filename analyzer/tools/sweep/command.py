@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.output import print_error
 from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
@@ -44,7 +44,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         kept = "give --out to keep them"
         if journal is not None:
             kept = f"kept in {journal}; the same command goes on from there"
-        print(f"analyzer: interrupted: {stop}, {kept}", file=sys.stderr)
+        print_error(f"interrupted: {stop}, {kept}")
         print(format_rows(stop.result))
         return 130  # as shells report SIGINT
     finally:
