@@ -41,9 +41,6 @@ class Net(torch.nn.Sequential):
         super().__init__(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), *blocks, torch.nn.Flatten())
 """
 
-#: A torchvision that was made for another build of PyTorch than the one installed comes without its operators.
-_OPERATORS = "from analyzer.zoo.torchvision_ops import define_torchvision_ops\ndefine_torchvision_ops()\n"
-
 #: Words after ``analyzer``, the exit code, and what is printed.
 COMMANDS = [
     (["profile", "net.py:Net", "--input", "2x3x16x16", "--json", "net.json", "--device", "h100"], 0, "one train step"),
@@ -131,7 +128,7 @@ def install(folder: Path, wheel: Path) -> Path:
 
 
 def try_out(python: Path, away: Path, version: str) -> None:
-    """Run commands far from the source tree; then the README's example, beside the torchvision that it needs."""
+    """Run commands far from the source tree, then the README's example."""
     away.mkdir()
     (away / "net.py").write_text(_NET)
     analyzer = python.with_name("analyzer")
@@ -142,8 +139,7 @@ def try_out(python: Path, away: Path, version: str) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     example = re.search(r"## In Python\n\n```python\n(.*?)```", readme, re.DOTALL)
     assert example is not None, "README.md has no example in Python"
-    run([python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", "torchvision"])
-    (away / "readme.py").write_text(_OPERATORS + example[1])
+    (away / "readme.py").write_text(example[1])
     run([python, "readme.py"], away)
 
 

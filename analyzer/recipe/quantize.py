@@ -312,7 +312,7 @@ def quantize(model: nn.Module, quantization: str) -> None:
     kind = find_layer(quantization)
     model.requires_grad_(False)
     # attention computes with the weight of its out_proj itself
-    whole = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    whole: set[nn.Linear] = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     if not replace_layers(model, lambda path, module: None if module in whole or (linear := find_linear(module)) is None
                           else kind(linear)):
         raise InputError(f"quantize={quantization!r}: {type(model).__name__} has no linear layers besides its head")
