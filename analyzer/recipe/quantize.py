@@ -1,6 +1,7 @@
 """Layers quantized before a step, as bitsandbytes and torchao make them."""
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -326,7 +327,7 @@ def quantize(model: nn.Module, quantization: str) -> None:
 _HOLDERS = (nn.MultiheadAttention, nn.ParameterList, nn.ParameterDict)  # of torch.nn: of matrices, no layers
 
 
-def _left_whole(model: nn.Module, whole: set[nn.Linear]) -> dict[str, nn.Parameter]:
+def _left_whole(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, nn.Parameter]:
     """Matrices in modules of the model's own, of attention and of lists, by path, such as experts that are one
     parameter. bitsandbytes and torchao replace `nn.Linear` layers alone (transformers/integrations/bitsandbytes.py,
     `replace_with_bnb_linear`).
