@@ -44,12 +44,13 @@ def test_a_block_is_written_in_its_place(tmp_path, monkeypatch):
         page.write_block("page.md", "three", "")
 
 
-def test_every_block_of_the_page_is_one_that_a_benchmark_writes():
-    names = re.findall("<!-- ([^/].*?) -->", (page.DOCS / "accuracy.md").read_text())
-    for name in names:
-        assert f'"{name}"' in (SCRIPTS / f"{name.split()[0]}.py").read_text() or name.startswith("accuracy_latency ")
-        assert page.read_block("accuracy.md", name)
-    assert len(names) == len(set(names)) == 13
+@pytest.mark.parametrize(("name", "count"), [
+    ("accuracy", 13), ("flops", 6), ("performance", 10), ("overhead", 1), ("coverage", 4)])
+def test_every_block_of_a_page_is_of_a_benchmark(name, count):
+    names = re.findall("<!-- ([a-z_]+(?: [a-z]+)?) -->", (page.DOCS / f"{name}.md").read_text())
+    assert len(names) == len(set(names)) == count
+    for block in names:
+        assert (SCRIPTS / f"{block.split()[0]}.py").exists() and page.read_block(f"{name}.md", block)
 
 
 def test_a_watched_threshold_notes_with_which_values_a_comparison_turns():
