@@ -20,6 +20,7 @@ from analyzer.meta.address_space import MetaStorage, find_storage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import current
+from analyzer.meta.structure import is_plain_object
 from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
 from analyzer.output import hold_over_forks
 from analyzer.record.collector import rare_collections
@@ -132,6 +133,8 @@ class Holders(StateRecord):
         if kind.__module__.startswith(("numpy", "random")) or hasattr(kind, "tobytes") or kind is bytearray:
             return ()
         self.code.append(kind)
+        if is_plain_object(value) and not vars(value):
+            self.empty.append(vars(value))
         if isinstance(value, functools._lru_cache_wrapper):
             self.add_object(value, lambda: value.cache_info().misses, lambda old: value.cache_clear())
             return ()

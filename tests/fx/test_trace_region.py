@@ -473,6 +473,14 @@ def test_a_grad_mode_that_forward_leaves_is_refused() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_a_grad_mode_that_is_asked_for_in_a_reentrant_checkpoint_is_refused() -> None:
+    def f(x: Tensor) -> Any:
+        return checkpoint(lambda y: y.sin() if torch.is_grad_enabled() else y.cos(), x, use_reentrant=True)
+
+    with pytest.raises(InputError, match="in a checkpoint that runs without gradients first"):
+        symbolic_trace(f, meta_args={"x": X})
+
+
 def test_figures_are_not_those_of_another_mode() -> None:
     x = torch.ones(2, 4)
     gm = symbolic_trace(Asks(lambda linear, x: linear(x) if torch.is_grad_enabled() else x), meta_args={"x": x})

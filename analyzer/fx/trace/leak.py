@@ -24,6 +24,7 @@ from analyzer.fx.module_borrow import Borrowed
 from analyzer.fx.surroundings import Holders
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import is_user_code, user_line
+from analyzer.meta.state import MetaState
 from analyzer.meta.structure import holds_tensor, is_plain_object
 from analyzer.replay.reachable_code import CodeSearch
 from analyzer.replay.state_fingerprint import CodeRecord
@@ -86,8 +87,6 @@ class _State(Holders, CodeRecord):
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
         if isinstance(contents := getattr(value, "__dict__", None), dict):
             self.attributes.add(id(contents))
-            if is_plain_object(value) and not contents:
-                self.empty.append(contents)
         return super()._take_object(value, kind)
 
     def _capture_places(self, places: Sequence[tuple[Any, str]]) -> None:
@@ -198,6 +197,17 @@ class Leaks:
             if (read is None or key in read) and not are_alike((now,), (left,)) and not _hold_same(now, before):
                 found.append(key if isinstance(key, str) and key else f"a {type(holder).__name__}")
         return found
+
+    def tell(self, record: StateRecord, borrowed: Borrowed, state: MetaState) -> None:
+        """Note what traced code left otherwise than ``record`` has it, but for what modules themselves hold."""
+        of_modules = {id(value) for module in borrowed.every for value in vars(module).values()}
+        for holder, key, before, now in _list_changed(record):
+            left = self._left.get((id(holder), key), (None, before))[1]
+            file = holder.get("__file__") if type(holder) is dict else None  # of a module of Python
+            is_ours = isinstance(now, FunctionType) or file is not None and not is_user_code(str(file))
+            if not is_ours and id(holder) not in of_modules and not are_alike((now,), (left,)):
+                what = key if isinstance(key, str) and key else f"a {type(holder).__name__}"
+                state.assume(f"forward changes {what} in what it reaches outside of modules: the graph does not")
 
     def show(self) -> None:
         """Let all places hold what the trace left there."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.attention
 
+from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.source_line import is_user_code, user_line
 
@@ -79,8 +80,13 @@ def _wrap(function: Any, name: str, note: Callable[..., None]) -> Any:
 
 def _note_asked(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], told: Any) -> None:
     args = (*args, *kwargs.values())
-    if (name, args) not in tape.regions.asked and not tape.regions.is_set(name, args):
-        tape.regions.asked[name, args] = told, user_line()
+    regions = tape.regions
+    if regions.is_set(name, args):
+        return
+    if name == "is_grad_enabled" and any(getattr(region, "use_reentrant", False) for region in regions.current()):
+        raise InputError(f"forward asks for torch.is_grad_enabled() at {user_line()}, in a checkpoint that runs "
+                         "without gradients first and with them again: give checkpoint(..., use_reentrant=False)")
+    regions.asked.setdefault((name, args), (told, user_line()))
 
 
 def _note_set(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], told: Any) -> None:

@@ -23,6 +23,8 @@ _State = dict[str, tuple[Any, tuple[Any, ...]]]
 """Attributes by name, each with what it holds where it is a container."""
 _MISSING: tuple[Any, tuple[Any, ...]] = None, ()
 _CONTAINERS = (dict, list, set)
+_TOLD = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  # by `Assignments`, as the next
+_TOLD_KINDS = torch.Tensor, nn.Module, torch._C.Generator
 _CLASS = "class"  # no attribute has the name of a keyword
 
 
@@ -50,31 +52,32 @@ class ModuleStates:
         for m in modules:
             self._found[id(m)] = m, _read(m)
 
-    def list_changes(self, saved: Iterable[tuple[nn.Module, _State]]) -> list[tuple[str, Any, Any]]:
-        """What modules of the root have otherwise than they had: path of a plain value, what it was, what it is."""
-        found = []
-        for module, before in saved:
-            now, path = _read(module), self.borrowed.modules.get(id(module))
-            is_torchs = type(module).__module__.startswith("torch.")
-            if path is not None and not _are_same(before, now):
-                found += [(f"{path}.{name}".lstrip("."), _tell(one), _tell(other)) for name in {**before, **now}
-                          if not (is_torchs and name.startswith("_"))  # DistributedDataParallel's own state
-                          and not _is_same(one := before.get(name, _MISSING), other := now.get(name, _MISSING))
-                          and _is_plain(one) and _is_plain(other)]
-        return found
-
     def tell(self, state: MetaState) -> None:
-        """Note what forward leaves otherwise than it found it. Raises InputError where the graph would run a module
-        that is none of the root's in another state than the one traced.
+        """Note what forward leaves otherwise than it found it, but for tensors and modules. Raises InputError where the
+        graph would run a module that is none of the root's in another state than the one traced.
         """
         for module in self._unknown:
             if not _are_same(self._found[id(module)][1], _read(module)):
                 raise InputError(f"forward runs a {type(module).__name__} that is no submodule of the traced module "
                                  "and changes it afterwards, so that the graph would run it as changed. Make it a "
                                  "submodule")
-        for path, before, now in self.list_changes(self._found.values()):
-            state.assume(f"forward leaves {path} as {now!r:.60} where it finds {before!r:.60}: the graph does not set "
-                         "it, and does what a call does that finds the latter")
+        others: dict[str, list[str]] = {}  # by name, of what cannot be told in full: the paths of modules that have it
+        for module, before in self._found.values():
+            now, path = _read(module), self.borrowed.modules.get(id(module))
+            for name in () if path is None else {**before, **now}:
+                one, other = before.get(name, _MISSING), now.get(name, _MISSING)
+                if _is_same(one, other) or type(module).__module__.startswith("torch.") and name.startswith(
+                        "_") and not name.endswith("_hooks"):  # DistributedDataParallel's own state
+                    continue
+                if _is_plain(one) and _is_plain(other):
+                    state.assume(f"forward leaves {f'{path}.{name}'.lstrip('.')} as {_tell(other)!r:.60} where it "
+                                 f"finds {_tell(one)!r:.60}: the graph does not set it, and does what a call does that "
+                                 "finds the latter")
+                elif name not in _TOLD and not any(isinstance(v, _TOLD_KINDS) for v in (one[0], other[0])):
+                    others.setdefault(name, []).append(path or "the model")
+        for name, paths in others.items():
+            more = f" and {len(paths) - 1} others" * (len(paths) > 1)
+            state.assume(f"forward changes {name} of {paths[0]}{more}: the graph does not")
 
 
 def _read(module: nn.Module) -> _State:

@@ -296,6 +296,9 @@ class Tape(NodeWriter):
                 self._read_size(func, args)
             elif getattr(func, "__name__", "") in READS:
                 self._note_read(func, args, kwargs, result)
+            elif getattr(func, "__name__", "") in ("__format__", "__repr__"):
+                if not self.dependent.isdisjoint(map(self.find, tensors_of(args))):
+                    self.state.assume(f"the text of a tensor's contents is a constant of the graph, at {user_line()}")
             elif (name := read_state(func)) and is_called_by_user(input_check.__file__):
                 told, maker = state_told(name, result), self.find(args[0])
                 self.read_states.setdefault(id(args[0]), {})[name, args[1:], tuple(kwargs.items())] = told, user_line()

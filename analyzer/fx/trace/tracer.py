@@ -171,6 +171,7 @@ class _Attempt:
             for content in changed.values() if self.unknown is None else ():
                 tape.check_content(content)
             tape.states.tell(mode.state)
+            tape.leaks.tell(found, borrowed, mode.state)
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             self._expect(tape, places)
