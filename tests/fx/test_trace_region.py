@@ -348,6 +348,15 @@ def set_on(linear: nn.Module, x: Tensor) -> Tensor:
     return y * linear(x)
 
 
+def step(linear: nn.Module, x: Tensor) -> Tensor:
+    """The optimizer sets the mode and puts it back, without a block."""
+    with torch.enable_grad():
+        other = nn.Parameter(torch.ones(4))
+        (x.detach() * other).sum().backward()
+        torch.optim.SGD([other], lr=0.0).step()
+    return linear(x) * other.detach()
+
+
 def force(linear: nn.Module, x: Tensor) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
@@ -364,14 +373,14 @@ GRADS: dict[str, Any] = {"gradients": torch.enable_grad, "none": torch.no_grad, 
 
 
 @pytest.mark.parametrize("function", [turn_on, torch.enable_grad()(lambda linear, x: linear(x)), leave_inference,
-                                      set_on, force, own])
+                                      set_on, step, force, own])
 def test_a_grad_mode_that_forward_sets_is_that_of_the_graph(function: Any) -> None:
     """Also where it is that of the trace, and another one is around the graph."""
     model, x = Asks(function), torch.ones(2, 4)
     for traced in ("gradients", *(["none"] if function is not set_on else [])):  # which would leave them on
         with GRADS[traced]():
             gm = symbolic_trace(model, meta_args={"x": x})
-        for mode in ("gradients", "none", *(["inference"] if function is not force else [])):  # which torch refuses
+        for mode in ("gradients", "none", *(["inference"] if function not in (force, step) else [])):  # torch refuses
             with GRADS[mode]():
                 got = gm(x)
                 torch.set_grad_enabled(mode == "gradients")

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,7 @@ _SET = ("set_autocast_enabled", "set_autocast_cpu_enabled", "set_autocast_dtype"
 _CHOICES = {torch.nn.attention: ("sdpa_kernel",), torch.backends.cudnn: ("flags",), torch.backends.mkldnn: ("flags",),
             torch.backends.cuda: ("sdp_kernel", "enable_flash_sdp", "enable_mem_efficient_sdp", "enable_math_sdp",
                                   "enable_cudnn_sdp")}
+_GRAD_MODE = inspect.getfile(torch.no_grad)
 
 
 def grad_replacements() -> Iterator[Undo]:
@@ -44,7 +46,11 @@ def grad_replacements() -> Iterator[Undo]:
 
 
 def _set_grad(tape: Tape, original: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
-    tape.regions.set_grad(block)  # first: what one block does may be written with another
+    caller = sys._getframe(2).f_code.co_filename
+    if args and not is_user_code(caller) and caller != _GRAD_MODE:  # `Optimizer.step` sets it, and puts it back
+        tape.regions.exchange_grad()
+    else:
+        tape.regions.set_grad(block)  # first: what one block does may be written with another
     return original(block, *args, **kwargs)
 
 

@@ -20,6 +20,7 @@ class Frame:
         self.grad_mode = _grad_mode()
         #: whether code inside, and not around it, has set the grad mode that is in force, and left inference mode
         self.sets_grad = self.leaves_inference = False
+        self.kept: bool | None = None  #: the first of these, as code that sets it for a while found it
         self.autocasts = autocasts  #: how many autocast blocks were open outside
         self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
         #: tensors that a call inside gave back unchanged, with their nodes outside
@@ -66,6 +67,11 @@ class RegionStack:
         frame.sets_grad = True
         if isinstance(block, torch.inference_mode):
             frame.leaves_inference = not block.mode
+
+    def exchange_grad(self) -> None:
+        """Code that sets the grad mode without a block does so, or puts back what there was."""
+        frame = self.frame
+        frame.sets_grad, frame.kept = (True, frame.sets_grad) if frame.kept is None else (frame.kept, None)
 
     def reset_grad(self, block: Any) -> None:
         """Such a block ends."""
