@@ -397,6 +397,9 @@ ASKED: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any]] = {
                             lambda: torch.autocast("cpu", torch.bfloat16)),
     "get_autocast_dtype": (lambda linear, x: torch.get_autocast_dtype("cpu") is torch.bfloat16,
                            lambda: torch.autocast("cpu", torch.float16)),
+    "operators of torch.func, cast or not": (
+        lambda linear, x: torch.func.vmap(linear)(x).dtype is torch.float32,
+        lambda: torch.autocast("cpu", torch.bfloat16)),
     "a name of another module": (lambda linear, x: is_grad_enabled(), torch.no_grad),
     "requires_grad": (lambda linear, x: linear(x).requires_grad, torch.no_grad),
     "grad_fn": (lambda linear, x: linear(x).grad_fn, torch.no_grad),

@@ -10,6 +10,7 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.fx.graph.statement import AutocastRegion, CheckpointRegion, GradRegion, Region
+from analyzer.meta.source_line import user_line
 
 
 class Frame:
@@ -76,6 +77,14 @@ class RegionStack:
     def reset_grad(self, block: Any) -> None:
         """Such a block ends."""
         _, self.frame.sets_grad, self.frame.leaves_inference = self._grads.pop(id(block), (block, False, False))
+
+    def ask_autocast(self) -> None:
+        """What is written down is as autocast, if there is some around forward, makes it."""
+        for device in ("cpu", "cuda"):
+            names = ("is_autocast_enabled", *(["get_autocast_dtype"] if torch.is_autocast_enabled(device) else []))
+            for name in names if (names[0], (device,)) not in self.asked else ():
+                if not self.is_set(name, (device,)):
+                    self.asked[name, (device,)] = getattr(torch, name)(device), user_line()
 
     def check_end(self) -> None:
         """Raise InputError where forward leaves another grad mode than it found."""

@@ -69,8 +69,12 @@ class Tape(NodeWriter):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
         """Run a torch function and write it down."""
-        if self.paused or torch._C._functorch.peek_interpreter_stack() is not None:
-            return call(func, args, kwargs)  # under vmap or grad, the operators that come out of it are written down
+        if self.paused:
+            return call(func, args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # operators are written down, cast or not
+            if any(t.is_floating_point() for t in tensors_of((args, kwargs))):
+                self.regions.ask_autocast()
+            return call(func, args, kwargs)
         impl = register_tracer_impl.find(func)
         if impl is None and self.splits_bias:
             impl = register_bias_split.find(func)
