@@ -148,6 +148,46 @@ class _InnerGradient(_Base):
         return force
 
 
+@_feature("optimizer that steps inside forward")
+class _InnerStep(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = nn.Parameter(torch.ones_like(x))
+        with torch.enable_grad():
+            (x.detach() * scale).square().sum().backward()
+        torch.optim.SGD([scale], lr=0.1).step()
+        return self.linear(x) * scale.detach()
+
+
+@_feature("default dtype set in forward")
+class _DefaultDtype(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        offset = torch.linspace(0, 1, 3)[2]
+        torch.set_default_dtype(torch.float32)
+        return self.linear(x).double() * offset
+
+
+class _ByData(_Base):
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.factor = float(x.shape[0])
+        return self.linear(self.scale(x))
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor if x.sum() > 4 else x - self.factor
+
+
+@_feature("attribute set before code that depends on data reads it")
+class _SetBefore(_Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _ByData()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
 class _Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
