@@ -5,6 +5,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from textwrap import fill, indent
+from typing import Any
 
 from .options import OPTIONS, Option, fill_in
 
@@ -34,7 +35,7 @@ class Command:
         """Those that it takes."""
         return [flag for option in self.all_options for flag in option.flag.split() if flag.startswith("-")]
 
-    def add_to(self, commands: argparse._SubParsersAction[argparse.ArgumentParser], with_options: bool) -> None:
+    def add_to(self, commands: argparse._SubParsersAction[Any], with_options: bool) -> None:
         """Add it to those of the command line; ``with_options`` only where it is the one that is called."""
         if not with_options:
             commands.add_parser(self.name, help=self.help)

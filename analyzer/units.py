@@ -97,6 +97,16 @@ def format_seconds(seconds: float | None) -> str:
     return f"{seconds * 1e9:.2f} ns"
 
 
+def format_ends(figure: str, ends: Iterable[str]) -> str:
+    """The formatted ends of a range of ``figure``; they have units where one of them has another than the figure.
+
+    >>> format_ends("13.41 ms", ("8.29 ms", "21.70 ms")), format_ends("891.85 us", ("597.52 us", "1.37 ms"))
+    ('8.29 to 21.70', '597.52 us to 1.37 ms')
+    """
+    unit, ends = " " + figure.partition(" ")[2], list(ends)
+    return " to ".join([end.removesuffix(unit) for end in ends] if all(end.endswith(unit) for end in ends) else ends)
+
+
 def format_figure(value: float | None, unit: str = "", kilo: str = "K") -> str:
     """A quantity as DeepSpeed's FLOPs profiler prints it: a decimal prefix and at most two decimals; ``"-"`` for None.
 

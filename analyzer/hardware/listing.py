@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -131,12 +132,14 @@ def format_device(device: str | DeviceSpec) -> str:
     if spec.aliases:
         title += f", also known as {', '.join(spec.aliases)}"
     figures = list(spec.figures())
-    # a document serves many figures: each stands once, below, on one line so that its address can be copied
+    # a document serves many figures: each stands once, below, its address in one piece so that it can be copied
     documents = list(dict.fromkeys(figure.source for figure in figures if figure.source))
     rows = [(f.name, _format_figure(f), f"[{documents.index(f.source) + 1}]" if f.source else "unknown")
             for f in figures]
     table = _lay_out(rows, ("figure", "value", "source"))
-    return "\n".join([title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]).rstrip()
+    lines = [title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]
+    return "\n".join([line if "\n" in line else fill(line, 120, subsequent_indent="    ", break_long_words=False,
+                                                      break_on_hyphens=False) for line in lines]).rstrip()
 
 
 def _format_figure(figure: Figure) -> str:

@@ -12,7 +12,7 @@ from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.estimate import find_range
 from analyzer.report.export.json_format import read_plain
 from analyzer.report.page.document import summary_part, write_page
-from analyzer.units import format_percent, format_seconds
+from analyzer.units import format_ends, format_percent, format_seconds
 
 from .pipeline_page import draw_bars, list_seconds, pipeline_headline, pipeline_part
 from .pipeline_schedule import (
@@ -248,8 +248,9 @@ class PipelineTimeline:
     def render(self, width: int = 120) -> str:
         """The timeline as text: a bar a rank, then a table of what their seconds are spent on."""
         known = self.step_seconds_range
-        between = f" ({format_seconds(known[0])} to {format_seconds(known[1])})" if known else ""
-        head = [f"step {format_seconds(self.step_seconds)}{between}, {self.micro_batches} micro-batches, bubble "
+        step = format_seconds(self.step_seconds)
+        between = f" ({format_ends(step, map(format_seconds, known))})" if known else ""
+        head = [f"step {step}{between}, {self.micro_batches} micro-batches, bubble "
                 f"{format_percent(self.bubble_share)}, exposed transfers {format_percent(self.exposed_transfer_share)}",
                 f"imbalance {self.imbalance:.2f}, slowest rank {self.slowest_rank}"]
         bars = draw_bars(self.ranks, self.actions, self.step_seconds, width)

@@ -18,7 +18,7 @@ from analyzer.report.page.document import Part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
 from analyzer.saved_format import SavedFormat, decode_json
-from analyzer.units import format_bytes, format_count, format_seconds
+from analyzer.units import format_bytes, format_count, format_ends, format_seconds
 
 from .pipeline_page import describe_rank_memory, describe_ranks, list_rank_parts, pipeline_part, rank_headline
 from .pipeline_timeline import PipelineTimeline
@@ -105,8 +105,9 @@ class RankTable:
             yield f"most memory: {self.fullest.name}, {format_bytes(self.fullest.peak_allocated_bytes)} allocated"
         if self.slowest is not None:
             known = self.step_seconds_range
-            between = f" ({format_seconds(known[0])} to {format_seconds(known[1])})" if known else ""
-            yield f"slowest: {self.slowest.name}; the step takes {format_seconds(self.step_seconds)}{between}"
+            step = format_seconds(self.step_seconds)
+            between = f" ({format_ends(step, map(format_seconds, known))})" if known else ""
+            yield f"slowest: {self.slowest.name}; the step takes {step}{between}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -10,7 +10,7 @@ from analyzer.hardware.unseen import list_unseen
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import FitInfo, FitLine, FitTable
 from analyzer.results.view import register_view
-from analyzer.units import format_bytes
+from analyzer.units import format_bytes, format_ends
 
 from .node_table import check_layout, format_quantity, print_rows
 from .text_width import escape_controls
@@ -31,15 +31,14 @@ def format_peak(nbytes: int | None, known: tuple[int, int] | None) -> str:
 
 
 def format_range(nbytes: int | None, known: tuple[int, int] | None) -> str:
-    """The range of a peak, its unit only where that is another; nothing where the range says next to nothing.
+    """The range of a peak, its units only where one is another; nothing where the range says next to nothing.
 
     >>> format_range(2900 << 20, (900 << 20, 2900 << 20)), format_range(2900 << 20, (2890 << 20, 2900 << 20))
-    ('900.00 MiB to 2.83', '')
+    ('900.00 MiB to 2.83 GiB', '')
     """
     if nbytes is None or known is None or known[1] - known[0] <= _TOLD * nbytes:
         return ""
-    unit = format_bytes(nbytes).partition(" ")[2]
-    return " to ".join([format_bytes(end).removesuffix(f" {unit}") for end in known])
+    return format_ends(format_bytes(nbytes), map(format_bytes, known))
 
 
 def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommTotal, FusedInfo, sum_communication
 from analyzer.results.view import register_report
 from analyzer.results.world import WorldInfo
-from analyzer.units import add_quantities, format_seconds
+from analyzer.units import add_quantities, format_ends, format_seconds
 
 from .node_table import Column, check_layout, format_quantity, print_rows
 
@@ -141,12 +141,11 @@ def title_fused(fused: FusedInfo) -> str:
 
 def list_fused_times(fused: FusedInfo) -> Iterator[tuple[str, str]]:
     """Name and time of each part of the step."""
-    low, high = map(format_seconds, fused.step_seconds_range)
     for name, seconds in (("forward", fused.fwd_seconds), ("backward", fused.bwd_seconds),
                           ("optimizer (not compiled)", fused.optimizer_seconds)):
         if seconds is not None:
             yield name, format_seconds(seconds)
-    yield "step (wall time)", f"{format_seconds(fused.step_seconds)} ({low} to {high})"
+    yield "step (wall time)", _describe_step(fused)
     yield "kernels (their sum)", format_seconds(fused.kernel_seconds)
 
 
@@ -154,11 +153,14 @@ def describe_fused(fused: FusedInfo | None) -> list[str]:
     """The same in a line, none where there is no second estimate.
 
     >>> describe_fused(FusedInfo("default", 2e-3, None, None, 2e-3, 1e-3, (1e-3, 4e-3), 40, 90, 10**6, 10**7, False))
-    ['compiled (predicted): step 2.00 ms (1.00 ms to 4.00 ms), 1.00 ms of kernels']
+    ['compiled (predicted): step 2.00 ms (1.00 to 4.00), 1.00 ms of kernels']
     """
     if fused is None:
         return []
     what = "launched as CUDA graphs" if fused.mode == "cudagraphs" else "compiled"
-    low, high = map(format_seconds, fused.step_seconds_range)
-    return [f"{what} (predicted): step {format_seconds(fused.step_seconds)} ({low} to {high}), "
-            f"{format_seconds(fused.kernel_seconds)} of kernels"]
+    return [f"{what} (predicted): step {_describe_step(fused)}, {format_seconds(fused.kernel_seconds)} of kernels"]
+
+
+def _describe_step(fused: FusedInfo) -> str:
+    text = format_seconds(fused.step_seconds)
+    return f"{text} ({format_ends(text, map(format_seconds, fused.step_seconds_range))})"

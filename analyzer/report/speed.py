@@ -10,7 +10,7 @@ from analyzer.profilers.kernel_time.call import convolutions_use_tf32, products_
 from analyzer.results.info import BOUNDS, OperatorInfo, bound_seconds, longest_bound
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
-from analyzer.units import add_quantities, format_count, format_percent, format_rate, format_seconds
+from analyzer.units import add_quantities, format_count, format_ends, format_percent, format_rate, format_seconds
 
 # What bounds a step, and what would help.
 
@@ -220,10 +220,7 @@ def format_step(profile: Profile) -> str:
     text = format_seconds(profile.step_seconds)
     if profile.step_seconds is None or profile.step_seconds_range is None:
         return text
-    unit = text.partition(" ")[2]
-    low, high = (end.removesuffix(f" {unit}") if end.endswith(f" {unit}") else end
-                 for end in map(format_seconds, profile.step_seconds_range))
-    return f"{text} ({low} to {high})"
+    return f"{text} ({format_ends(text, map(format_seconds, profile.step_seconds_range))})"
 
 
 def describe_speed(profile: Profile) -> list[str]:

@@ -189,7 +189,9 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     notation = lay_out(("", "Figure"), list(list_notations(p)))
     if notation:
         yield "In DeepSpeed's notation", notation
-    yield "Assumptions", "\n".join(f"- {line}" for line in p.assumptions) or "none"
+    assumed = [textwrap.fill(f"- {line}", 116, subsequent_indent="  ", break_long_words=False)
+               for line in p.assumptions]
+    yield "Assumptions", "\n".join(assumed) or "none"
 
 
 def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:

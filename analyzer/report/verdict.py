@@ -237,7 +237,7 @@ def _describe(option: Option) -> str:
 
 
 def _change(value: int | None, base: int | None) -> str:
-    return "" if value is None or base is None or value == base else f"{(value - base) / base:+.0%}"
+    return "" if value is None or base is None or value == base else f"{100 * (value - base) / base:+.0f} %"
 
 
 def _ratio(value: float | None, base: float | None) -> str:

@@ -90,7 +90,7 @@ def model_errors(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # the latter: a factory that ends where it finds no data
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame is not the model's
-        place, given = find_failure(error), find_failure(error).given[-1:]
+        place, given = str(find_failure(error)), find_failure(error).given[-1:]
         if _WANTS_INTEGERS.search(first_line(error)) and given and given[0].startswith("float"):
             sizes = given[0].partition("[")[2].rstrip("]").replace(", ", "x")
             place = f"{place}\n  integers are written --input NAME=int64:{sizes}; a SHAPE alone is of float32"

@@ -218,9 +218,9 @@ on t4 (16.00 GiB)
 Change             Fits       Needed    vs now    Step    vs now  Same result
 -----------------  ------  ---------  --------  ------  --------  -------------
 as it is           no      32.00 GiB            2.00 s            yes
-checkpointing      yes      8.00 GiB      -75%  3.00 s     1.50x  yes
-AdamW on the host  yes      8.00 GiB      -75%       -            yes
-SGD                no      16.00 GiB      -50%  1.00 s     0.50x  no
+checkpointing      yes      8.00 GiB     -75 %  3.00 s     1.50x  yes
+AdamW on the host  yes      8.00 GiB     -75 %       -            yes
+SGD                no      16.00 GiB     -50 %  1.00 s     0.50x  no
 
 the two cheapest changes with which it fits on t4:
 1. checkpointing: 8.00 GiB needed, 3.00 s a step

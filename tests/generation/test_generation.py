@@ -267,7 +267,7 @@ def test_command_line(capsys, tmp_path):
         str(path)
     ]) == 0
     out = capsys.readouterr().out
-    assert "8 + 4 tokens of 1 sequences, dynamic cache, on h200" in out and "token 3 ~" in out
+    assert "8 + 4 tokens of 1 sequence, dynamic cache, on h200" in out and "token 3 ~" in out
     read = GenerationProfile.from_json(path)
     # 12 layers of 768 channels in bfloat16; the last token is not read
     assert read.cache_bytes == 2 * 12 * 768 * 2 * 11

@@ -126,7 +126,7 @@ def test_the_range_stands_beside_the_step():
     ranged = replace(STEP, step_seconds_range=(0.018, 0.0225), kernel_seconds=0.015)
     assert format_step(ranged) == "20.00 ms (18.00 to 22.50)"
     assert format_step(replace(ranged, step_seconds=0.00095, step_seconds_range=(0.0009, 0.0011))) == (
-        "950.00 us (900.00 to 1.10 ms)")
+        "950.00 us (900.00 us to 1.10 ms)")
     assert "  time: 20.00 ms predicted (18.00 to 22.50), 15.00 ms of kernels\n" in describe_shortly(ranged)
     lines = ranged.summary().splitlines()
     assert "  step (wall time)     20.00 ms (18.00 to 22.50)" in lines

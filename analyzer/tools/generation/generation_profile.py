@@ -191,7 +191,8 @@ class GenerationProfile:
         """The figures of the whole generation, and the table."""
         form = " of ".join(filter(None, (f"{self.cache} cache", self.cache_dtype)))
         pages = "" if self.block_size is None else f" in pages of {self.block_size} tokens"
-        run = (f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} sequences, "
+        run = (f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} "
+               f"sequence{'' if self.batch_size == 1 else 's'}, "
                f"{form}{pages}")
         figures = [("time to first token (prefill)", format_quantity(self.prefill_seconds, "seconds")),
                 ("decode", format_quantity(self.decode_seconds, "seconds")),
@@ -199,7 +200,7 @@ class GenerationProfile:
                 ("whole", format_quantity(self.seconds, "seconds")),
                 ("new tokens a second", format_quantity(self.tokens_per_second, "count")),
                 ("FLOPs", format_quantity(self.flops, "count")),
-                ("parameters", format_quantity(self.prefill.param_bytes, "bytes")),
+                ("memory of parameters", format_quantity(self.prefill.param_bytes, "bytes")),
                 ("cache at the end", format_quantity(self.cache_bytes, "bytes")),
                 *([("of it for tokens that are there", format_quantity(self.used_cache_bytes, "bytes"))]
                   if self.used_cache_bytes is not None else []),
@@ -207,7 +208,7 @@ class GenerationProfile:
                 ("peak reserved", format_quantity(self.peak_reserved_bytes, "bytes"))]
         if self.out_of_memory is not None:
             figures = [(name, figure) for name, figure in figures if figure != UNKNOWN]
-        lines = [run + (f", on {self.device}" if self.device else ""), f"seconds: {self.prefill.seconds_method}", "",
+        lines = [run + (f", on {self.device}" if self.device else ""), f"times by {self.prefill.seconds_method}", "",
                  print_rows(("", "Figure"), figures)]
         if len(self.steps) == self.new_tokens > 1:
             lines += ["", self._table_of_parts()]

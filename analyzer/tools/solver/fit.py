@@ -63,7 +63,7 @@ class FitResult:
 
     def __str__(self) -> str:
         return "\n".join([f"{self.device}: {self._name_largest()}", *self._list_limits(),
-                          print_rows(*self._list_rows(), left=(4,))])
+                          print_rows(*self._list_rows(), left=(1, 4))])
 
     def _name_largest(self) -> str:
         if not self.size:
@@ -76,7 +76,7 @@ class FitResult:
         unknown = [line.what for line in self.unseen if line.bytes is None]
         return (f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
                 (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
-                "a step fits that runs when cached memory is given back, as Profile.fits counts too")
+                "counted as fitting also where PyTorch must free its cache first")
 
     def _list_rows(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Headers, and a row for each size that was tried, by size."""
@@ -90,7 +90,7 @@ class FitResult:
         answer = Headline.of(bool(self.size), self._name_largest(), self._list_limits())
         return write_fragment(f"{self.what} on {self.device}", write_answer(answer),
                               fold(f"Sizes that were tried ({len(self.evaluations)})",
-                                   write_rows(*self._list_rows(), left=(4,))))
+                                   write_rows(*self._list_rows(), left=(1, 4))))
 
 
 def _describe_end(info: OutOfMemoryInfo | None) -> str:
