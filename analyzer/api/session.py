@@ -47,6 +47,7 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
+from analyzer.units import format_bytes
 
 from .argument import check_arguments, describe_training
 
@@ -315,7 +316,7 @@ def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[Prof
             f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
     unseen = list_unseen(spec)
     known = sum(u.bytes or 0 for u in unseen)
-    remark = (f"the allocator may take {spec.memory_bytes - known:,} bytes: the memory of {spec.name}" +
-              "".join(f", less {u.bytes:,} for {u.what}" if u.bytes else f" ({u.what}: unknown, not taken off)"
-                      for u in unseen))
+    remark = (f"the allocator may take {format_bytes(spec.memory_bytes - known)}: the memory of {spec.name}" +
+              "".join(f", less {format_bytes(u.bytes)} for {u.what}" if u.bytes else
+                      f" ({u.what}: unknown, not taken off)" for u in unseen))
     return replace(options, limit_to_device=False, capacity_bytes=int(spec.memory_bytes - known)), remark

@@ -14,7 +14,9 @@ from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import LoraSpec, Recipe
+from analyzer.results.node_info import TensorInfo
 from analyzer.results.verdict import Option
+from analyzer.tools.advice.variant import _write_inputs
 
 WIDTH, DEPTH = 512, 6
 
@@ -298,3 +300,13 @@ def test_a_model_keeps_tensors_that_are_no_parameters():
     model = Detector()
     model.anchors = [torch.ones(3)]
     assert advise(model, (torch.stack(IMAGES), ), device="t4").baseline.fits and model.anchors[0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("inputs", "flags"), [
+    ({"ids": ((8, 16), "int64"), "scale": ((16,), "float32")}, "--input ids=int64:4x16 --input scale=float32:16"),
+    ({"x": ((8, 3, 9, 9), "bfloat16"), "t": ((), "int64")}, "--input x=bfloat16:4x3x9x9 --input t=int64:scalar"),
+    ({"boxes[0]": ((8, 4), "float32")}, "(--input with a batch of 4)"),
+])
+def test_the_inputs_of_a_part_can_be_pasted(inputs, flags):
+    infos = {name: TensorInfo(shape, dtype, "cpu") for name, (shape, dtype) in inputs.items()}
+    assert _write_inputs(Profile(name="demo", mode="train", batch_size=8, inputs=infos), 4) == flags

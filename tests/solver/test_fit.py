@@ -13,6 +13,7 @@ from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.tools.solver.fit import max_batch_size, max_sequence_length
+from analyzer.units import format_bytes
 from analyzer.zoo import MODELS
 
 MIB = 2**20
@@ -190,7 +191,7 @@ def test_the_verdict_of_a_profile_is_that_of_the_search(mib):
     assert elsewhere.peak_allocated_bytes < card.memory_bytes < elsewhere.peak_reserved_bytes
     # on the card, within what there is
     assert at_limit.fits(card).fits is True and at_limit.peak_reserved_bytes == found.at_limit.peak_reserved_bytes
-    assert any(f"the allocator may take {card.memory_bytes:,} bytes" in a for a in at_limit.assumptions)
+    assert any(f"the allocator may take {format_bytes(card.memory_bytes)}:" in a for a in at_limit.assumptions)
     assert beyond.fits(card).fits is False and beyond.out_of_memory is None
     assert "giving cached memory back does not suffice" in " ".join(str(beyond.fits(card)).split())
     # of another device it cannot be told, unless even what is allocated is too much

@@ -23,6 +23,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
 from analyzer.tools.solver.plan import InfeasibleBudgetError, Plan
 from analyzer.tools.solver.solve import Planner
+from analyzer.zoo.input_spec import InputSpec
 
 # `Variant`: a model and its step with changes made, and the changes that there are to make.
 
@@ -133,11 +134,20 @@ def _list_parts(base: Profile, variant: Variant, keeps_result: bool) -> Iterator
     while parts <= batch and batch % parts == 0:
         size = batch // parts
         if base.mode == "train":
-            name, flag = f"{parts} micro-batches of {size}", f"--accumulate {parts} (--input with a batch of {size})"
+            name, flag = f"{parts} micro-batches of {size}", f"--accumulate {parts} {_write_inputs(base, size)}"
         else:
-            name, flag = f"{parts} passes of {size}", f"(--input with a batch of {size})"
+            name, flag = f"{parts} passes of {size}", _write_inputs(base, size)
         yield Change(name, "batch", partial(_split, parts), flag, keeps_result or base.mode == "infer")
         parts *= 2
+
+
+def _write_inputs(base: Profile, size: int) -> str:
+    """The options that give each input in parts of ``size``; in words where one is no argument of its own."""
+    if not all(map(str.isidentifier, base.inputs)):
+        return f"(--input with a batch of {size})"
+    specs = [InputSpec(name, getattr(torch, tensor.dtype), tuple(tensor.shape)) for name, tensor in base.inputs.items()]
+    return " ".join([f"--input {spec.resize('batch', size) if spec.shape[:1] == (base.batch_size,) else spec}"
+                     for spec in specs])
 
 
 def _split(parts: int, variant: Variant) -> Variant:
