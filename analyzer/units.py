@@ -189,8 +189,8 @@ def parse_bytes(size: str | int) -> int:
         raise InputError(
             f"parse_bytes({size!r}): not a size; write a number and a unit, "
             "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'")
-    if match[2] is None and "." in size:
-        raise InputError(f"parse_bytes({size!r}): of what unit? write '{size.strip()}GiB'; a bare number is bytes")
+    if match[2] is None and "." in match[1]:
+        raise InputError(f"parse_bytes({size!r}): of what unit? write '{match[1]}GiB'; a bare number is bytes")
     number, prefix, binary = match.groups(default="")
     if binary and not prefix:
         raise InputError(f"parse_bytes({size!r}): 'iB' needs a prefix; write 'KiB', 'MiB', 'GiB', or 'B' for bytes")

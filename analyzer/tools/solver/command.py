@@ -154,6 +154,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     print(plan)
     if plan.frontier:
         print("\n" + format_frontier(plan))
-    print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph), or (model) of --granularity module: "
-          "docs/plans.md")
+    else:
+        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph), or (model) of --granularity module: "
+              "docs/plans.md")
     return 0
