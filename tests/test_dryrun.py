@@ -161,6 +161,9 @@ def test_a_script_that_never_steps_is_profiled_whole(script, capsys):
     assert main(["dryrun", str(path)]) == 0
     out = capsys.readouterr().out
     assert "done\n" in out and "no optimizer step was taken, the script ended by itself" in out
+    assert "are stand-ins" not in out  # it read no number
+    assert main(["dryrun", str(script(PLAIN))]) == 0
+    assert ", are stand-ins: there are no data\n" in capsys.readouterr().out
 
 
 def test_what_a_script_does_where_it_is_ended_is_no_part_of_its_step(script):

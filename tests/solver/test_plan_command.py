@@ -39,11 +39,13 @@ def test_plan_prints_saves_and_draws(capsys, tmp_path):
 def test_budgets_of_the_step_count_optimizer_states(capsys):
     code, out, _ = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "300 MB", "--optimizer", "adamw",
                        "--granularity", "module")
-    assert code == 0 and "budget for the whole step" in out
+    assert code == 0 and "budget for the whole step" in out and "\nto apply it: --json FILE, then " in out
 
 
 @pytest.mark.parametrize(("argv", "code", "said"), [
     (("--budget", "1%"), 3, "the smallest budget that one was found for is"),
+    (("--budget", "14"), 3, "stays within 14 B; the smallest"),
+    (("--budget", "14"), 3, "; did you mean '14GiB'?"),
     (("--budget", "half"), 2, "budget='half': write bytes of the whole step as '24GiB', or a share"),
     (("--budget", "50%", "--json", "/nowhere/plan.json"), 2, "the folder /nowhere does not exist"),
     (("--budget", "50%", "--device", "abacus"), 2, "abacus"),
