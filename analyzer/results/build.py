@@ -281,7 +281,8 @@ class ProfileBuilder:
                         module_path=self.paths.find(log.modules[node.module].path), source=node.source or None,
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
-                        aliases=_list_aliases(log, index, node, self._held), region=node.region,  # type: ignore[arg-type]
+                        aliases=_list_aliases(log, index, node, self._held),
+                        region=node.region,  # type: ignore[arg-type]
                         sharding=_find_sharding(log, node), extra=extra, **known)
 
     def _list_operators(self) -> dict[int, list[OperatorInfo]]:

@@ -177,12 +177,7 @@ class Tape(NodeWriter):
         again = copy_objects((args, kwargs), copies)
         versions = self._versions(args, kwargs)
         watch = LeakWatch(self.leaks, function if module is None else module.forward, (module, args, kwargs))
-        rebuilt = {id(held if isinstance(held, (list, dict)) else vars(held)) for held, _ in copies.values()
-                   if isinstance(held, (list, dict)) or holds_tensor(held)}
-        if (names := self.leaks.list_set(watch.state, rebuilt)) and not self._want():
-            raise LeakError(f"{site} asks for what depends on data at {self.outlined[site]} and reads "
-                            f"{', '.join(sorted(set(names)))}, which forward sets before: the graph would run it with "
-                            "what is there without that. Pass it as an argument")
+        self._check_what_was_set(site, watch, copies)
 
         def run_again(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             memo: dict[int, tuple[Any, Any]] = {}
@@ -243,6 +238,15 @@ class Tape(NodeWriter):
         self.state.assume(
             f"{site} asks for what depends on data at {self.outlined[site]}: it is one node, which runs it as it is")
         return result
+
+    def _check_what_was_set(self, site: Site, watch: LeakWatch, copies: Mapping[int, tuple[Any, Any]]) -> None:
+        """Raise LeakError where the code of a node reads what forward set before it, other than what it is given."""
+        rebuilt = {id(held if isinstance(held, (list, dict)) else vars(held)) for held, _ in copies.values()
+                   if isinstance(held, (list, dict)) or holds_tensor(held)}
+        if (names := self.leaks.list_set(watch.state, rebuilt)) and not self._want():
+            raise LeakError(f"{site} asks for what depends on data at {self.outlined[site]} and reads "
+                            f"{', '.join(sorted(set(names)))}, which forward sets before: the graph would run it with "
+                            "what is there without that. Pass it as an argument")
 
     def _versions(self, *arguments: Any) -> list[int]:
         """How often arguments, and tensors that the root holds, were written to."""
