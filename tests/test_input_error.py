@@ -30,7 +30,7 @@ def found():
     ({"profilers": "flops"}, "profilers='flops': must be a list"),
     ({"loss_fn": "mse"}, "loss_fn='mse': must be callable"),
     ({"step": "x"}, "step='x': must be callable"),
-    ({"optimizer": []}, r"optimizer=\[\]: not one of sgd"),
+    ({"optimizer": []}, r"optimizer=\[\]: give one of sgd"),
     ({"kwargs": [1]}, r"kwargs=\[1\]: must be a dictionary"),
     ({"kwargs": {1: 2}}, "kwargs={1: 2}: must be a dictionary"),
 ])

@@ -79,7 +79,7 @@ def test_a_plan_of_version_2() -> None:
 def test_a_generation_of_version_2(made_by: dict[str, Any]) -> None:
     """Its profiles are of version 7 or 8, which it does not say."""
     part = {k: v for k, v in fields_of("profile_7.json").items() if k not in ("format", "version", "derived")} | made_by
-    data = {"format": "analyzer.tools.generation", "version": 2, "name": "net", "device": "h100", "cache": "dynamic",
+    data = {"format": "analyzer.generation", "version": 2, "name": "net", "device": "h100", "cache": "dynamic",
             "cache_dtype": None, "block_size": None, "batch_size": 1, "prompt_tokens": 3, "new_tokens": 1, "steps": [],
             "prefill": part, "decode": None, "out_of_memory": None, "assumptions": []}
     found = GenerationProfile.from_json(json.dumps(data))
@@ -125,7 +125,7 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
      "the analyzer that wrote it, or solve again"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 4}', "or a newer one than this, or solve again"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": true}', "format version True, and"),
-    (GenerationProfile.from_json, '{"format": "analyzer.tools.generation", "version": 1}',
+    (GenerationProfile.from_json, '{"format": "analyzer.generation", "version": 1}',
      "GenerationProfile.from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved "
      "generation"),
     (GenerationProfile.from_json, "{}", 'not a saved generation: expected an object with "format"'),

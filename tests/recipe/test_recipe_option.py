@@ -80,7 +80,7 @@ def test_measure(capsys):
 @pytest.mark.parametrize(("words", "text"), [
     (("--dtype", "bf61"), "analyzer: --dtype bf61: no floating dtype; did you mean bf16? one of bf16, fp16, fp32"),
     (("--lora", "q_proj"), "analyzer: --lora q_proj: 'q_proj' is not one of r=16"),
-    (("--optimizer", "adma"), "analyzer: optimizer='adma': did you mean adam? not one of sgd"),
+    (("--optimizer", "adma"), "analyzer: optimizer='adma': did you mean adam? give one of sgd"),
 ])
 def test_errors(capsys, words, text):
     code, out, err = run(capsys, "profile", "gpt2", *words)

@@ -237,7 +237,7 @@ def _name_profiles(generation: Fields) -> Fields:
     return {**generation, **named}
 
 
-FORMAT = SavedFormat("analyzer.tools.generation", 3, "generation", "generate again", {2: _name_profiles})
+FORMAT = SavedFormat("analyzer.generation", 3, "generation", "generate again", {2: _name_profiles})
 
 _SUMS = ("flops", "read_bytes", "written_bytes", "seconds")
 
