@@ -10,8 +10,10 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
-from analyzer import Profile
+from analyzer import Profile, profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.report.screen.layout import find_width, takes_color
@@ -90,6 +92,15 @@ def check_figures(text, p):
     groups = choose_groups(p.modules, lambda costs: costs.fwd_seconds)
     for field in ("params", "saved_bytes", "activation_bytes", "fwd_flops"):
         assert sum(getattr(group.costs, field) for group in groups) == getattr(p.modules, field)
+
+
+def test_times_of_modules_add_up_to_the_kernels_and_to_all_of_the_update_where_these_are_not_known():
+    p = profile(nn.Sequential(nn.Linear(64, 64)), torch.empty(8, 64), optimizer="adamw")  # bound by launch
+    untold = replace(p, phases={**p.phases, "optimizer": replace(p.phases["optimizer"], kernel_seconds=None)})
+    passes = p.phases["forward"].kernel_seconds + p.phases["backward"].kernel_seconds
+    for one, expected in ((p, p.kernel_seconds), (untold, passes + p.optimizer_seconds)):
+        rows = re.findall(r"^\S+ +\w+ +\S+(?: K)? +0 B +([\d.]+) us", one.screen(), re.MULTILINE)
+        assert len(rows) == 2 and sum(map(float, rows)) == pytest.approx(1e6 * expected, abs=0.02)
 
 
 def test_what_is_unknown_is_left_out_or_said(bare, mlp):

@@ -128,7 +128,8 @@ def describe_modules(p: Profile, paint: Paint, width: int) -> list[str]:
     """
     root = p.modules
     update = p.phases.get("optimizer")
-    kernels = 1.0 if update is None or not update.seconds else (update.kernel_seconds or 0.0) / update.seconds
+    kernels = 1.0 if update is None or not update.seconds or update.kernel_seconds is None else (
+        update.kernel_seconds / update.seconds)
     found = None if root is None else _choose_measure(root, p.mode == "train", kernels)
     if root is None or found is None:
         return []
@@ -167,7 +168,7 @@ def _list_rows(groups: list[ModuleGroup], measure: Measure, whole: float,
 
 def _choose_measure(root: ModuleInfo, is_trained: bool, kernels: float) -> tuple[str, Format, Measure] | None:
     """Title, format and function of the first cost that is known of the whole model. ``kernels`` is the share of the
-    optimizer's wall time in which kernels run.
+    optimizer's wall time in which kernels run; 1 where that is not known, as of a measured step.
     """
     has_update = root.optimizer_seconds is not None
 
