@@ -40,6 +40,7 @@ NAMES = {
         "torch._C._disabled_torch_function_impl"
     ],
     "meta/intercept/patch.py": [
+        "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode.__enter__",
         "torch.nn.functional.has_torch_function", "torch.nn.functional.has_torch_function_unary",
         "torch.nn.functional.has_torch_function_variadic", "torch.overrides.has_torch_function",
         "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",

@@ -20,8 +20,6 @@ from analyzer.meta.value.known_value import Deferred
 
 from .world_state import current_world
 
-# The process group and the reduction of a call of torch.distributed.
-
 # The process group of a call of torch.distributed.
 
 def find_process_group(given: dict[str, Any]) -> Any:

@@ -41,7 +41,9 @@ def is_outside(filename: str) -> bool:
 
 
 def is_called_by_user(check: str = "") -> bool:
-    """Whether the innermost frame outside this package is neither torch's, or is one of its own file ``check``."""
+    """Whether the innermost frame outside torch and this package is what asks; frames of ``check``, a file of this
+    package that asks for the user, count as outside.
+    """
     frame = first_frame(lambda filename: is_outside(filename) or filename == check)
     return frame is not None and (is_user_code(frame.f_code.co_filename) or frame.f_code.co_filename == check)
 

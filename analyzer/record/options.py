@@ -147,9 +147,15 @@ def count_listed(arguments: Collection[Any]) -> tuple[int, ...]:
 
 def count_samples(arguments: Collection[Any]) -> int | None:
     """How many samples the arguments of a call are: the rows of the first tensor, or as `count_listed`; else None."""
-    if listed := count_listed(arguments):
-        return listed[0] if len(listed) == 1 else None
-    return next((int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None)
+    rows = next((int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None)
+    return choose_samples(count_listed(arguments), rows)
+
+
+def choose_samples(listed: tuple[int, ...], rows: int | None) -> int | None:
+    """The ``rows`` of the first tensor, or of a list of tensors what `count_listed` gave, if that is one number."""
+    if not listed:
+        return rows
+    return listed[0] if len(listed) == 1 else None
 
 
 # How many tokens a model is given: positions of sequences, of all samples.

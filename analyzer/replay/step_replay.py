@@ -1,4 +1,10 @@
-"""Steps after the first are the segment of the first one: its calls and lifetimes, at whatever addresses are free."""
+"""Replays the first step's forward and backward pass: the same calls and the same lifetimes of storages, at whatever
+addresses are free now.
+
+A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before it.
+So the second step need not run the model's code: its events are repeated on the simulated allocator, several times
+faster than Python can run a model.
+"""
 from __future__ import annotations
 
 import functools
@@ -26,13 +32,6 @@ from .match import USES_STREAMS
 from .segment import START, Mark, Segment, run_instructions
 from .state_fingerprint import StateFingerprint
 
-# Replays a recorded forward and backward pass again: the same calls and the same lifetimes of storages, at whatever
-# addresses are free now.
-#
-# A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before
-# it.
-# So the second step need not run the model's code: its events are repeated on the simulated allocator, several times
-# faster than Python can run a model.
 
 class StepReplay:
     """The events of one recorded stretch, which can be replayed.

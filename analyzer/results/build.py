@@ -18,7 +18,7 @@ from analyzer.profilers.schedule import Lanes
 from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import EVALUATION, NO_STEP
 from analyzer.record.log import Log, LogNode, OuterCall
-from analyzer.record.options import count_tokens
+from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 
@@ -61,11 +61,10 @@ def _last_before_each(calls: Sequence[OuterCall], backward: Sequence[int]) -> li
 
 def count_step_samples(log: Log, inputs: Mapping[str, TensorInfo]) -> int | None:
     """The samples of the last step: those of its inputs, unless it has micro-batches; None where it is not known."""
-    calls, listed = list_micro_batches(log, log.steps - 1), log.listed_samples
+    calls = list_micro_batches(log, log.steps - 1)
     if len(calls) > 1:
         return add_quantities([call.samples for call in calls])
-    return next((t.shape[0] for t in inputs.values() if t.shape), None) if not listed else (
-        listed[0] if len(listed) == 1 else None)
+    return choose_samples(log.listed_samples, next((t.shape[0] for t in inputs.values() if t.shape), None))
 
 
 def count_step_tokens(log: Log, inputs: Mapping[str, TensorInfo]) -> int | None:

@@ -193,21 +193,24 @@ class Leaks:
         found, keys = [], state.read_keys() if rows else {}
         for holder, key, before, now in rows:
             read = () if id(holder) in rebuilt else keys.get(id(holder), ())
-            left = self._left.get((id(holder), key), (None, before))[1]
-            if (read is None or key in read) and not are_alike((now,), (left,)) and not _hold_same(now, before):
-                found.append(key if isinstance(key, str) and key else f"a {type(holder).__name__}")
+            if (read is None or key in read) and not self._is_left(holder, key, before, now) and not _hold_same(
+                    now, before):
+                found.append(_name_place(holder, key))
         return found
 
     def tell(self, record: StateRecord, borrowed: Borrowed, state: MetaState) -> None:
         """Note what traced code left otherwise than ``record`` has it, but for what modules themselves hold."""
         of_modules = {id(value) for module in borrowed.every for value in vars(module).values()}
         for holder, key, before, now in _list_changed(record):
-            left = self._left.get((id(holder), key), (None, before))[1]
             file = holder.get("__file__") if type(holder) is dict else None  # of a module of Python
             is_ours = isinstance(now, FunctionType) or file is not None and not is_user_code(str(file))
-            if not is_ours and id(holder) not in of_modules and not are_alike((now,), (left,)):
-                what = key if isinstance(key, str) and key else f"a {type(holder).__name__}"
-                state.assume(f"forward changes {what} in what it reaches outside of modules: the graph does not")
+            if not is_ours and id(holder) not in of_modules and not self._is_left(holder, key, before, now):
+                state.assume(f"forward changes {_name_place(holder, key)} in what it reaches outside of modules: the "
+                             "graph does not")
+
+    def _is_left(self, holder: Any, key: Any, before: Any, now: Any) -> bool:
+        """Whether ``now`` is what a node left there, or where none did what there was before."""
+        return are_alike((now,), (self._left.get((id(holder), key), (None, before))[1],))
 
     def show(self) -> None:
         """Let all places hold what the trace left there."""
@@ -333,6 +336,10 @@ def _get(holder: Any, key: Any) -> Any:
     if isinstance(holder, _SEQUENCES):
         return holder[key] if key < len(holder) else MISSING
     return holder.get(key, MISSING) if isinstance(holder, dict) else look_up(holder, key)
+
+
+def _name_place(holder: Any, key: Any) -> str:
+    return key if isinstance(key, str) and key else f"a {type(holder).__name__}"
 
 
 def _hold_same(before: Any, now: Any) -> bool:

@@ -19,9 +19,9 @@ class Frame:
     def __init__(self, prefix: tuple[Region, ...], autocasts: int) -> None:
         self.prefix = prefix
         self.grad_mode = _grad_mode()
-        #: whether code inside, and not around it, has set the grad mode that is in force, and left inference mode
-        self.sets_grad = self.leaves_inference = False
-        self.kept: bool | None = None  #: the first of these, as code that sets it for a while found it
+        self.sets_grad = False  #: whether code inside has set the grad mode that is in force
+        self.leaves_inference = False  #: whether it did so by ``inference_mode(False)``
+        self.kept: bool | None = None  #: ``sets_grad`` before code that sets a mode without a block, to put it back
         self.autocasts = autocasts  #: how many autocast blocks were open outside
         self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
         #: tensors that a call inside gave back unchanged, with their nodes outside
@@ -39,7 +39,7 @@ class RegionStack:
         self.replays_checkpoints = replays_checkpoints
         self.frames = [Frame((), 0)]
         self._autocasts: list[AutocastRegion] = []
-        #: by id of a block that sets the grad mode: the block, and the last two of the frame before
+        #: by id of a block that sets the grad mode: the block, ``sets_grad`` and ``leaves_inference`` before it
         self._grads: dict[int, tuple[Any, bool, bool]] = {}
         self.names_set: set[str] = set()  #: functions that set other modes without a block, which are nodes
         #: what Python code asked of the modes around forward, and was told, where: see `Asked`

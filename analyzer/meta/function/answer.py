@@ -1,4 +1,4 @@
-"""What functions of torch do under the mode instead: the table of handlers, and those that answer questions."""
+"""What functions of torch do under the mode instead: the table of handlers, answers about a tensor, and moves."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_d
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, use_on
 from analyzer.meta.value.contents import read_known
 
-# What functions of torch do under the mode instead: a table that is filled beside each handler.
+# The table, which is filled beside each handler.
 
 Handler = Callable[[MetaState, Any, tuple[Any, ...], dict[str, Any]], Any]
 handlers: dict[Any, Handler] = {}
@@ -28,8 +28,6 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
         return handler
     return add
 
-
-# Questions that code asks of a tensor, and moves between devices, as the function half of the mode answers them.
 
 # Moves between devices and dtypes: ``Tensor.to``, ``cuda``, ``cpu``, ``type``.
 

@@ -1,4 +1,4 @@
-"""Formulas of products: dense, grouped, quantized, sparse."""
+"""FLOPs of matrix products, dense, quantized and sparse, and of linear algebra."""
 from __future__ import annotations
 
 from math import prod
@@ -7,8 +7,6 @@ from typing import Any
 from analyzer.meta.spec import TensorSpec as Spec
 
 from .registration import FlopCount, Formula, broadcast, multiply_adds, register_each, register_flop_impl
-
-# FLOPs of matrix products and linear algebra.
 
 # Matrix products. An m×k by k×n product is m·k·n multiply-adds; an added bias or `beta * self` adds nothing
 # (the convention of torch.utils.flop_counter, whose integers these are wherever it has a formula).

@@ -150,9 +150,10 @@ class _Search:
         """Of each axis the change that needs the least, all together, and without those that are not needed. A change
         may save nothing alone, where another peak is the highest, and much beside the one that lowers that peak.
         """
-        tried = sorted((change for change in self.changes if change in self.alone),
-                       key=lambda change: (self.alone[change].needed_bytes or 0, not change.keeps_result))
-        least = {change.axis: change for change in reversed(tried)}
+        known = {change: option.needed_bytes for change in self.changes
+                 if (option := self.alone.get(change)) is not None and option.needed_bytes is not None}
+        most_first = sorted(known, key=lambda change: (known[change], not change.keeps_result), reverse=True)
+        least = {change.axis: change for change in most_first}
         if len(least) > 1 and self._fits(changes := frozenset(least.values())):
             self._shrink(changes)
 

@@ -110,7 +110,9 @@ def _list_optimizers(now: str) -> Iterator[Change]:
 
 
 def _list_precisions(variant: Variant, model: torch.nn.Module, spec: DeviceSpec) -> Iterator[Change]:
-    """Formats of 16 bits: bfloat16, and where the device has float16 alone that, in which no optimizer's step is."""
+    """Formats of 16 bits: bfloat16; where the device lacks it float16, under autocast alone, which keeps parameters in
+    float32: gradients in float16 underflow (PyTorch's notes on amp, "Gradient Scaling").
+    """
     if not any(p.dtype is torch.float32 and p.requires_grad for p in model.parameters()):
         return
     rates = spec.flops_per_second
