@@ -62,14 +62,30 @@ def _reset_grad(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
 
 def mode_wrappers() -> dict[int, tuple[Any, Any]]:
     """Functions that ask for modes or set them, each with what tells the tape of calls, by id."""
-    found: dict[int, tuple[Any, Any]] = {}
+    return {id(function): (function, _wrap(function, name, note)) for _, name, function, note in _list_functions()
+            if not _is_simulated(function)}
+
+
+def mode_replacements() -> Iterator[Undo]:
+    """What tells the tape of calls of those that the simulation has replaced: anew in each run, so that a search for
+    what holds them would begin anew, too.
+    """
+    for owner, name, function, note in _list_functions():
+        if _is_simulated(function):
+            yield replace(owner, name, functools.partial(_wrap, name=name, note=note))
+
+
+def _list_functions() -> Iterator[tuple[Any, str, Any, Callable[..., None]]]:
+    """What holds a function, its name there, itself, and what notes calls of it."""
     notes: dict[Callable[..., None], dict[Any, tuple[str, ...]]] = {
         _note_asked: {torch: _ASKED}, _note_set: {torch: _SET}, _note_choice: _CHOICES}
     for note, owners in notes.items():
-        for owner, name in ((owner, name) for owner, names in owners.items() for name in names):
-            if (function := getattr(owner, name, None)) is not None:
-                found[id(function)] = function, _wrap(function, name, note)
-    return found
+        for owner, names in owners.items():
+            yield from ((owner, name, getattr(owner, name), note) for name in names if hasattr(owner, name))
+
+
+def _is_simulated(function: Any) -> bool:
+    return str(getattr(function, "__module__", None)).startswith("analyzer.")
 
 
 def _wrap(function: Any, name: str, note: Callable[..., None]) -> Any:

@@ -28,7 +28,7 @@ from analyzer.meta.tensor import MetaTensor
 
 from .function_call import ApplyFunction, CallTarget
 from .hook_patch import hook_replacements
-from .mode_patch import grad_replacements, mode_wrappers
+from .mode_patch import grad_replacements, mode_replacements, mode_wrappers
 from .outline import Site, module_site, outline_functions
 from .random_control import random_replacements
 from .recording import operator_replacements, recording_tape, while_recording
@@ -76,6 +76,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
     yield from grad_replacements()
+    yield from mode_replacements()
     yield from random_replacements()
     yield from hook_replacements()
     yield from _wrapped_results()
