@@ -13,7 +13,7 @@ with rare_collections():
     import analyzer.cuda  # noqa: F401  # which registers the simulated device
     from analyzer.api.fits import fits
     from analyzer.api.profile import Profile, ProfileOptions, profile
-    from analyzer.api.symbolic_profile import symbolic_profile
+    from analyzer.api.symbolic_profile import reprofile, run_passes, symbolic_profile
     from analyzer.fx.graph.graph_module import GraphModule
     from analyzer.fx.trace.tracer import symbolic_trace
     from analyzer.fx.trace.tracer_impl import (
@@ -34,7 +34,6 @@ with rare_collections():
     from analyzer.results.view import load_on_first_use, register_exporter, register_report, register_view
 
 if TYPE_CHECKING:
-    from analyzer.api.reprofile import reprofile, run_passes
     from analyzer.report.comparison.compare import compare
     from analyzer.results.comparison import ProfileChange
     from analyzer.tools.advice.search import advise
@@ -56,8 +55,7 @@ __getattr__ = find_later(__name__, {
     "ProfileChange": "analyzer.results.comparison", "advise": "analyzer.tools.advice.search",
     "compare": "analyzer.report.comparison.compare", "dry_run": "analyzer.tools.dryrun.script",
     "max_batch_size": "analyzer.tools.solver.fit", "max_sequence_length": "analyzer.tools.solver.fit",
-    "profile_generate": "analyzer.tools.generation", "register_solver": "analyzer.tools.solver.solver_registry",
-    "reprofile": "analyzer.api.reprofile", "run_passes": "analyzer.api.reprofile"})
+    "profile_generate": "analyzer.tools.generation", "register_solver": "analyzer.tools.solver.solver_registry"})
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,6 @@ import os
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test may need a network
-os.environ.setdefault("ANALYZER_MEASURE_HOST", "0")  # what a host is measured at differs from run to run
 os.environ.pop("COLUMNS", None)  # which pytest-xdist gives its workers: a width is that of a test that sets one
 
 import pytest  # noqa: E402

@@ -20,7 +20,6 @@ from analyzer.fx.surroundings import Surroundings, keep_surroundings
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.catalogue import simulated_spec, simulating
-from analyzer.hardware.cpu_measurement import describe_measurement, measured_cpu
 from analyzer.hardware.device_file import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -78,9 +77,6 @@ class Session:
         self.spec = None if device is None else find_device(device)
         #: of a device that does not come with the package, for the profile to keep
         self.own_spec = None if self.spec is None or self.spec == read_shipped(self.spec.name) else self.spec
-        if self.spec is not None and self.spec == read_shipped("cpu"):  # its figures are those of the host at hand
-            self.spec = measured_cpu()
-            remarks = (*remarks, *([describe_measurement(self.spec)] if self.spec.memory_bandwidth else []))
         if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):
             remarks = (*remarks, f"kernels on {self.spec.name} are taken to be those of CUDA, their times to follow "
                                  f"from its data sheet: nothing was measured on devices of {self.spec.vendor}")

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.fx.graph.interpreter import GraphStep, RunRecord, fingerprint_nodes
+from analyzer.fx.graph.interpreter import GraphStep
 from analyzer.fx.module_borrow import exported_module
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
@@ -24,13 +24,12 @@ from .session import Profilers, Session, find_place
 
 @dataclass
 class LastRun:
-    """How a graph module was profiled last, and what the run said of its values."""
+    """How a graph module was profiled last."""
 
     session: Session
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     loss_fn: Callable[[Any], torch.Tensor] | None
     repeat: Callable[[fx.GraphModule], fx.GraphModule]
-    record: RunRecord
 
 
 last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
@@ -68,7 +67,6 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
                       profilers=profilers, place=find_place(gm, (args, kwargs)))
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}
-    records: list[RunRecord] = []
 
     def read_rows() -> dict[str, Any]:
         _ = found.nodes  # which fills the records of all nodes
@@ -81,8 +79,6 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
                 step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
                                  device_type=session.device.type)
                 rows = step.run()
-            step.interpreter.record.log = recorder.log
-            records.append(step.interpreter.record)
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
             return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()})
@@ -91,11 +87,10 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     for node, info in infos.items():
         node.meta["info"] = info
     gm.meta["profile"] = found
-    records[-1].fingerprints = fingerprint_nodes(gm.graph)
     settings: dict[str, Any] = {"kwargs": kwargs, "mode": mode, "loss_fn": loss_fn, "autocast": autocast,
                                 "device": device, "profilers": profilers}
     last_runs[gm] = LastRun(session, (args, kwargs), loss_fn,
-                            lambda gm: symbolic_profile(gm, *args, **settings), records[-1])
+                            lambda gm: symbolic_profile(gm, *args, **settings))
     if verbose:
         print(found.table())
     return gm
@@ -107,3 +102,37 @@ def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
     if "module_path" in node.meta:
         known["module_path"] = node.meta["module_path"]
     return NodeInfo.blank(read_rows, **known)
+
+
+def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
+    """Bring ``node.meta["info"]`` and ``gm.meta["profile"]`` up to date after an edit of the graph or its annotations:
+    `symbolic_profile` with the arguments of last time. Raises InputError where ``gm`` (this object, not what it was
+    copied from) has not been profiled, and what `symbolic_profile` raises.
+    """
+    last = last_runs.get(gm)
+    if last is None:
+        raise InputError("reprofile(): this graph module has not been profiled; call symbolic_profile(gm, ...) first "
+                         "(a copy needs it too)")
+    return last.repeat(gm)
+
+
+def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) -> fx.GraphModule:
+    """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with
+    `reprofile` after each. A graph that has not been profiled is left without annotations. Raises what a pass raises.
+
+    >>> import torch
+    >>> from analyzer import symbolic_profile, symbolic_trace
+    >>> from analyzer.fx import split_biases
+    >>> x = torch.empty(2, 4)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    >>> gm = run_passes(symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x), split_biases)
+    >>> [(n.name, n.meta["info"].fwd_flops) for n in gm.graph.nodes if n.op.startswith("call")]
+    [('linear', 128), ('add', 16), ('_1', 16)]
+    """
+    for edit in passes:
+        edit(gm)
+        gm.graph.lint()
+        gm.recompile()
+        if gm in last_runs:
+            reprofile(gm)
+    return gm

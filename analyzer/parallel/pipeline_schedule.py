@@ -121,8 +121,6 @@ class RankTime:
 
 # Lists of actions of the schedules that people run: those of torch.distributed.pipelining and of Megatron-LM.
 
-#: What `list_actions` knows by name; the rest are the classes of torch.distributed.pipelining.
-MEGATRON_SCHEDULES = ("megatron_1f1b", "megatron_interleaved")
 _KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "UNSHARD": "unshard",
           "REDUCE_GRAD": "reduce_grad", "SEND_F": "send_forward", "RECV_F": "recv_forward", "SEND_B": "send_backward",
           "RECV_B": "recv_backward"}
@@ -133,8 +131,8 @@ def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank:
     """What each rank does in one step of a schedule, sends and receives included.
 
     ``schedule`` is a name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes ("GPipe", "1F1B",
-    "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"), or "megatron_1f1b" or
-    "megatron_interleaved". Those of one or two stages a rank take no other number of ``stages_per_rank``.
+    "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"), or "megatron_1f1b". Those of
+    one or two stages a rank take no other number of ``stages_per_rank``.
 
     Raises InputError for an unknown schedule, or numbers that it cannot run.
 
@@ -147,10 +145,6 @@ def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank:
         raise InputError(f"{said}: each must be 1 or more")
     if schedule == "megatron_1f1b":
         return _one_forward_one_backward(ranks, micro_batches, waits_for_sends=True)
-    if schedule == "megatron_interleaved":
-        if micro_batches % ranks:
-            raise InputError(f"{said}: Megatron's interleaved schedule runs a multiple of ranks of micro-batches")
-        return _wait_for_transfers(_interleave(ranks, micro_batches, stages_per_rank))
     made = _make_torch_schedule(schedule, ranks, micro_batches, stages_per_rank, said)
     return read_schedule(made, ranks)
 
@@ -190,7 +184,7 @@ def _make_torch_schedule(name: str, ranks: int, micro_batches: int, stages_per_r
     try:
         cls: Any = get_schedule_class(name)
     except ValueError as error:
-        raise InputError(f"{said}: {error}; or one of {', '.join(MEGATRON_SCHEDULES)}") from error
+        raise InputError(f"{said}: {error}; or megatron_1f1b") from error
     # What the constructors read of their stages; the lists need no module and no process group
     stages = [SimpleNamespace(stage_index=ranks * i, num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0,
                               group=None, is_first=i == 0, is_last=False, has_backward=True, submod=None,
@@ -263,25 +257,6 @@ class _Transfers:
     def transfer(self, *actions: PipelineAction | None, waits: bool = True) -> None:
         self._batches += 1
         self.actions += [a._replace(batch=self._batches, waits=waits) for a in actions if a is not None]
-
-
-def _interleave(ranks: int, micro_batches: int, stages_per_rank: int) -> ActionLists:
-    """The computations of Megatron-LM's ``forward_backward_pipelining_with_interleaving``, in groups of as many
-    micro-batches as there are ranks.
-    """
-    total, lists = micro_batches * stages_per_rank, []
-    for rank in range(ranks):
-        def place(k: int, is_forward: bool, rank: int = rank) -> tuple[int, int]:
-            chunk, within = k % (ranks * stages_per_rank) // ranks, k % ranks
-            chunk = chunk if is_forward else stages_per_rank - 1 - chunk
-            return rank + chunk * ranks, k // (ranks * stages_per_rank) * ranks + within
-
-        forwards = [PipelineAction("forward", *place(k, True)) for k in range(total)]
-        backwards = [PipelineAction("backward", *place(k, False)) for k in range(total)]
-        warmup = min(total, 2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks)
-        steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
-        lists.append([*forwards[:warmup], *steady, *backwards[total - warmup:]])
-    return lists
 
 
 def _send_when_done(lists: ActionLists) -> ActionLists:

@@ -121,7 +121,7 @@ class NodeInfo(DeferredFields):
     #: of its output, a placement for each mesh dimension, such as "Shard(0)": as it ran, or filled by a solver
     sharding: tuple[str, ...] | None = None
     extra: dict[str, Scalar] = field(default_factory=dict)  #: quantities of profilers that the user added
-    #: what it keeps for backward and what its gradient reads; None is unknown, as after `reprofile`
+    #: what it keeps for backward and what its gradient reads; None is unknown
     saved_tensors: tuple[SavedTensorInfo, ...] | None = field(default=None, compare=False, repr=False)
 
     @property

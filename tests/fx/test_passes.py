@@ -1,6 +1,7 @@
 """Passes over traced graphs: what they change, what they leave, and that results stay."""
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.api.reprofile import run_passes
+from analyzer.api.symbolic_profile import reprofile, run_passes
 from analyzer.errors import InputError
 from analyzer.fx import CheckpointRegion, checkpoint_modules, eliminate_dead_code, nodes_in, set_region, split_biases
 
@@ -156,3 +157,14 @@ def test_modules_are_checkpointed_at_each_call() -> None:
     with pytest.raises(InputError,
                        match=r"checkpoint_modules\('blok'\): no node runs in that module; nodes run in block"):
         checkpoint_modules("blok")(gm)
+
+
+def test_an_edited_graph_is_annotated_again_with_the_arguments_of_last_time() -> None:
+    gm = symbolic_profile(symbolic_trace(Net(), meta_args={"x": X}), X, device="h100")
+    before, copied = gm.meta["profile"], copy.deepcopy(gm)
+    set_region(gm, ["conv", "relu"])
+    after = reprofile(gm).meta["profile"]
+    assert gm.code.count("checkpoint.checkpoint(") == 1 and after.recompute_flops > 0 == before.recompute_flops
+    assert after.to_json() == symbolic_profile(copy.deepcopy(gm), X, device="h100").meta["profile"].to_json()
+    with pytest.raises(InputError, match=r"this graph module has not been profiled; call symbolic_profile\(gm, ...\)"):
+        reprofile(copied)

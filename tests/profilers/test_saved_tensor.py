@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import Profile, ProfileOptions, profile, symbolic_profile, symbolic_trace
-from analyzer.api.reprofile import reprofile
-from analyzer.fx import set_region
 from analyzer.zoo import MODELS
 
 
@@ -105,14 +103,3 @@ def test_unknown_after_memory_ran_out() -> None:
     p = profile(lambda: nn.Sequential(*[nn.Linear(1 << 14, 1 << 14) for _ in range(3)]), device="t4",
                 args=(torch.empty(1 << 17, 1 << 14, device="meta"),), options=ProfileOptions(limit_to_device=True))
     assert p.out_of_memory is not None and {n.saved_tensors for n in p.nodes} == {None}
-
-
-def test_unknown_after_an_edit() -> None:
-    x = torch.empty(2, 4)
-    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
-    gm = symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x)
-    assert reprofile(gm).meta["profile"].nodes[1].saved_tensors, "nothing was edited"
-    set_region(gm, ["_3"])
-    reprofile(gm)
-    assert {n.meta["info"].saved_tensors for n in gm.graph.nodes} == {None}
-    assert symbolic_profile(gm, x).meta["profile"].nodes[1].saved_tensors

@@ -6,7 +6,9 @@ import dataclasses
 import datetime
 import json
 import os
+import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import torch
 
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
-from analyzer.hardware.cpu_measurement import AS_MEASURED, RUNS_INLINE, count_threads, identify_host
 from analyzer.hardware.device_file import UNFINISHED, decode_device, encode_device, is_device_file
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import find_constants
@@ -28,6 +29,14 @@ from .fit import Timed, find_figures, find_host, fit_constants, leave_calls_out
 
 # `calibrate`: the device at hand as a `DeviceSpec`, measured point by point, and a file that holds it.
 
+_NOTHING = 1e-9  # seconds
+#: Constants of a device whose figures are what it reached, not what a data sheet promises.
+_AS_MEASURED: dict[str, dict[str, float]] = {
+    "memory_bound": {"hbm_fraction": 1.0, "gddr_fraction": 1.0, "floor_seconds": _NOTHING},
+    "default": {"product_fraction": 1.0}}
+#: Of a host that runs kernels itself: nothing is launched or waited for, and what a kernel needs to begin is part of
+#: the operator's call.
+_RUNS_INLINE = {"launch_seconds": _NOTHING, "gap_seconds": _NOTHING, "synchronize_seconds": _NOTHING}
 _THREADS_SECONDS = 2e-6  #: where the fit of a processor's kernels begins: about what it takes to wake its threads
 
 
@@ -61,7 +70,8 @@ def calibrate(path: str | os.PathLike[str], device: str | torch.device = "cpu", 
 def find_known(place: torch.device) -> DeviceSpec:
     """What is known of a device without a measurement: its record in the catalogue, and what its driver says."""
     if place.type == "cpu":
-        return count_threads()
+        return DeviceSpec("cpu", kind="cpu", multiprocessors=torch.get_num_threads(),
+                          sources={"multiprocessors": "torch.get_num_threads()"})
     about: Any = torch.cuda.get_device_properties(place)
     try:
         known = find_device(about.name)
@@ -96,9 +106,9 @@ def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> Devic
     calibration: dict[str, Mapping[str, float]] = dict(base.calibration)
     if like.kind == "cpu":
         points = leave_calls_out(points)
-        start = {"memory_bound": {**AS_MEASURED["memory_bound"], "floor_seconds": _THREADS_SECONDS}}
+        start = {"memory_bound": {**_AS_MEASURED["memory_bound"], "floor_seconds": _THREADS_SECONDS}}
         base = dataclasses.replace(base, calibration=start)
-        calibration, host = {**AS_MEASURED}, {**host, **RUNS_INLINE}
+        calibration, host = {**_AS_MEASURED}, {**host, **_RUNS_INLINE}
     for family, constants in {**fit_constants(base, points), **({"host": host} if host else {})}.items():
         calibration[family] = {**calibration.get(family, {}), **constants}
     return dataclasses.replace(base, calibration=calibration)
@@ -172,7 +182,15 @@ def _find_place(device: str | torch.device, bench: Bench | None) -> torch.device
 
 
 def _identify(place: torch.device, like: DeviceSpec) -> str:
-    return f"{like.name}, torch {torch.__version__}" if place.type == "cuda" else identify_host()
+    """What tells this device from others, and this PyTorch: of a host the processor, cores, threads and name."""
+    if place.type == "cuda":
+        return f"{like.name}, torch {torch.__version__}"
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):  # on Linux alone
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{model}, {cores} cores, {torch.get_num_threads()} threads, torch {torch.__version__}, {platform.node()}"
 
 
 def _describe(point: Point) -> str:
