@@ -177,13 +177,12 @@ analyzer check profile.json --against baseline.json --format markdown >> "$GITHU
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
 while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
-      "prefill-chunk, draft, speculate", "recipe": "dtype, quantize, lora, attention, compile"}, """\
+      "prefill-chunk", "recipe": "dtype, quantize, lora, attention, compile"}, """\
 analyzer generate gpt2 --prompt 512 --new-tokens 128
 analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
 analyzer generate hf:llama-3.1-8b --quantize int4 --cache paged --cache-dtype fp8 --batch 16
 analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
 analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
-analyzer generate hf:llama-3.1-70b --draft hf:llama-3.2-1b --speculate 5
 analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analyzer show t5.json --report tree
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "the generation does not fit on the device"}),
 
@@ -217,8 +216,8 @@ analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --devi
 """, {0: "it fits, as it is or with a change", 1: _MODEL, 2: _INPUT, 3: "no change that was tried makes it fit"}),
 
     Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.command:run_plan",
-            "target, input, batch-size, budget, device of plan, method, granularity, autocast, offload, frontier, "
-            "plot, html, json of plan", """\
+            "target, input, batch-size, budget, device of plan, method, granularity, autocast, frontier, html, "
+            "json of plan", """\
 Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
 memory, and runs as little as possible again. The plan is replayed before it is printed: the peak and the overhead are
 those of the planned program.
@@ -266,7 +265,7 @@ analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --
 analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --html sweep.html --workers 2
 analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
 
-With --out, rows are kept as they come (in FILE.jsonl until a .csv or .parquet is whole): the same command goes on after
+With --out, rows are kept as they come (in FILE.jsonl until a .csv is whole): the same command goes on after
 an interruption.
 """, {0: "done", 1: "every configuration failed", 2: _INPUT, 130: "interrupted"}),
 

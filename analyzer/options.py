@@ -224,7 +224,7 @@ _OF_GENERATION = (
             name="passes"),
     _number("--rows", "rows of the table, 0 for all", 20),
     Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
-           "--max-sequences, --batches and --draft)", choices="analyzer.tools.generation.stored_cache:CACHES"),
+           "--max-sequences and --batches)", choices="analyzer.tools.generation.stored_cache:CACHES"),
     Option("--cache-dtype", "of the cache, of {analyzer.tools.generation.command:CACHE_DTYPES} (default: the model's)",
            choices="analyzer.tools.generation.command:CACHE_DTYPES", metavar="DTYPE"),
     _number("--block-size", "tokens of a page of the cache", "analyzer.tools.generation.stored_cache:BLOCK_SIZE"),
@@ -234,9 +234,7 @@ _OF_GENERATION = (
     Option("--batches", "a row for each number of sequences: decode speed, memory", type=read_numbers,
            metavar="N,N,..."),
     _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
-            "analyzer.tools.generation.serving:PREFILL_CHUNK"),
-    Option("--draft", "a speculative step with this draft model", metavar="TARGET"),
-    _number("--speculate", "draft tokens of a step", 4))
+            "analyzer.tools.generation.serving:PREFILL_CHUNK"))
 
 _OF_SEARCHES = (
     _switch("--batch", "seek the largest batch (default)", name="of batch"),
@@ -257,10 +255,8 @@ _OF_SEARCHES = (
            "scipy), or what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
     Option("--granularity", "checkpoints around any operators of the traced graph (default), or around whole modules, "
            "which the model's own code can take", choices=("operator", "module"), default="operator"),
-    _switch("--offload", "saved results may also wait on the host (needs --device)"),
     Option("--frontier", "also the overhead at these budgets (default {analyzer.tools.solver.command:SHARES})",
            nargs="?", const="analyzer.tools.solver.command:SHARES", metavar="BUDGETS"),
-    _file("--plot", "draw the frontier to this file (matplotlib; extra [report])"),
     _file("--json", "save the plan (read it with analyzer.tools.solver.Plan.from_json)", name="json of plan"))
 
 _OF_SWEEPS = (
@@ -275,7 +271,7 @@ _OF_SWEEPS = (
         ("lora", "ranks of adapters that are trained instead of the model, e.g. none,r=8,r=64 (default none)"),
         ("accumulate", "micro-batches of a step, e.g. 1,8 (default 1)"),
         ("device", "names of `analyzer devices` (default h200)"), ("mode", "train, infer or both (default train)"))),
-    _file("--out", "write the rows here: .csv, .jsonl or .parquet"),
+    _file("--out", "write the rows here: .csv or .jsonl"),
     _switch("--retry-failed", "run configurations again that failed before"),
     _number("--workers", "processes (default one a core; 0: none but this one)"),
     Option("--dask", "run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its workers with "

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import ProfileOptions, profile
 from analyzer.cli import main
 from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.tools.generation import GenerationProfile, profile_generate
+from analyzer.tools.generation.decoder import tensors_kept
 from analyzer.zoo.causal_lm import KeyValueCache
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.llama import Llama, LlamaConfig
@@ -115,6 +119,23 @@ WHISPER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size"
            "eos_token_id": 2, "decoder_start_token_id": 3}
 
 
+def assert_passes_are_real(build, prompt):
+    """Multiply-adds and cache of each pass are those that `generate()` has on this CPU."""
+    model, real = build().eval(), []
+
+    def take(module, args, output):
+        real.append((counted.get_total_flops() // 2, sum(t.nbytes for t in tensors_kept(output.past_key_values))))
+
+    handle = model.register_forward_hook(take)
+    # torch's counter knows no fused attention of the CPU
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        model.generate(prompt, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    handle.remove()
+    predicted = profile_generate(model, prompt.shape[1], 4, batch_size=2, device="cpu", samples=None)
+    assert list(accumulate(step.macs for step in predicted.steps)) == [macs for macs, _ in real]
+    assert [step.cache_bytes for step in predicted.steps] == [nbytes for _, nbytes in real]
+
+
 def test_speech_is_read_by_the_encoder():
     build = transformers_model("Whisper:WhisperForConditionalGeneration", **WHISPER)
     dynamic, static = (profile_generate(build, new_tokens=5, prompt=torch.zeros(1, 8, 100), cache=cache, samples=None)
@@ -137,14 +158,7 @@ def test_a_speech_model_reads_spectrograms_of_its_own_length(tmp_path, capsys):
     build = transformers_model("Whisper:WhisperForConditionalGeneration", **WHISPER)
     expected = profile_generate(build, new_tokens=5, prompt=torch.zeros(2, 8, 100))
     assert p.prompt_tokens == 100 and p.steps == expected.steps
-
-    from analyzer.tools.runtime import measure_generate
-
-    model = build().eval()
-    real = measure_generate(model, (torch.zeros(2, 8, 100),),
-                            {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False})
-    predicted = profile_generate(model, new_tokens=4, batch_size=2, device="cpu", samples=None)
-    assert [(s.macs, s.cache_bytes) for s in predicted.steps] == [(s.macs, s.cache_bytes) for s in real.steps]
+    assert_passes_are_real(build, torch.zeros(2, 8, 100))
     assert main([*command, "--dtype", "bf16"]) == 0
     capsys.readouterr()
     assert main(["generate", f"hf:{config}", "--new-tokens", "21"]) == 2  # the first is read after the start
@@ -162,14 +176,7 @@ def test_an_encoder_of_images_needs_its_prompt():
 @pytest.mark.parametrize(("name", "options"), [
     ("Llama", SMALL), ("T5:T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0, "pad_token_id": 0})])
 def test_passes_are_those_of_a_real_generation(name, options):
-    """Multiply-adds and cache of each pass, against `generate()` run on this CPU."""
-    from analyzer.tools.runtime import measure_generate
-
-    model = transformers_model(name, **options)().eval()
-    ids = torch.randint(3, 100, (2, 9))
-    real = measure_generate(model, (ids,), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False})
-    predicted = profile_generate(model, 9, 4, batch_size=2, device="cpu", samples=None)
-    assert [(s.macs, s.cache_bytes) for s in predicted.steps] == [(s.macs, s.cache_bytes) for s in real.steps]
+    assert_passes_are_real(transformers_model(name, **options), torch.randint(3, 100, (2, 9)))
 
 
 def test_a_cache_changes_no_result():

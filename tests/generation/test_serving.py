@@ -1,5 +1,5 @@
 """Inference as it is served: caches to the byte for grouped heads, windows and latents, the kernel that reads them, the
-largest number of sequences, batches beside each other, speculative steps.
+largest number of sequences, batches beside each other.
 """
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from analyzer.tools.generation import (
     max_sequences,
     profile_generate,
     profile_serving,
-    profile_speculative,
     sweep_sequences,
 )
 from analyzer.tools.generation.capacity import serving_table
@@ -210,8 +209,6 @@ def test_layers_of_states_have_one_for_each_sequence():
     states = one.cache_bytes - one.used_cache_bytes
     assert states > 2 * 8 * 8 * 4 and three.cache_bytes == 3 * one.cache_bytes
     assert (three.prefill.sequences, three.prefill.tokens, three.decode.sequences) == (1, 63, 3)
-    with pytest.raises(InputError, match="the target, Qwen3NextForCausalLM, keeps states, which cannot go back"):
-        profile_speculative(build, small(), 32)
 
 
 def test_nothing_may_fit():
@@ -238,25 +235,6 @@ def test_weights_are_read_once_for_a_batch_and_a_cache_for_each_sequence():
     assert one < two < 2 * one and two < four < 2 * two
 
 
-def test_a_speculative_step():
-    target, draft = small(num_hidden_layers=4), small()
-    step = profile_speculative(target, draft, 100, speculated=3, sequences=2)
-    assert [cost.context_tokens for cost in step.drafts] == [100, 101, 102]
-    assert (step.plain.tokens, step.verify.tokens, step.verify.context_tokens) == (1, 4, 103)
-    assert step.seconds == sum(cost.seconds for cost in (*step.drafts, step.verify))
-    # four tokens, each with products of its own; only the last ones of the prompt have logits
-    assert 3.9 < step.verify.flops / step.plain.flops < 4.3
-    assert step.tokens_per_step(0.0) == 1 and step.tokens_per_step(1.0) == 4
-    assert step.tokens_per_step(0.5) == 1 + 0.5 + 0.25 + 0.125
-    assert step.speedup(1.0) == pytest.approx(4 * step.plain.seconds / step.seconds)
-    if step.break_even is not None:
-        assert step.speedup(step.break_even) == pytest.approx(1, abs=1e-4)
-    alone = profile_serving(target, 2, 104)
-    assert step.profile.param_bytes > alone.weight_bytes
-    short = profile_speculative(target, draft, 100, options=ProfileOptions(capacity_bytes=2**16))
-    assert short.out_of_memory is not None and short.seconds is None and short.break_even is None
-
-
 @pytest.mark.parametrize(("call", "said"), [
     (lambda: profile_serving(small(), 0, 10), "profile_serving(sequences=0): must be 1 or more"),
     (lambda: profile_serving(small(), 1, 1), "context_tokens=1, prefill_chunk=2048): a context has 2 tokens"),
@@ -266,7 +244,6 @@ def test_a_speculative_step():
     (lambda: max_sequences(small(), 10, at_most=0), "at_most=0): must be 1 or more"),
     (lambda: max_sequences(small(), 10, memory_share=1.5), "memory_share=1.5): a share lies above 0"),
     (lambda: max_sequences(small(), 10, device="cpu"), "the memory of 'cpu' is not known"),
-    (lambda: profile_speculative(small(), small(), 10, speculated=0), "speculated=0"),
     (lambda: profile_serving(load_target("hf:gpt2").build, 1, 2000), "has 1,024 positions"),
     (lambda: profile_generate(small(), 8, 2, cache="pages"), "must be one of 'dynamic', 'static', 'paged'")])
 def test_errors(call, said):
@@ -285,8 +262,6 @@ def test_command_line(capsys):
     assert "sequences of 128 tokens fit" in out and "cache of tokens" in out and "fits on t4" in out
     assert main([*gpt2, "--batches", "1,8"]) == 0
     assert "fit on h200: 1, 8 sequences of 128 tokens" in capsys.readouterr().out
-    assert main([*gpt2, "--draft", "hf:gpt2", "--speculate", "2"]) == 0
-    assert "2 draft tokens a step" in capsys.readouterr().out
     assert main(["generate", "hf:llama-3.1-8b", "--max-sequences", "--device", "t4"]) == 3
     assert "does NOT fit on t4" in capsys.readouterr().out
     for words, said in ((["--max-sequences", "--batches", "1"], "--max-sequences and --batches: one at a time"),
@@ -301,7 +276,7 @@ def test_command_line(capsys):
     assert "argument --batches: '1,x': must be numbers between commas" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--max-sequences"], ["--batches", "1,2"], ["--draft", "hf:gpt2"]])
+@pytest.mark.parametrize("words", [["--max-sequences"], ["--batches", "1,2"]])
 def test_a_reader_that_goes_is_no_error_of_the_models(words, monkeypatch):
     def refuse(*_, **__):
         raise BrokenPipeError

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analyzer.meta.address_space import HostMemory
-from analyzer.tools.runtime import FlopsProfiler, measure, measure_generate
+from analyzer.tools.runtime import FlopsProfiler, measure
 from tests.meta.test_mode import assert_unchanged, observable_torch
 
 
@@ -49,11 +49,6 @@ class Model(nn.Module):
         if self.point == "inside":
             self.last(x[:, :1])
         return self.last(x)
-
-    def generate(self, x, count):
-        for _ in range(count):
-            x = self(x)
-        return x
 
 
 class FailingSGD(torch.optim.SGD):
@@ -155,13 +150,6 @@ def test_ending_in_the_middle_of_a_call_and_ending_twice_leaves_nothing():
     prof.start_profile()
     model(torch.rand(3, 4))
     prof.end_profile()
-    assert_unchanged(before)
-
-
-def test_generation_that_fails_changes_nothing():
-    model, before = Model("forward"), observable_torch()
-    with pytest.raises(Interrupted):
-        measure_generate(model, (torch.rand(3, 4), 2), warm_up=0)
     assert_unchanged(before)
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import MissingExtraError
-from analyzer.tools.solver.chain import UnitGraph, find_prices, least_limit, solve_chain, solve_greedy, units_left
+from analyzer.tools.solver.chain import UnitGraph, find_prices, least_limit, solve_chain, units_left
 from analyzer.tools.solver.exact import solve_exact
 from analyzer.tools.solver.solver_registry import solve_units
 from analyzer.tools.solver.unit import Unit, peak_bytes, total_cost
@@ -92,15 +92,7 @@ def test_prices_bound_every_division_from_below(units, limit):
         assert all(any(u is v for v in left) for u in best)
 
 
-@settings(max_examples=60)
-@given(unit_lists(), st.integers(0, 120))
-def test_greedy_stays_within_the_limit(units, limit):
-    found = solve_greedy(units, limit)
-    if found is not None:
-        assert peak_bytes(found) <= limit and total_cost(found) >= total_cost(solve_chain(units, limit))
-
-
-@pytest.mark.parametrize("method", ["greedy", "chain", "exact"])
+@pytest.mark.parametrize("method", ["chain", "exact"])
 def test_a_program_whose_last_unit_is_above_the_limit_has_no_plan(method):
     if method == "exact":
         pytest.importorskip("scipy")

@@ -190,16 +190,14 @@ def test_a_device_makes_seconds_the_objective():
     assert plan.planned.peak_activation_bytes <= 0.7 * plan.unplanned.peak_activation_bytes
 
 
-# where greedy finds none at all
-@pytest.mark.parametrize(("name", "method"), [("llama", "chain"), ("resnet", "greedy")])
-def test_an_infeasible_budget_says_the_smallest_that_is_not(name, method):
-    _, _, _, planner = planner_of(name)
+def test_an_infeasible_budget_says_the_smallest_that_is_not():
+    _, _, _, planner = planner_of("llama")
     with pytest.raises(
             InputError,
             match=r"budget=0\.01: no plan of \w+ stays within .*; the smallest budget that one was found for is "
                   r"([\d,]+) "
             r"bytes .*of the activations' memory\)") as caught:
-        planner.solve(0.01, method)
+        planner.solve(0.01)
     smallest = int(str(caught.value).partition("found for is ")[2].split()[0].replace(",", ""))
     plan = planner.solve(smallest / planner.unplanned.peak_activation_bytes + 1e-9)
     assert plan.planned.peak_activation_bytes <= smallest
@@ -398,7 +396,7 @@ def test_error_texts():
         plan.apply(model)
     with pytest.raises(InputError, match="is no node of this graph"):
         plan.apply(symbolic_trace(nn.Linear(2, 2), meta_args={"input": torch.empty(1, 2)}))
-    with pytest.raises(InputError, match=r"method='best': must be one of auto, greedy, chain, exact"):
+    with pytest.raises(InputError, match=r"method='best': must be one of auto, chain, exact"):
         planner.solve(0.5, "best")
     with pytest.raises(InputError, match=r"budget=1\.5: a share of the activations' memory is above 0 and at most 1"):
         planner.solve(1.5)
@@ -458,23 +456,6 @@ def test_names_that_the_program_and_a_checkpoint_both_know():
     expected = model(x, shift=shift)
     with plan.applied(model):
         assert torch.equal(model(x, shift=shift), expected)
-
-
-def test_results_can_wait_on_the_host():
-    torch.manual_seed(0)
-    model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.GELU())))
-    inputs = {"input": torch.randn(512, 64)}
-    gm = symbolic_trace(model, meta_args=inputs)
-    planner = Planner(gm, (), inputs, device="a100", offload=True)
-    with pytest.raises(InfeasibleBudgetError):
-        Planner(gm, (), inputs, device="a100").solve(0.25)
-    plan = planner.solve(0.25)
-    assert plan.offloads and plan.offload_seconds > 0
-    assert plan.planned.peak_activation_bytes <= 0.25 * plan.unplanned.peak_activation_bytes
-    assert Plan.from_json(plan.to_json()) == plan and "wait on the host" in plan.summary()
-    assert_same_step(plan, gm, model, inputs)
-    with pytest.raises(InputError, match="needs a device whose PCIe bandwidth is known"):
-        Planner(gm, (), inputs, offload=True)
 
 
 def test_a_value_that_nothing_saves_is_held_by_the_first_checkpoint_after_its_maker_s():

@@ -1,15 +1,12 @@
 """``analyzer plan`` as its users run it."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from analyzer import profile
 from analyzer.cli import main
 from analyzer.tools.solver import Plan
-from analyzer.tools.solver.plan import draw_frontier
 from analyzer.units import format_bytes
 from analyzer.zoo import MODELS
 
@@ -20,20 +17,15 @@ def run(capsys, *argv):
     return code, captured.out, captured.err
 
 
-def test_plan_prints_saves_and_draws(capsys, tmp_path):
-    pytest.importorskip("matplotlib")
+def test_plan_prints_and_saves(capsys, tmp_path):
     code, out, err = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--device", "a100",
-                         "--frontier", "100%,80%", "--plot", str(tmp_path / "frontier.png"), "--json",
-                         str(tmp_path / "plan.json"))
+                         "--frontier", "100%,80%", "--json", str(tmp_path / "plan.json"))
     assert (code, err) == (0, "")
     plan = Plan.from_json(tmp_path / "plan.json")
     assert plan.planned.peak_activation_bytes <= 0.8 * plan.unplanned.peak_activation_bytes
     assert plan.objective == "seconds"
     assert "budget for activations" in out and "Products kept" in out and "Peak reached" in out
     assert [p.overhead for p in plan.frontier] == [0.0, plan.overhead]
-    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    draw_frontier(replace(plan, model="\ud800 $^{$"), tmp_path / "frontier.svg")  # no formula, and no UTF-8
-    assert "$^{$" in (tmp_path / "frontier.svg").read_text()
 
 
 def test_budgets_of_the_step_count_optimizer_states(capsys):

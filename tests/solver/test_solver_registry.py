@@ -24,7 +24,7 @@ def planner():
 
 
 def plain(units):
-    return [u for u in units if not u.is_region and not u.offloads]
+    return [u for u in units if not u.is_region]
 
 
 def test_a_solver_from_outside_is_asked_by_its_name(planner):
@@ -39,7 +39,7 @@ def test_a_solver_from_outside_is_asked_by_its_name(planner):
         register_solver("mine", solve_mine)
         mine, chain = planner.solve("70%", "mine"), planner.solve("70%", "chain")
     assert asked and mine.method == "mine" and mine.regions == chain.regions and mine.bound is None
-    with pytest.raises(InputError, match="method='mine': must be one of auto, greedy, chain, exact.*register_solver"):
+    with pytest.raises(InputError, match="method='mine': must be one of auto, chain, exact.*register_solver"):
         planner.solve("70%", "mine")
 
 
@@ -52,12 +52,12 @@ def test_a_solver_may_tell_a_bound(planner):
 
 @pytest.mark.parametrize("method", ["chian", None, 3, [], solve_chain])
 def test_what_is_no_name_of_a_solver(planner, method):
-    with pytest.raises(InputError, match=re.escape(f"method={method!r}: must be one of auto, greedy, chain, exact") +
+    with pytest.raises(InputError, match=re.escape(f"method={method!r}: must be one of auto, chain, exact") +
                        ".*; register_solver adds one"):
         planner.solve("70%", method)
 
 
-@pytest.mark.parametrize("name", ["auto", "greedy", "chain", "exact"])
+@pytest.mark.parametrize("name", ["auto", "chain", "exact"])
 def test_names_of_the_package_are_taken(name):
     with pytest.raises(DuplicateRegistrationError, match=re.escape(f"register_solver({name!r}): already registered")):
         register_solver(name, solve_chain)
@@ -115,5 +115,5 @@ def test_the_command_takes_the_solvers_of_the_targets_file(capsys, tmp_path):
         assert main(["plan", *target, "--method", "of_the_file"]) == 0
         assert "by method of_the_file" in capsys.readouterr().out
         assert main(["plan", *target, "--method", "of_a_file"]) == 2
-    assert capsys.readouterr().err == ("analyzer: --method of_a_file: must be one of auto, greedy, chain, exact, "
+    assert capsys.readouterr().err == ("analyzer: --method of_a_file: must be one of auto, chain, exact, "
                                        "of_the_file; register_solver adds one\n")

@@ -3,9 +3,8 @@ serving several sequences at once takes.
 """
 from .capacity import MaxSequences, max_sequences, serving_table
 from .generation_profile import GenerationProfile, GenerationStep
-from .run import SpeculativeStep, profile_generate, profile_speculative
+from .run import profile_generate
 from .serving import PassCost, ServingPoint, profile_serving, sweep_sequences
 
-__all__ = ["GenerationProfile", "GenerationStep", "MaxSequences", "PassCost", "ServingPoint", "SpeculativeStep",
-           "max_sequences", "profile_generate", "profile_serving", "profile_speculative", "serving_table",
-           "sweep_sequences"]
+__all__ = ["GenerationProfile", "GenerationStep", "MaxSequences", "PassCost", "ServingPoint", "max_sequences",
+           "profile_generate", "profile_serving", "serving_table", "sweep_sequences"]

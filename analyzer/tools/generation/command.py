@@ -17,11 +17,9 @@ from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
 from .capacity import max_sequences, serving_table, tell_which_fit
-from .run import profile_generate, profile_speculative
+from .run import profile_generate
 from .serving import sweep_sequences
 from .stored_cache import BLOCK_SIZE
-
-# Inference as it is served: its cache, several sequences, draft models.
 
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn,
                 "int8": torch.int8}
@@ -45,14 +43,14 @@ def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def asks_for_serving(arguments: argparse.Namespace) -> bool:
     """Whether another result than one generation is asked for. Raises InputError for two, or for what none has."""
-    asked = [name for name, value in (("--max-sequences", arguments.max_sequences), ("--batches", arguments.batches),
-                                      ("--draft", arguments.draft)) if value]
+    asked = [name for name, value in (("--max-sequences", arguments.max_sequences), ("--batches", arguments.batches))
+             if value]
     if len(asked) > 1:
         raise InputError(f"{' and '.join(asked)}: one at a time")
     if asked:
         if arguments.json is not None:
             raise InputError(f"--json {arguments.json}: is of one generation; leave out {asked[0]}, or it")
-        if asked != ["--batches"] and arguments.format != "text":
+        if arguments.max_sequences and arguments.format != "text":
             raise InputError(f"--format {arguments.format}: {asked[0]} gives no one table; leave one of them out")
     return bool(asked)
 
@@ -66,17 +64,10 @@ def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, A
         text = serving_table(points, arguments.format)
         return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
                 3 if all(point.fits is False for point in points) else 0)
-    if arguments.max_sequences:
-        with model_errors(arguments.target):
-            found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
-        point = found.at_limit or found.beyond
-        return _add_verdict(str(found), None if point is None else point.verdict)
-
     with model_errors(arguments.target):
-        draft = build_model(load_target(arguments.draft).build)
-        step = profile_speculative(model, draft, context, speculated=arguments.speculate, sequences=arguments.batch,
-                                   **options)
-    return _add_verdict(str(step), step.verdict)
+        found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
+    point = found.at_limit or found.beyond
+    return _add_verdict(str(found), None if point is None else point.verdict)
 
 
 def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:

@@ -233,10 +233,7 @@ class StoredDecoder(TransformersDecoder):
                                    sequences)
         self.cache = self.own = self._make_cache()
 
-    def read(self, tokens: Tensor, keep: int = 1) -> Tensor:
-        """The logits (batch, ``keep``, vocabulary) after the last ``keep`` of the next ``tokens``."""
-        if keep != 1 and "logits_to_keep" in self.options:
-            self.options["logits_to_keep"] = keep
+    def read(self, tokens: Tensor) -> Tensor:
         with self._attending():
             return super().read(tokens)
 
@@ -245,12 +242,6 @@ class StoredDecoder(TransformersDecoder):
         self.context += count
         for layer in self.layers():
             layer.skip(count)
-
-    def rewind(self, count: int) -> None:
-        """Go on as if the last ``count`` tokens had not been read; their room stays."""
-        self.context -= count
-        for layer in self.layers():
-            layer.tokens -= count
 
     @property
     def has_states(self) -> bool:

@@ -78,15 +78,15 @@ class PassRecorder:
         self.session, self.recorder = session, recorder
         self.passes: list[PassCost] = []
 
-    def read(self, decoder: StoredDecoder, tokens: Tensor, keep: int = 1) -> None:
-        """One pass over ``tokens``, and the choice of the next ones: the largest of the last ``keep`` logits."""
+    def read(self, decoder: StoredDecoder, tokens: Tensor) -> None:
+        """One pass over ``tokens``, and the choice of the next ones: the largest of the last logits."""
         recorder, step = self.recorder, len(self.passes)
         recorder.start_step(step, placeholders=step == 0)
         recorder.describe_step(step)
         recorder.begin("forward")
         with torch.no_grad(), self.session.casting():
-            logits = decoder.read(tokens, keep)
-            chosen = logits[:, -keep:, :].to(torch.float32, copy=True).argmax(dim=-1)
+            logits = decoder.read(tokens)
+            chosen = logits[:, -1:, :].to(torch.float32, copy=True).argmax(dim=-1)
         del logits, chosen
         recorder.end()
         recorder.mark(tensors_kept(decoder.cache), "cache")

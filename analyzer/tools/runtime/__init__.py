@@ -11,9 +11,8 @@ from analyzer.report.compat.deepspeed import (
 )
 
 from .flops_profiler import FlopsProfiler, get_model_profile
-from .generate import measure_generate
 from .measure import measure
 from .tids_profiler import TIDSProfiler
 
 __all__ = ["FlopsProfiler", "TIDSProfiler", "bytes_to_string", "duration_to_string", "flops_to_string",
-           "get_model_profile", "macs_to_string", "measure", "measure_generate", "number_to_string", "params_to_string"]
+           "get_model_profile", "macs_to_string", "measure", "number_to_string", "params_to_string"]

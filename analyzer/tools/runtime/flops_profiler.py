@@ -10,7 +10,7 @@ import torch
 
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
-from analyzer.output import drawing_plainly, write_output
+from analyzer.output import drawing_plainly
 from analyzer.report.compat.deepspeed import duration_to_string, macs_to_string, number_to_string, params_to_string
 from analyzer.results.build import list_micro_batches
 from analyzer.results.info import ModuleInfo
@@ -18,7 +18,6 @@ from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
 from .clock import Clock, choose_clock
-from .generate import PassObserver, split_generation
 from .measure import input_device, make_profile
 from .recorder import RuntimeRecorder, device_of, has_data
 
@@ -219,8 +218,8 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
 
     The arguments are those of DeepSpeed's and flops-profiler's function: ``input_shape`` stands for one tensor of the
     model's dtype on its device; ``args`` and ``kwargs`` are those of the call; ``warm_up`` runs go before.
-    ``func_name`` (or ``mode``) is the method to call; of ``"generate"`` the prefill and the decoded tokens are told
-    apart. Training flags are as they were afterwards. Raises InputError for arguments that cannot be used.
+    ``func_name`` (or ``mode``) is the method to call. Training flags are as they were afterwards. Raises InputError for
+    arguments that cannot be used.
 
     >>> get_model_profile(torch.nn.Linear(1000, 1000), input_shape=(8, 1000), print_profile=False)
     ('16 M', '8 MMACs', '1 M')
@@ -246,33 +245,14 @@ def run_profile(prof: FlopsProfiler, method: str, input_shape: tuple[int, ...] |
             run(*call_args, **call_kwargs)
         try:
             prof.start_profile(ignore_list=ignore_modules)
-            assert prof._recorder is not None
-            prof._recorder.observer = PassObserver()
             run(*call_args, **call_kwargs)
             prof.stop_profile()
             flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
             if print_profile:
                 prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
-                if method != "forward":
-                    print_generation(prof, call_args, call_kwargs, output_file)
         finally:
             prof.end_profile()
     return flops, macs, params
-
-
-def print_generation(prof: FlopsProfiler, args: tuple[Any, ...], kwargs: dict[str, Any],
-                     output_file: str | Path | None) -> None:
-    """Where a method called the model again and again: end the recording, and print or add what each pass cost."""
-    recorder, prof._recorder, prof._made = prof._recorder, None, None
-    if recorder is None or len(recorder.root_calls) < 2:
-        return
-    text = split_generation(recorder, args, kwargs, prof.convention).summary()
-    if output_file:
-        before = Path(output_file).read_text(encoding="utf-8")
-        write_output(output_file, f"{before}\n{text}\n")
-    else:
-        with drawing_plainly():
-            print(f"\n{text}")
 
 
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -37,26 +37,6 @@ Key = tuple[int, str, int]
 Span = tuple[Any, Any]
 
 
-class Position(NamedTuple):
-    """A place in the recording: how many calls, laps, nodes, records of phases and events of storages came before."""
-
-    calls: int
-    laps: int
-    nodes: int
-    phases: int
-    events: int
-
-
-class CallObserver:
-    """Is told of each call of the model itself."""
-
-    def entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call begins."""
-
-    def left(self, result: Any) -> None:
-        """It returned."""
-
-
 class RuntimeRecorder(Recorder):
     """The recorder of predicted runs, listening to a real one.
 
@@ -86,10 +66,9 @@ class RuntimeRecorder(Recorder):
         self.spans: dict[int, Span] = {}                        #: marks around each operator, by index in `Log.calls`
         #: by step: marks around each run of a module in the forward pass, in order
         self.call_spans: dict[int, list[list[Any]]] = {}
-        #: where calls of the model began, in a loop of its user's
-        self.root_calls: list[Position] = []
-        self.observer = CallObserver()                          #: is told of these calls
-        self.call_ended: Callable[[RuntimeRecorder], object] = lambda recorder: None  #: is called when one has returned
+        #: is called when a call of the model in a loop of its user's has returned
+        self.call_ended: Callable[[RuntimeRecorder], object] = lambda recorder: None
+        self._knows_inputs = False
         self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self.ran, clock)
         self._mode_depth = 0
@@ -164,14 +143,10 @@ class RuntimeRecorder(Recorder):
             if not self._runs():
                 self.begin(self.phase)
         mark = self._lap()
-        if module is self.model and not (self.whole or self._stack):
-            if not self.root_calls:
-                with suppress(InputError):  # where the call does not fit, the model itself will say so
-                    mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
-            log = self.log
-            self.root_calls.append(Position(len(log.call_slots), len(self.laps) - 1, len(log.node_slots),
-                                            len(log.phases) - 1, log.events))
-            self.observer.entered(args, kwargs)
+        if module is self.model and not (self.whole or self._stack or self._knows_inputs):
+            self._knows_inputs = True
+            with suppress(InputError):  # where the call does not fit, the model itself will say so
+                mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
         span = None
         if index is not None and self.phase == "forward":
             span = [mark, None]
@@ -194,7 +169,6 @@ class RuntimeRecorder(Recorder):
         try:
             super().leave_module(module, token, result)
             if module is self.model and not self._stack:
-                self.observer.left(result)
                 self.call_ended(self)
         finally:
             self.clock.go()

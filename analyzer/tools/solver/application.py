@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer.errors import InputError
 from analyzer.fx.fake_tensor import GeneratorState
 from analyzer.fx.graph.offload import StorageTable, alias_with_version
-from analyzer.fx.graph.region_edit import find_nodes, set_region, set_saved
+from analyzer.fx.graph.region_edit import find_nodes, set_region
 from analyzer.fx.graph.statement import CheckpointRegion
 
 # How a checkpointed region is run again: which products' results it keeps, and no statistics updated twice.
@@ -196,16 +196,13 @@ class PlanRegion:
             raise InputError(f"nodes={self.nodes!r}: a checkpoint runs one node or more")
 
 
-def apply_to_graph(gm: fx.GraphModule, regions: Iterable[PlanRegion], offloads: Sequence[str],
-                   plan_name: str) -> fx.GraphModule:
-    """A new graph module with checkpoints around the regions, and the saved results of ``offloads`` on the host."""
+def apply_to_graph(gm: fx.GraphModule, regions: Iterable[PlanRegion], plan_name: str) -> fx.GraphModule:
+    """A new graph module with checkpoints around the regions."""
     planned = copy_graph_module(gm)
     for i, region in enumerate(regions):
         nodes = find_nodes(planned, region.nodes, f"plan of {plan_name}, checkpoint {i}")
         norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
         set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region, norms)), recompile=False)
-    if offloads:
-        set_saved(planned, offloads, "offload", recompile=False)
     planned.recompile()
     return planned
 

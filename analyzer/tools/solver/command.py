@@ -24,7 +24,7 @@ from analyzer.zoo.command_option import choose_inputs, find_autocast, find_step,
 from analyzer.zoo.target import load_target
 
 from .fit import FitResult, max_batch_size, max_sequence_length
-from .plan import InfeasibleBudgetError, draw_frontier, format_frontier
+from .plan import InfeasibleBudgetError, format_frontier
 from .solve import Planner
 from .solver_registry import register_solver
 
@@ -106,8 +106,7 @@ SHARES = "100%,90%,80%,70%,60%,50%,40%,30%,20%"
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """``analyzer plan``; the result is the exit code."""
-    for path in (arguments.json, arguments.plot):
-        check_output(path)
+    check_output(arguments.json)
     check_page(arguments.html)
 
     target = load_target(arguments.target)
@@ -132,22 +131,18 @@ def run_plan(arguments: argparse.Namespace) -> int:
                           if "optimizer" in phases], default=0)
         with progress_part(0.3, 0.4, "the step without a plan"):
             planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
-                              granularity=arguments.granularity, held_bytes=held, update_bytes=update,
-                              offload=arguments.offload)
-        has_frontier = bool(arguments.frontier or arguments.plot)
+                              granularity=arguments.granularity, held_bytes=held, update_bytes=update)
         try:
-            with progress_part(0.4, 0.5 if has_frontier else 1.0, "planning"):
+            with progress_part(0.4, 0.5 if arguments.frontier else 1.0, "planning"):
                 plan = planner.solve(arguments.budget, arguments.method)
         except InfeasibleBudgetError as error:
             print_error(str(error))
             return 3
-        if has_frontier:
+        if arguments.frontier:
             with progress_part(0.5, 1.0, "frontier"):
-                points = planner.frontier((arguments.frontier or SHARES).split(","), arguments.method)
+                points = planner.frontier(arguments.frontier.split(","), arguments.method)
             plan = replace(plan, frontier=points)
-    if arguments.plot is not None:  # before anything is printed, for a reader that goes
-        draw_frontier(plan, arguments.plot)
-    if arguments.html is not None:
+    if arguments.html is not None:  # before anything is printed, for a reader that goes
         plan.to_html(arguments.html)
     if arguments.json is not None:
         plan.to_json(arguments.json)

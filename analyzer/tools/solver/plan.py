@@ -1,7 +1,6 @@
 """A plan as plain data: parts of a program that run under checkpoints, what they keep, what that gives."""
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,7 @@ from analyzer.report.node_table import print_rows
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, headline_part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_picture
-from analyzer.report.page.picture import draw_curves, open_figure
-from analyzer.report.text_width import escape_controls
+from analyzer.report.page.picture import draw_curves
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
@@ -44,7 +42,7 @@ class Plan:
     True
     """
 
-    format_version: ClassVar[int] = 3  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 4  #: of the JSON text; a change of any field below raises it
 
     model: str
     budget_bytes: int
@@ -61,8 +59,6 @@ class Plan:
     bound: float | None = None          #: no plan made of the same units costs less; None where that is not known
     assumptions: tuple[str, ...] = ()
     frontier: tuple[FrontierPoint, ...] = field(default=())
-    offloads: tuple[str, ...] = ()      #: nodes whose saved results wait on the host
-    offload_seconds: float = 0.0        #: of taking them there and back one after the other, which no replay measures
     held_bytes: int = 0                 #: held besides all along: the optimizer's states
     update_bytes: int = 0               #: everything at the peak of the optimizer's update, which no plan changes
 
@@ -81,7 +77,7 @@ class Plan:
         if self.objective == "flops":
             return self.planned.recompute_flops
         before, after = self.unplanned.seconds, self.planned.seconds
-        return None if before is None or after is None else after - before + self.offload_seconds
+        return None if before is None or after is None else after - before
 
     def whole_step_bytes(self, step: StepInfo) -> int:
         """The peak of the whole training step of which ``step`` is the forward and backward pass."""
@@ -113,7 +109,7 @@ class Plan:
         is no graph.
         """
         if isinstance(target, fx.GraphModule):
-            return apply_to_graph(target, self.regions, self.offloads, self.model)
+            return apply_to_graph(target, self.regions, self.model)
         return apply_to_modules(target, self.regions, self.model)
 
     def undo(self, model: nn.Module) -> nn.Module:
@@ -186,9 +182,6 @@ class Plan:
         if after is not None and before.seconds is not None and after.seconds is not None:
             yield (f"time on {self.device}, predicted: {format_seconds(before.seconds)}, "
                    f"{format_seconds(after.seconds)} with the plan")
-        if self.offloads:
-            yield (f"results of {len(self.offloads)} nodes wait on the host: {format_seconds(self.offload_seconds)} "
-                   "over PCIe, if nothing hides them")
         if self.gap is not None:
             yield ("proven optimal among divisions into these units" if self.gap == 0 else
                    f"at most {self.gap:.1%} of the overhead is more than the least possible")
@@ -247,8 +240,6 @@ class Plan:
                    f"{share:.1%} of the " + ("step" if self.objective == "seconds" else "forward pass"))
         nodes = sum(len(region.nodes) for region in self.regions)
         yield Tile("Checkpoints", str(len(self.regions)), f"of {nodes} nodes")
-        if self.offloads:
-            yield Tile("On the host", f"{len(self.offloads)} results")
 
     def _draw(self, before: StepInfo, after: StepInfo) -> bytes | None:
         """The curves that the budget limits; None where they are not known."""
@@ -274,7 +265,13 @@ def _without_memory(plan: Fields) -> Fields:
     return {**plan, **{name: {**step, "memory": None} for name, step in steps.items()}}
 
 
-_FORMAT = SavedFormat("analyzer.plan", Plan.format_version, "plan", "solve again", {2: _without_memory})
+def _without_host(plan: Fields) -> Fields:
+    """A saved plan of version 3, in which results could wait on the host."""
+    return {name: value for name, value in plan.items() if name not in ("offloads", "offload_seconds")}
+
+
+_FORMAT = SavedFormat("analyzer.plan", Plan.format_version, "plan", "solve again",
+                      {2: _without_memory, 3: _without_host})
 
 
 def _percent(part: float, whole: float | None) -> str:
@@ -288,38 +285,3 @@ def format_frontier(plan: Plan) -> str:
              "-" if share is None else f"{share:.2%}") for p, share in zip(plan.frontier, shares)]
     return print_rows(("Budget", "Peak reached", "Overhead",
                        "Of the step" if plan.objective == "seconds" else "Of the forward pass"), rows, left=())
-
-
-def draw_frontier(plan: Plan, path: str | Path) -> None:
-    """Draw ``plan.frontier`` and the plan itself to a file, whose ending says the format.
-
-    Raises MissingExtraError without matplotlib, InputError for a plan without a frontier or an unknown format.
-    """
-    if not plan.frontier:
-        raise InputError(
-            "draw_frontier(): the plan has no frontier; make one with Planner.frontier and dataclasses.replace(plan, "
-            "frontier=...)")
-    drawn = io.BytesIO()
-    with open_figure("drawing a frontier", 6, 4) as figure:
-        figure.set_layout_engine("constrained")
-        _draw_frontier(plan, figure.add_subplot())
-        try:
-            figure.savefig(drawn, format=Path(path).suffix.removeprefix(".") or None)
-        except ValueError as error:  # an ending that is no format
-            raise InputError(f"draw_frontier({str(path)!r}): {error}") from error
-    write_output(path, drawn.getvalue())
-
-
-def _draw_frontier(plan: Plan, axes: Any) -> None:
-    known = [(p.peak_bytes / 2**30, 100 * share) for p in plan.frontier
-             if (share := plan.share_of_step(p.overhead)) is not None]
-    axes.plot(*zip(*known), marker="o", drawstyle="steps-pre", label="plans")
-    own = plan.share_of_step(plan.overhead)
-    if plan.planned is not None and own is not None:
-        axes.plot([plan.limited_bytes(plan.planned) / 2**30], [100 * own], marker="*", markersize=14, linestyle="",
-                  label="this plan")
-    axes.set_xlabel("peak memory of " + ("the step" if plan.budget_of == "step" else "activations") + ", GiB")
-    axes.set_ylabel("overhead, % of the " + ("step's time" if plan.objective == "seconds" else "forward pass's FLOPs"))
-    axes.set_title(escape_controls(plan.model), parse_math=False)
-    axes.grid(alpha=0.3)
-    axes.legend()

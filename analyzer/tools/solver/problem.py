@@ -58,10 +58,7 @@ class Problem:
     backward_bytes: np.ndarray
     forward_bytes: np.ndarray
     incoming_bytes: np.ndarray
-    node_of: tuple[str, ...]               #: per value the node whose result it is, "" for what lies inside a node
     uncounted: tuple[str, ...]             #: operators whose cost is not known
-    #: of taking a byte to the host and back; None where values stay on the device
-    offload_cost_per_byte: float | None
 
     def __len__(self) -> int:
         return len(self.atoms)
@@ -78,7 +75,7 @@ class Problem:
 
 
 def read_problem(step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall], float | None],
-                 counts_gradients: bool, offload_cost_per_byte: float | None = None) -> Problem:
+                 counts_gradients: bool) -> Problem:
     """The problem of the graph whose step was recorded, without a plan; ``cost`` is what running a call again costs.
 
     With ``counts_gradients`` the gradients of parameters are part of what memory is needed for.
@@ -91,7 +88,7 @@ def read_problem(step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall]
     pinned = np.zeros(count + 1, dtype=bool)
     pinned[[*(reader.atom_of[i] for i in reader.pinned_places()), count]] = True
     savers, reads_of_call = reader.find_savers()
-    last_readers, users, results = reader.find_last_readers(), reader.find_users(), reader.find_results()
+    last_readers, users = reader.find_last_readers(), reader.find_users()
     calls, uncounted = reader.read_calls(cost, reads_of_call)
     backward, forward, incoming = reader.measure_transients(counts_gradients)
     return Problem(
@@ -103,8 +100,7 @@ def read_problem(step: RecordedStep, gm: fx.GraphModule, cost: Callable[[OpCall]
         last_reader=np.array([last_readers.get(v, -1) for v in order], dtype=np.int64),
         users=tuple(tuple(sorted(users.get(v, ()))) for v in order),
         backward_bytes=backward, forward_bytes=forward, incoming_bytes=incoming,
-        node_of=tuple(results.get(v, "") for v in order), uncounted=uncounted,
-        offload_cost_per_byte=offload_cost_per_byte)
+        uncounted=uncounted)
 
 
 class _Reader:
@@ -258,15 +254,6 @@ class _Reader:
             for number in used:
                 found.setdefault(number, atom)
         return dict.fromkeys(self.values, self.atom_of[-1]) | found
-
-    def find_results(self) -> dict[int, str]:
-        """The node whose result each value is, as it made it."""
-        found: dict[int, str] = {}
-        for place, node in enumerate(self.nodes):
-            for number in self.returned[node]:
-                if self.maker_place[number] == place:
-                    found.setdefault(number, node.name)
-        return found
 
     def read_calls(self, cost: Callable[[OpCall], float | None],
                    reads: dict[int, set[int]]) -> tuple[tuple[tuple[CallInfo, ...], ...], tuple[str, ...]]:

@@ -41,15 +41,13 @@ class Planner:
     ``device``. With a ``device`` the objective is seconds, else FLOPs. ``granularity`` is ``"operator"``, or
     ``"module"`` for plans that the user's own eager model can take. ``held_bytes`` are held besides all along
     (optimizer states, other models) and ``update_bytes`` is everything at the peak of the optimizer's update, both for
-    the whole step. With ``offload``, results that nodes outside of
-    checkpoints make may wait on the host, at what PCIe takes there and back with nothing hiding it.
+    the whole step.
     """
 
     def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None,
                  kwargs: dict[str, Any] | None = None, *, loss_fn: Callable[[Any], torch.Tensor] | None = None,
                  autocast: torch.dtype | None = None, device: str | DeviceSpec | None = None,
-                 granularity: str = "operator", held_bytes: int = 0, update_bytes: int = 0,
-                 offload: bool = False) -> None:
+                 granularity: str = "operator", held_bytes: int = 0, update_bytes: int = 0) -> None:
         gm = find_program(profile_or_gm)
         if granularity not in ("operator", "module"):
             raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
@@ -61,17 +59,10 @@ class Planner:
         self.gm, self.name = gm, type(gm).__name__
         self.granularity, self.held_bytes, self.update_bytes = granularity, held_bytes, update_bytes
         self.device = None if device is None else find_device(device)
-        self.offload_cost: float | None = None
-        if offload:
-            if self.device is None or self.device.pcie_bandwidth is None or granularity == "module":
-                raise InputError(
-                    f"offload=True with device={device!r}, granularity={granularity!r}: needs a device whose PCIe "
-                    f"bandwidth is known, and plans of operators")
-            self.offload_cost = 2 / self.device.pcie_bandwidth  # there and back
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
         self.arguments = as_arguments(() if args is None else args), as_keywords(kwargs)
         self.step, self.unplanned, self.profile = record_step(copy_graph_module(gm), *self.arguments, **self.run)
-        self._replays: dict[tuple[tuple[PlanRegion, ...], tuple[str, ...]], StepInfo] = {((), ()): self.unplanned}
+        self._replays: dict[tuple[PlanRegion, ...], StepInfo] = {(): self.unplanned}
         self._problems: dict[bool, Problem] = {}
         self._units: dict[bool, list[Unit]] = {}
 
@@ -180,7 +171,7 @@ class Planner:
     def problem(self, whole: bool) -> Problem:
         """The problem of the graph; ``whole`` counts gradients of parameters too."""
         if whole not in self._problems:
-            self._problems[whole] = read_problem(self.step, self.gm, self._cost, whole, self.offload_cost)
+            self._problems[whole] = read_problem(self.step, self.gm, self._cost, whole)
         return self._problems[whole]
 
     def units(self, whole: bool) -> list[Unit]:
@@ -211,17 +202,14 @@ class Planner:
             return PlanRegion(nodes, paths.get((unit.first, unit.last)), unit.keeps, products, unit.skips, unit.cost)
 
         regions = tuple(describe(unit) for unit in units if unit.is_region)
-        offloads = tuple(name for u in units for name in u.offloads)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
-        if (regions, offloads) not in self._replays:
-            planned = apply_to_graph(self.gm, regions, offloads, self.name)
-            self._replays[regions, offloads] = record_step(planned, *self.arguments, **self.run)[1]
-        return Plan(self.name, budget, self.unplanned, self._replays[regions, offloads], regions, of, self.granularity,
-                    method, "flops" if self.device is None else "seconds",
+        if regions not in self._replays:
+            self._replays[regions] = record_step(apply_to_graph(self.gm, regions, self.name), *self.arguments,
+                                                 **self.run)[1]
+        return Plan(self.name, budget, self.unplanned, self._replays[regions], regions, of, self.granularity, method,
+                    "flops" if self.device is None else "seconds",
                     None if self.device is None else self.device.name, problem.fwd_cost, total_cost(units), bound,
-                    (*self.profile.assumptions, *assumed), offloads=offloads,
-                    offload_seconds=sum(u.cost for u in units if u.offloads), held_bytes=self.held_bytes,
-                    update_bytes=self.update_bytes)
+                    (*self.profile.assumptions, *assumed), held_bytes=self.held_bytes, update_bytes=self.update_bytes)
 
 
 def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto",
@@ -231,8 +219,8 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
     It is a graph of `symbolic_trace`, or `symbolic_profile`'s profile of one, after which it needs no ``args``.
 
     ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the
-    activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"greedy"``,
-    ``"chain"`` (dynamic programming), ``"exact"`` (a mixed-integer program; extra ``[solver]``), ``"auto"``, which
+    activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"chain"``
+    (dynamic programming), ``"exact"`` (a mixed-integer program; extra ``[solver]``), ``"auto"``, which
     takes one of these, or one of `register_solver`.
     ``options`` are those of `Planner`.
 

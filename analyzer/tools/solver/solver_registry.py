@@ -7,7 +7,7 @@ from analyzer.errors import InputError
 from analyzer.registry import Call, Registry, check_name
 from analyzer.units import format_bytes
 
-from .chain import solve_chain, solve_greedy
+from .chain import solve_chain
 from .exact import solve_exact
 from .unit import Division, Unit, peak_bytes
 
@@ -50,7 +50,6 @@ register_solver = SolverRegistry("register_solver", check_name, Call("f(units, l
 """Register a way to solve plans: a function of a list of `analyzer.tools.solver.unit.Unit` and a limit in bytes
 that returns a list of some of them, or None. `SolverRegistry` says what is asked of it."""
 register_solver("auto", solve_chain)
-register_solver("greedy", solve_greedy)
 register_solver("chain", solve_chain)
 register_solver("exact", solve_exact)
 

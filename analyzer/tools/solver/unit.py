@@ -39,7 +39,6 @@ class Unit:
     keeps: tuple[int, ...] = ()
     #: ordinals of products that are not run again, as nothing in the unit needs their results
     skips: tuple[int, ...] = ()
-    offloads: tuple[str, ...] = ()  #: nodes of a plain unit whose saved results wait on the host
 
 
 @dataclass(frozen=True)
@@ -166,19 +165,6 @@ class UnitMaker:
                    self.passing_unsaved(first) + self._forward_peak(first, last, saved))
         return Unit(first, last, False, 0.0, held, work)
 
-    def offloading(self, unit: Unit) -> list[Unit]:
-        """A plain unit whose saved results wait on the host, where there is a price for that."""
-        p = self.problem
-        if p.offload_cost_per_byte is None or self.pinned_before[unit.last + 1] > self.pinned_before[unit.first]:
-            return []
-        here = self._values(unit.first, unit.last)
-        moved = [v for v in range(here.start, here.stop) if p.saved[v] and p.node_of[v]]
-        nbytes = int(sum(p.nbytes[v] for v in moved))
-        if not nbytes:
-            return []
-        return [replace(unit, cost=nbytes * p.offload_cost_per_byte, held_bytes=unit.held_bytes - nbytes,
-                        offloads=tuple(p.node_of[v] for v in moved))]
-
     def _values(self, first: int, last: int) -> slice:
         """The values that these atoms make."""
         return slice(self.start[first], self.start[last + 1])
@@ -275,7 +261,6 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
     for a, b in pairs:
         as_plain = int(plain_held[np.searchsorted(ends, b) + 1] - plain_held[np.searchsorted(starts, a)])
         units.extend(u for u in make.regions(a, b) if u.held_bytes < as_plain)  # others spare nothing
-    units.extend([other for u in units if not u.is_region for other in make.offloading(u)])
     units.append(make.plain(count, count))
     # without its last unit a program would be a shorter one
     return [u for u in units if not u.is_region or u.work_bytes <= limit_bytes]

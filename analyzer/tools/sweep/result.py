@@ -157,7 +157,7 @@ COLUMNS: dict[str, type] = {
     "torch_version": str, "analyzer_version": str}
 #: The columns that tell two rows apart; versions among them, so that another torch does not go on with an old file.
 IDENTITY = ("target", *AXES, "inputs", "torch_version", "analyzer_version")
-FORMATS = (".csv", ".jsonl", ".parquet")
+FORMATS = (".csv", ".jsonl")
 
 _PANDAS = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}  # its nullable types
 
@@ -210,12 +210,9 @@ class SweepResult:
         return write_page(f"Configurations of {name}", list_sweep_parts(self.rows), path)
 
     def write(self, path: str | Path) -> None:
-        """Write a .csv, .jsonl or .parquet file. Raises InputError for others, MissingExtraError without pyarrow."""
+        """Write a .csv or .jsonl file. Raises InputError for others."""
         path = check_table(path)
-        if path.suffix == ".parquet":
-            write_output(path, _format_parquet(self.rows))
-        else:
-            write_output(path, self.to_csv() if path.suffix == ".csv" else self.to_jsonl())
+        write_output(path, self.to_csv() if path.suffix == ".csv" else self.to_jsonl())
 
 
 def identify(row: Row) -> tuple[Any, ...]:
@@ -240,25 +237,9 @@ def check_row(row: object) -> None:
 
 
 def check_table(path: str | Path) -> Path:
-    """``path``, if rows can be written there. Raises InputError or MissingExtraError, before the work is done."""
+    """``path``, if rows can be written there. Raises InputError, before the work is done."""
     path = Path(path)
     if path.suffix not in FORMATS:
-        raise InputError(f"{path}: must end in {', '.join(FORMATS)}")
+        raise InputError(f"{path}: must end in {' or '.join(FORMATS)}")
     check_output(path)
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{path}: needs pyarrow, which is not installed: pip install 'symbolic-analyzer[sweep]'") from error
     return path
-
-
-def _format_parquet(rows: Sequence[Row]) -> bytes:
-    import pyarrow.parquet
-
-    kinds = {str: "string", int: "int64", float: "float64", bool: "bool"}
-    columns = {name: pyarrow.array([row.get(name) for row in rows], kinds[kind]) for name, kind in COLUMNS.items()}
-    content = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), content)
-    return content.getvalue()
