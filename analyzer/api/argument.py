@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import DataDependentError, InputError, is_count
-from analyzer.fx.graph.graph_module import explain_call, forward_signature
+from analyzer.fx.graph.graph_module import explain_call
 from analyzer.fx.module_borrow import exported_module
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -199,7 +199,7 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     InputError where the call fits neither.
     """
     try:
-        signature = forward_signature(module)
+        signature = inspect.signature(module.forward)
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         if step is not None:  # it gives the model what it likes

@@ -14,8 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import Borrowed, borrow_module, uncompiled
-from analyzer.fx.shared_module import find_replica, refuse_sharded
+from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, refuse_sharded, uncompiled
 from analyzer.fx.surroundings import Surroundings, keep_surroundings
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.fx.graph.interpreter import GraphStep
+from analyzer.fx.graph.interpreter import run_step
 from analyzer.fx.module_borrow import exported_module
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
@@ -76,9 +76,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
         with session.open(gm, options, eager=False) as run:
             with run.recording() as recorder:
                 run_args, run_kwargs = run.take_inputs(args, kwargs, names)
-                step = GraphStep(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
-                                 device_type=session.device.type)
-                rows = step.run()
+                rows = run_step(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
+                                device_type=session.device.type)
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
             return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()})
@@ -122,12 +121,13 @@ def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) 
 
     >>> import torch
     >>> from analyzer import symbolic_profile, symbolic_trace
-    >>> from analyzer.fx import split_biases
+    >>> from analyzer.fx import set_region
     >>> x = torch.empty(2, 4)
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-    >>> gm = run_passes(symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x), split_biases)
-    >>> [(n.name, n.meta["info"].fwd_flops) for n in gm.graph.nodes if n.op.startswith("call")]
-    [('linear', 128), ('add', 16), ('_1', 16)]
+    >>> gm = symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x)
+    >>> gm = run_passes(gm, lambda gm: set_region(gm, ["_0", "_1"]))
+    >>> [(n.name, n.meta["info"].recompute_flops) for n in gm.graph.nodes if n.op.startswith("call")]
+    [('_0', 128), ('_1', 16)]
     """
     for edit in passes:
         edit(gm)

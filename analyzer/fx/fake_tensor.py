@@ -28,6 +28,9 @@ from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
 
+Tensor = torch.Tensor
+
+
 # Weights of bitsandbytes that a move to the GPU quantizes: layers that were only built hold them whole.
 
 def is_unquantized(tensor: torch.Tensor) -> bool:
@@ -44,10 +47,11 @@ def is_unquantized(tensor: torch.Tensor) -> bool:
 def quantize_on(device: torch.device, weight: torch.Tensor, module: nn.Module) -> torch.Tensor:
     """A fake tensor on ``device`` that is quantized as ``weight`` of ``module`` would be. Called under the mode."""
     whole = torch.empty(weight.shape, dtype=weight.dtype)
-    held = {**weight.__dict__, **({"module": module} if "module" in weight.__dict__ else {})}
     kind: Any = type(weight)
     fake = torch.Tensor._make_subclass(kind, whole, weight.requires_grad)
-    fake.__dict__.update(held)
+    fake.__dict__.update(weight.__dict__)
+    if "module" in fake.__dict__:
+        fake.__dict__["module"] = module
     return fake.to(device)  # type: ignore[no-any-return,unused-ignore]
 
 
@@ -100,9 +104,6 @@ class GeneratorState(NamedTuple):
 
 # Tensors without data that take the place of a user's tensors.
 
-Tensor = torch.Tensor
-
-
 class FakeTensors:
     """Makes fake tensors and remembers what stands for what.
 
@@ -138,13 +139,12 @@ class FakeTensors:
 
     def make(self, original: Tensor, readable: bool, constant: bool = False) -> Tensor:
         """The fake tensor of ``original``, made at the first call; a fake tensor is its own."""
-        found = self.of(original)
-        if found is not None:
-            return found
-        if self.original_of(original) is not None:
+        fake = self.of(original)
+        if fake is None and self.original_of(original) is not None:
             return original
-        fake = self._make(original, readable, constant)
-        self.stand_in(original, fake)
+        if fake is None:
+            fake = self._make(original, readable, constant)
+            self.stand_in(original, fake)
         return fake
 
     def stand_in(self, original: Tensor, fake: Tensor) -> None:
@@ -167,7 +167,10 @@ class FakeTensors:
         is_parameter = type(original) is nn.Parameter
         if not is_parameter:
             if isinstance(original, (UninitializedParameter, UninitializedBuffer)):
-                return self._uninitialized(original)
+                # a lazy parameter of its own, so that the user's is not materialised
+                lazy: Any = type(original)(requires_grad=original.requires_grad, device=META, dtype=original.dtype)
+                attach(lazy, self.claim or CPU, self.state.space)
+                return lazy  # type: ignore[no-any-return]
             if is_traceable_wrapper_subclass(original):
                 return self._wrapper(original, readable)
         if original.layout in SPARSE_LAYOUTS:
@@ -206,8 +209,10 @@ class FakeTensors:
             storage = attach(base, self._claim(original, real), self.state.space)
             if type(real) is MetaStorage:
                 storage.followed = real.followed
-            elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
-                storage.known = Deferred(original.detach())
+            elif readable and original.device.type == "cpu":
+                is_number = constant or not (original.dtype.is_floating_point or original.dtype.is_complex)
+                if small_enough(nbytes // original.itemsize, original.dtype) if is_number else original.numel() == 1:
+                    storage.known = Deferred(original.detach())
             self.state.fakes[real._cdata] = (real, weakref.ref(storage))
             self._adopted.append(real._cdata)
             if fills:
@@ -222,12 +227,6 @@ class FakeTensors:
         claim = device_of(original)
         return self.state.adopted_device if claim.type in ("cpu", "meta") else claim
 
-    def _uninitialized(self, original: Any) -> Tensor:
-        """A lazy parameter of its own, so that the user's is not materialised."""
-        out = type(original)(requires_grad=original.requires_grad, device=META, dtype=original.dtype)
-        attach(out, self.claim or CPU, self.state.space)
-        return out  # type: ignore[no-any-return]
-
     def _wrapper(self, original: Any, readable: bool) -> Tensor:
         """A wrapper subclass (DTensor, quantised tensors) around fake tensors of what it wraps."""
         names, context = original.__tensor_flatten__()
@@ -236,12 +235,6 @@ class FakeTensors:
         if isinstance(original, nn.Parameter):
             return nn.Parameter(out, requires_grad=original.requires_grad)
         return out.requires_grad_(original.requires_grad)  # type: ignore[no-any-return]
-
-
-def _is_readable(original: Tensor, nbytes: int, constant: bool) -> bool:
-    if not constant and (original.dtype.is_floating_point or original.dtype.is_complex):
-        return original.numel() == 1
-    return small_enough(nbytes // original.itemsize, original.dtype)
 
 
 # Hooks on a user's parameters run on the fake tensors: so does what they reach, an optimizer above all.
@@ -268,12 +261,11 @@ class GradientHooks:
 
     def take(self) -> None:
         """Give them to the fake tensors."""
-        hooked = [(original, fake) for original, fake in self.fakes if has_gradient_hooks(original)]
         self.undo.append(self._on_host.let_go)
         if any(is_updated_in_backward(original) for original, _ in self.fakes):
             self.fakes.state.assume("hooks on the autograd nodes of parameters are not run: gradients, and the "
                                     "optimizers that they step in the backward pass, are counted as if there were none")
-        for original, fake in hooked:
+        for original, fake in [pair for pair in self.fakes if has_gradient_hooks(pair[0])]:
             for hooks in share_gradient_hooks(original, fake):
                 if id(hooks) not in self._replaced:
                     self._replaced[id(hooks)] = hooks, hooks
@@ -286,8 +278,12 @@ class GradientHooks:
             return value
         if id(value) in self._replaced:
             return self._replaced[id(value)][1]
-        if isinstance(value, torch.Tensor):
-            return self._replace_tensor(value)
+        if isinstance(value, Tensor):
+            known = self.fakes.of(value)
+            if known is not None or not self._in_optimizer:  # operators that meet other tensors adopt them
+                return value if known is None else known
+            is_counter = value.dim() == 0 and value.device.type == "cpu"
+            return (self._on_host if is_counter else self.fakes).make(value, readable=True)
         if kind in _MAPPINGS or kind in _SEQUENCES:
             new = copy.copy(value)
             self._replaced[id(value)] = value, new
@@ -312,14 +308,6 @@ class GradientHooks:
             self._enter_object(value, depth)
         return value
 
-    def _replace_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Only an optimizer's states are made anew; the operators that meet others adopt them."""
-        known = self.fakes.of(tensor)
-        if known is not None or not self._in_optimizer:
-            return tensor if known is None else known
-        is_counter = tensor.dim() == 0 and tensor.device.type == "cpu"
-        return (self._on_host if is_counter else self.fakes).make(tensor, readable=True)
-
     def _enter_function(self, function: types.FunctionType, depth: int) -> None:
         if (function.__module__ or "").partition(".")[0] in ("torch", "analyzer") or depth > _DEEPEST:
             return
@@ -342,14 +330,12 @@ class GradientHooks:
             variables[name] = self._replace(value, depth + 1)
 
     def _enter_object(self, value: Any, depth: int) -> None:
-        kind, attributes = type(value), getattr(value, "__dict__", None)
-        is_optimizer = isinstance(value, torch.optim.Optimizer)
-        is_foreign = kind.__module__.startswith(("torch.", "types", "builtins")) and not kind.__module__.startswith(
-            "torch.optim.")
+        owner, attributes = type(value).__module__, getattr(value, "__dict__", None)
+        is_foreign = owner.startswith(("torch.", "types", "builtins")) and not owner.startswith("torch.optim.")
         if type(attributes) is not dict or depth >= _DEEPEST or is_foreign:
             return
         self.undo.append(functools.partial(_set_contents, attributes, dict(attributes)))
-        before, self._in_optimizer = self._in_optimizer, is_optimizer
+        before, self._in_optimizer = self._in_optimizer, isinstance(value, torch.optim.Optimizer)
         attributes.update([(key, self._replace(held, depth + 1)) for key, held in attributes.items()
                            if key not in REGISTRIES])
         self._in_optimizer = before

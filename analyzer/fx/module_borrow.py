@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.spec import LEAVES
@@ -22,58 +23,7 @@ from analyzer.record.tensor_walk import REGISTRIES, walk_modules
 
 from .fake_tensor import FakeTensors, GradientHooks, is_unquantized, quantize_on, restore_generators, save_generators
 
-# What stands for what while a module is borrowed.
-
 Tensor = torch.Tensor
-Triple = tuple[str, Tensor, Tensor]
-
-
-class Borrowed:
-    """What stands for what while a module is borrowed.
-
-    ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
-    a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
-    only, ``by_path`` the other way; ``walked`` has them in order, ``every`` also those that are held without being
-    registered. ``root`` is the module to call: what a compiled one wraps. A buffer or another attribute is listed until
-    the forward replaces it, which frees its memory.
-    """
-
-    def __init__(self, root: nn.Module, fakes: FakeTensors) -> None:
-        self.root = root
-        self.parameters: list[Triple] = []
-        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor]] = []
-        self.modules: dict[int, str] = {}
-        self.by_path: dict[str, nn.Module] = {}
-        self.walked: list[tuple[str, nn.Module]] = []
-        self.every: list[nn.Module] = []
-        self.fakes = fakes
-
-    @property
-    def buffers(self) -> list[Triple]:
-        """(path, fake tensor, original) of each buffer, as long as nothing replaced it."""
-        return [(entry[0], fake, entry[2]) for entry in self._buffers
-                if (fake := entry[1]()) is not None]
-
-    def add(self, item: Triple, is_buffer: bool) -> None:
-        """List a parameter or buffer."""
-        if is_buffer:
-            self._buffers.append((item[0], weakref.ref(item[1]), item[2]))
-        else:
-            self.parameters.append(item)
-
-    @property
-    def attributes(self) -> list[tuple[Tensor, Tensor]]:
-        """Fake tensors and originals of tensors that are not registered, as long as nothing replaced them."""
-        named = {id(fake) for group in (self.parameters, self.buffers) for _, fake, _ in group}
-        return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
-
-    def original_of(self, fake: Tensor) -> Tensor | None:
-        """The tensor whose place ``fake`` takes, or None."""
-        return self.fakes.original_of(fake)
-
-
-# Run a user's module without its data: every tensor it holds is swapped for a fake tensor and put back afterwards.
-
 _CONTAINERS = (list, dict, set, deque)
 _EMPTY = frozenset({list, dict, set, OrderedDict})
 _REGISTERED = frozenset(REGISTRIES)
@@ -100,72 +50,90 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    borrowing = _Borrowing(root, state, None if claim is None else indexed_device(claim))
+    borrowed = Borrowed(root, state, None if claim is None else indexed_device(claim))
     generators, moves = save_generators(), active.generator_moves
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     deterministic = torch.get_deterministic_debug_mode()
     try:
-        with without_modes():
-            borrowing.take()
-        borrowing.quantize()
-        with without_modes():
-            borrowing.list_all()
-        yield borrowing.borrowed
+        borrowed.take()
+        yield borrowed
     finally:
         with InterruptsHeld():
             torch.set_grad_enabled(grad_enabled)
             torch.set_default_dtype(default_dtype)
             torch.set_deterministic_debug_mode(deterministic)
-            borrowing.give_back()
+            borrowed.give_back()
             restore_generators(generators, is_torchs_moved=active.generator_moves != moves)
-
-
-def is_placed(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether tensors made under a mode were put on an accelerator: then others are on the host on purpose."""
-    return any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor)
-               and t.device.type not in ("cpu", "meta") for t in tensors)
 
 
 _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping, its keys and values
 
 
-class _Borrowing:
-    """One borrowing: what was swapped, and how to undo it."""
+class Borrowed:
+    """What stands for what while a module is borrowed, and how to undo it.
+
+    ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
+    a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
+    only, ``by_path`` the other way; ``walked`` has them in order, ``every`` also those that are held without being
+    registered. ``root`` is the module to call: what a compiled one wraps. A buffer or another attribute is listed until
+    the forward replaces it, which frees its memory.
+    """
 
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
-        self.state, self.claim = state, claim
+        self.root, self._state, self._claim = uncompiled(root), state, claim
         walked = walk_modules(root)
         for path, module in walked:
             if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None:
                 self._note_compiled(path or "the model")
-        held = (t for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
-        self.fakes = FakeTensors(state, claim, is_placed(held))
-        self.borrowed = Borrowed(uncompiled(root), self.fakes)
-        self.undo: list[Callable[[], object] | _Contents] = []
-        self.unquantized: list[tuple[nn.Module, str, Tensor]] = []
-        self.keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
-        self.empty: list[Any] = []              # containers that were empty
-        self.seen: set[int] = set()             # modules, containers and objects already walked
-        self.kept: list[Any] = []               # keeps what `seen` names by id alive
+        # where tensors made under a mode were put on an accelerator, others are on the host on purpose
+        is_placed = any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor)
+                        and t.device.type not in ("cpu", "meta")
+                        for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
+        self.fakes = FakeTensors(state, claim, is_placed)
+        self.original_of = self.fakes.original_of
+        self.parameters: list[tuple[str, Tensor, Tensor]] = []
+        self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor]] = []
+        self.modules: dict[int, str] = {}
+        self.by_path: dict[str, nn.Module] = {}
+        self.walked: list[tuple[str, nn.Module]] = []
+        self.every: list[nn.Module] = []
+        self._undo: list[Callable[[], object] | _Contents] = []
+        self._unquantized: list[tuple[nn.Module, str, Tensor]] = []
+        self._keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
+        self._empty: list[Any] = []         # containers that were empty
+        self._seen: dict[int, object] = {}  # modules, containers and objects already walked
+
+    @property
+    def buffers(self) -> list[tuple[str, Tensor, Tensor]]:
+        """(path, fake tensor, original) of each buffer, as long as nothing replaced it."""
+        return [(path, fake, original) for path, ref, original in self._buffers if (fake := ref()) is not None]
+
+    @property
+    def attributes(self) -> list[tuple[Tensor, Tensor]]:
+        """Fake tensors and originals of tensors that are not registered, as long as nothing replaced them."""
+        named = {id(fake) for group in (self.parameters, self.buffers) for _, fake, _ in group}
+        return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
 
     def take(self) -> None:
-        self._walk(self.borrowed.root)
-        GradientHooks(self.fakes, self.undo).take()
-
-    def quantize(self) -> None:
-        """Let the weights that a move to the GPU quantizes be so; under the mode."""
-        assert self.claim is not None or not self.unquantized
-        for module, name, tensor in self.unquantized:
+        """Swap, under the mode."""
+        with without_modes():
+            self._walk(self.root)
+            GradientHooks(self.fakes, self._undo).take()
+        for module, name, tensor in self._unquantized:  # weights that a move to the GPU quantizes are so
             fake = self.fakes.of(tensor)
             if fake is None:
-                fake = quantize_on(self.claim, tensor, module)  # type: ignore[arg-type]
+                assert self._claim is not None
+                fake = quantize_on(self._claim, tensor, module)
                 self.fakes.stand_in(tensor, fake)
             module._parameters[name] = fake  # type: ignore[assignment]
-        self.unquantized.clear()
+        self._unquantized.clear()
+        with without_modes():
+            self._list_all()
 
     def give_back(self) -> None:
-        while self.undo:
-            last = self.undo.pop()
+        """Put back in reverse order."""
+        while self._undo:
+            last = self._undo.pop()
             if type(last) is not tuple:
                 last()  # type: ignore[operator]
                 continue
@@ -174,30 +142,30 @@ class _Borrowing:
             if tuple(contents) != keys or not all(map(operator.is_, contents.values(), values)):
                 contents.clear()
                 contents.update(zip(keys, values))
-        for container in self.empty:
+        for container in self._empty:
             if container:
                 container.clear()
-        self.empty.clear()
+        self._empty.clear()
         self.fakes.let_go()
 
     # -- walking -------------------------------------------------------------------------------------------------
 
     def _note_compiled(self, what: str) -> None:
-        self.state.assume(f"{what}: a module under torch.compile is profiled as the module that it wraps")
+        self._state.assume(f"{what}: a module under torch.compile is profiled as the module that it wraps")
 
     def _walk(self, module: nn.Module) -> None:
-        if id(module) in self.seen:
+        if id(module) in self._seen:
             return
-        self.seen.add(id(module))
-        self.kept.append(module)
+        self._seen[id(module)] = module
         if isinstance(module, torch.jit.ScriptModule):
             self._walk_scripted(module)
             return
         attributes = module.__dict__
         self._snapshot(attributes)
-        self._keep_class(module)
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):  # becomes another class in its first forward
+            self._undo.append(functools.partial(object.__setattr__, module, "__class__", type(module)))
         children = attributes["_modules"]
-        self.empty += [held for name in REGISTRIES if not (held := attributes[name])]
+        self._empty += [held for name in REGISTRIES if not (held := attributes[name])]
         if children:
             self._snapshot(children)
             for name, child in children.items():
@@ -206,23 +174,18 @@ class _Borrowing:
                     if inner is not child:
                         children[name] = inner
                     self._walk(inner)
+        on_gpu = self._claim is not None and self._claim.type == "cuda"
         for tensors, is_buffer in ((attributes["_parameters"], False), (attributes["_buffers"], True)):
             if tensors:
-                self._swap(module, tensors, is_buffer)
+                self._snapshot(tensors)
+            for name, tensor in tensors.items():
+                if on_gpu and tensor is not None and type(tensor) is not nn.Parameter and is_unquantized(tensor):
+                    self._unquantized.append((module, name, tensor))
+                elif tensor is not None:
+                    tensors[name] = self.fakes.make(tensor, readable=is_buffer)
         if attributes.get("_compiled_call_impl") is not None:
             attributes["_compiled_call_impl"] = None
         self._walk_items(attributes, _REGISTERED, 0)
-
-    def _swap(self, module: nn.Module, tensors: dict[str, Tensor | None], is_buffer: bool) -> None:
-        self._snapshot(tensors)
-        on_gpu = self.claim is not None and self.claim.type == "cuda"
-        for name, tensor in tensors.items():
-            if tensor is None:
-                continue
-            if on_gpu and type(tensor) is not nn.Parameter and is_unquantized(tensor):
-                self.unquantized.append((module, name, tensor))
-            else:
-                tensors[name] = self.fakes.make(tensor, readable=is_buffer)
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
         """A module of TorchScript, whose tensors C++ holds. It runs as written: its executor differentiates what
@@ -230,32 +193,23 @@ class _Borrowing:
         """
         as_written = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
         as_written.__enter__()
-        self.undo.append(functools.partial(as_written.__exit__, None, None, None))
-        self.state.assume("a module of TorchScript is profiled operator by operator, as the module that it was made "
-                          "from: its fuser is not simulated")
+        self._undo.append(functools.partial(as_written.__exit__, None, None, None))
+        self._state.assume("a module of TorchScript is profiled operator by operator, as the module that it was made "
+                           "from: its fuser is not simulated")
         held: Any = module._c
         for name in held._method_names():
             held._get_method(name)._debug_flush_compilation_cache()
         for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
-                    self.undo.append(functools.partial(held.setattr, name, tensor))
+                    self._undo.append(functools.partial(held.setattr, name, tensor))
                     held.setattr(name, self.fakes.make(tensor, readable=is_buffer))
         for child in module.children():
             self._walk(child)
 
     def _snapshot(self, contents: dict[Any, Any]) -> None:
         keys = tuple(contents)
-        self.undo.append((contents, self.keys.setdefault(keys, keys), tuple(contents.values())))
-
-    def _keep_class(self, module: nn.Module) -> None:
-        kind = type(module)
-        if issubclass(kind, nn.modules.lazy.LazyModuleMixin):  # becomes another class in its first forward
-
-            def put_back() -> None:
-                module.__class__ = kind
-
-            self.undo.append(put_back)
+        self._undo.append((contents, self._keys.setdefault(keys, keys), tuple(contents.values())))
 
     def _walk_items(self, contents: dict[Any, Any], skipped: frozenset[str], depth: int) -> None:
         changes: list[tuple[Any, Any]] = []
@@ -264,7 +218,7 @@ class _Borrowing:
             if kind in LEAVES or key in skipped:
                 continue
             if kind in _EMPTY and not value:  # most of what a module has: no hooks
-                self.empty.append(value)
+                self._empty.append(value)
                 continue
             new = self._replace(value, depth)
             if new is not value:
@@ -278,15 +232,17 @@ class _Borrowing:
             return self.fakes.make(value, readable=True, constant=True)
         if isinstance(value, nn.Module):
             inner = uncompiled(value)
-            if inner is not value and id(inner) not in self.seen:
+            if inner is not value and id(inner) not in self._seen:
                 self._note_compiled(f"an unregistered {type(inner).__name__}")
             self._walk(inner)
             return inner
         if isinstance(value, _CONTAINERS):
-            self._replace_in(value, depth)
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._replace_in(value, depth)
             return value
         if isinstance(value, torch._C.Generator):
-            self.undo.append(functools.partial(value.set_state, value.get_state()))
+            self._undo.append(functools.partial(value.set_state, value.get_state()))
             return value
         if type(value) is tuple:
             new = tuple(v if type(v) in LEAVES else self._replace(v, depth) for v in value)
@@ -296,59 +252,52 @@ class _Borrowing:
             new_target = self.fakes.of(target) if isinstance(target, Tensor) else None
             return value if new_target is None else weakref.ref(new_target)
         attributes = getattr(value, "__dict__", None)
-        if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not _is_foreign(value) and id(
-                value) not in self.seen:
-            self.seen.add(id(value))
-            self.kept.append(value)
+        # functions, classes and torch's own are none of the model's
+        is_foreign = isinstance(value, type) or type(value).__module__.startswith(("torch.", "types"))
+        if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not is_foreign and id(
+                value) not in self._seen:
+            self._seen[id(value)] = value
             self._snapshot(attributes)
             self._walk_items(attributes, frozenset(), depth + 1)
         return value
 
     def _replace_in(self, container: Any, depth: int) -> None:
-        if id(container) in self.seen:
-            return
-        self.seen.add(id(container))
-        self.kept.append(container)
         if not container:
-            self.empty.append(container)
+            self._empty.append(container)
         elif isinstance(container, dict):
             self._snapshot(container)
             self._walk_items(container, frozenset(), depth)
         else:
-            items = list(container)
-            is_set = isinstance(container, set)
-
-            def put_back() -> None:
-                container.clear()
-                (container.update if is_set else container.extend)(items)
-
-            self.undo.append(put_back)
+            items, is_set = list(container), isinstance(container, set)
+            self._undo += [functools.partial(container.update if is_set else container.extend, items), container.clear]
             for i, value in () if is_set else enumerate(items):
-                if type(value) not in LEAVES:
-                    new = self._replace(value, depth)
-                    if new is not value:
-                        container[i] = new
+                if type(value) not in LEAVES and (new := self._replace(value, depth)) is not value:
+                    container[i] = new
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def list_all(self) -> None:
-        """Fill the lists of the result, in the order and under the names of ``named_parameters()``."""
-        borrowed, original_of = self.borrowed, self.fakes.original_of
+    def _list_all(self) -> None:
+        """Fill the lists, in the order and under the names of ``named_parameters()``."""
         named: set[int] = set()
-        borrowed.walked = walk_modules(borrowed.root)
-        borrowed.every = [value for value in self.kept if isinstance(value, nn.Module)]
-        for path, module in borrowed.walked:
-            borrowed.modules[id(module)] = path
-            borrowed.by_path[path] = module
-            prefix = path + "." if path else ""
-            for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
+        self.walked = walk_modules(self.root)
+        self.every = [value for value in self._seen.values() if isinstance(value, nn.Module)]
+        for path, module in self.walked:
+            self.modules[id(module)] = path
+            self.by_path[path] = module
+            for is_buffer, tensors in enumerate((module._parameters, module._buffers)):
                 for name, fake in tensors.items():
                     if fake is not None and id(fake) not in named:
                         named.add(id(fake))
-                        original = original_of(fake)
+                        original = self.original_of(fake)
                         assert original is not None
-                        borrowed.add((prefix + name, fake, original), is_buffer)
+                        full = f"{path}.{name}" if path else name
+                        if is_buffer:
+                            self._buffers.append((full, weakref.ref(fake), original))
+                        else:
+                            self.parameters.append((full, fake, original))
 
+
+# Modules in other forms.
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module behind ``torch.compile(module)``."""
@@ -375,7 +324,32 @@ def ignore_flags(module: Any) -> Any:
     return module
 
 
-def _is_foreign(value: Any) -> bool:
-    """Whether an object is none of the model's: functions, classes, torch's own."""
-    kind = type(value)
-    return isinstance(value, type) or kind.__module__.startswith(("torch.", "types"))
+# Modules that ranks share: those of which each has a part run only together, those of which each has a copy alone.
+
+def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:
+    """The path of the first `DistributedDataParallel` of (path, module) pairs; None where there is none."""
+    return next((path for path, module in walked if isinstance(module, nn.parallel.DistributedDataParallel)), None)
+
+
+def refuse_sharded(root: nn.Module) -> None:
+    """Raise InputError where FSDP, ``fully_shard`` or tensor parallelism shards parameters of ``root``."""
+    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+    if fsdp is None and tensor is None:
+        return  # nothing is sharded
+    walked = walk_modules(root)
+    kinds = {type(module) for _, module in walked}.union(*[
+        map(type, held.values()) for _, module in walked for held in (module._parameters, module._buffers) if held])
+    sharding = (*(() if fsdp is None else (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)),
+                *(() if tensor is None else (tensor.DTensor,)))
+    for path, module in walked if any(issubclass(kind, sharding) for kind in kinds) else ():
+        by = next((f"tensor parallelism (parallelize_module: {name} is a DTensor)" for name, held in (
+            *module._parameters.items(), *module._buffers.items()) if tensor and isinstance(held, tensor.DTensor)), "")
+        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+            by = "fully_shard"
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            by = "FullyShardedDataParallel"
+        if by:
+            raise InputError(
+                f"{path or 'the model'} ({type(module).__name__}) is sharded over ranks by {by}, so it runs with "
+                "other ranks alone: build it in the function that `profile` is given, inside `with "
+                "analyzer.parallel.world(ranks)`, or profile the module as it is before it is wrapped")

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import symbolic_trace
-from analyzer.errors import DuplicateRegistrationError
-from analyzer.fx import register_bias_split
 
 A, B = torch.linspace(-1, 1, 12).reshape(3, 4).double(), torch.linspace(0, 1, 20).reshape(4, 5).double()
 
@@ -101,36 +99,3 @@ def test_under_autocast_the_sum_keeps_its_dtype(traced_like: Any) -> None:
     got, want = gm(A.float()), model(A.float())
     assert got.dtype == want.dtype == torch.bfloat16
     torch.testing.assert_close(got, want)
-
-
-def test_more_functions_by_registration() -> None:
-    def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        product = F.bilinear(x, y, weight)
-        return product if bias is None else product + bias
-
-    with register_bias_split.scope():
-        register_bias_split(F.bilinear, bilinear)
-        w, b = torch.rand(2, 4, 4).double(), torch.rand(2).double()
-        gm = symbolic_trace(lambda x, w, b: F.bilinear(x, x, w, b), meta_args={"x": A, "w": w, "b": b},
-                            bias_addition_split=True)
-    assert [n.name for n in gm.graph.nodes if n.op.startswith("call")] == ["bilinear", "add"]
-    torch.testing.assert_close(gm(A, w, b), F.bilinear(A, A, w, b))
-
-
-def test_registration_refuses_duplicates_and_takes_layers_within_a_scope() -> None:
-    with pytest.raises(DuplicateRegistrationError, match="register_bias_split.*linear.*already registered"):
-        register_bias_split(F.linear, lambda *args: None)
-    with pytest.raises(DuplicateRegistrationError):
-        register_bias_split(nn.Linear)
-
-    class Layer(nn.Linear):
-        """One node, as those of torch.nn are, but for the split."""
-
-    Layer.__module__ = "torch.nn.layers"
-    model = nn.Sequential(Layer(4, 5).double())
-    with register_bias_split.scope():
-        register_bias_split(Layer)
-        gm = symbolic_trace(model, meta_args={"input": A}, bias_addition_split=True)
-        assert [n.name for n in gm.graph.nodes if n.op.startswith("call")] == ["linear", "add"]
-    gm = symbolic_trace(model, meta_args={"input": A}, bias_addition_split=True)
-    assert [n.op for n in gm.graph.nodes if n.op.startswith("call")] == ["call_module"]

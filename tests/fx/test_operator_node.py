@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.subgraph_rewriter import replace_pattern
 
 from analyzer import symbolic_trace
-from analyzer.fx import CheckpointRegion, eliminate_dead_code, set_region
+from analyzer.fx import CheckpointRegion, set_region
 
 X = torch.linspace(0.5, 2, 16).reshape(4, 4)
 Y = torch.linspace(1, 2, 16).reshape(4, 4)
@@ -145,7 +145,8 @@ def test_effects_of_functions_are_seen() -> None:
             return y
 
     gm = symbolic_trace(Model(), meta_args={"x": X})
-    eliminate_dead_code(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
     kept = [n.target for n in gm.graph.nodes if n.op == "call_function"]
     assert kept == [F.relu, F.gumbel_softmax, F.embedding], "F.normalize changes nothing, draws nothing"
 
@@ -164,4 +165,4 @@ def test_a_function_is_run_again_with_its_checkpoint() -> None:
 
 
 def test_operators_of_torch_are_put_back() -> None:
-    assert "__add__" not in vars(Tensor) and F.has_torch_function.__module__ != "analyzer.fx.trace.recording"
+    assert "__add__" not in vars(Tensor) and F.has_torch_function.__module__ != "analyzer.fx.trace.effect_patch"

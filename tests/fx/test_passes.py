@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import symbolic_profile, symbolic_trace
-from analyzer.api.symbolic_profile import reprofile, run_passes
+from analyzer.api.symbolic_profile import reprofile
 from analyzer.errors import InputError
-from analyzer.fx import CheckpointRegion, checkpoint_modules, eliminate_dead_code, nodes_in, set_region, split_biases
+from analyzer.fx import CheckpointRegion, nodes_in, set_region
 
 X = torch.linspace(-1, 1, 2 * 4 * 8 * 8).reshape(2, 4, 8, 8)
 
@@ -71,15 +71,18 @@ def test_dead_code_is_what_has_no_effect() -> None:
     region = set_region(gm, ["exp", "sum_1", "norm_1"], CheckpointRegion(0, preserve_rng_state=False))
     dead = {"exp", "sum_1"}
     before = names(gm)
-    eliminate_dead_code(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
     assert names(gm) == [n for n in before
                          if n not in dead], "the second normalisation updates its buffers, dropout draws random numbers"
     assert [n.name for n in nodes_in(gm, region)] == ["norm_1"]
     gm = symbolic_trace(model, meta_args={"x": X})
-    eliminate_dead_code(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
     assert_same(gm, expected, rtol=0, atol=0)
     gm = symbolic_trace(model.eval(), meta_args={"x": X})
-    eliminate_dead_code(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
     assert not {"exp", "sum_1", "norm_1"} & set(names(gm))
     model.train()
 
@@ -94,7 +97,8 @@ def test_what_draws_random_numbers_is_not_dead() -> None:
     gm = symbolic_trace(f, meta_args={"x": x})
     torch.manual_seed(0)
     expected = gm(x)
-    eliminate_dead_code(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
     torch.manual_seed(0)
     assert torch.equal(gm(x), expected)
 
@@ -111,52 +115,9 @@ def test_dead_code_of_others_stays() -> None:
         gm = symbolic_trace(nn.Sequential(Printer()), meta_args={"input": X})
     node = next(n for n in gm.graph.nodes if n.op == "call_module")
     node.replace_all_uses_with(node.args[0])
-    eliminate_dead_code(gm)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
     assert node in gm.graph.nodes
-
-
-def test_biases_are_split_as_in_a_trace() -> None:
-    model = Net()
-    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": X}), X)
-    fc = next(n for n in gm.graph.nodes if n.name == "fc")
-    region = fc.meta["region"]
-    run_passes(gm, split_biases)
-    traced = symbolic_trace(model, meta_args={"x": X}, bias_addition_split=True)
-
-    def kinds(gm: Any) -> list[str]:
-        return [
-            n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes
-            if n.op.startswith("call")
-        ]
-
-    assert kinds(gm) == kinds(traced)
-    assert_same(gm, step(traced), rtol=0, atol=0)
-    product = next(n for n in gm.graph.nodes if n.meta["module_path"] == "fc" and n.op == "call_function")
-    assert product.meta["region"] == region and product.meta["info"].fwd_macs == fc.meta["info"].fwd_macs
-    whole = symbolic_profile(traced, X)
-    assert [n.meta["info"].incremental_bytes for n in gm.graph.nodes if n.op.startswith("call")] == [
-        n.meta["info"].incremental_bytes for n in whole.graph.nodes if n.op.startswith("call")]
-    with pytest.raises(InputError,
-                       match=r"split_biases\(\): nothing is known of x, which conv reads; call symbolic_profile first"):
-        split_biases(symbolic_trace(model, meta_args={"x": X}))
-
-
-def test_modules_are_checkpointed_at_each_call() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.block(self.block(x).sin())
-
-    gm = symbolic_profile(symbolic_trace(Twice(), meta_args={"x": X}), X)
-    run_passes(gm, checkpoint_modules("block", preserve_rng_state=False))
-    assert gm.code.count("checkpoint.checkpoint(") == gm.code.count("preserve_rng_state = False") == 2
-    assert gm.meta["profile"].recompute_flops > 0
-    with pytest.raises(InputError,
-                       match=r"checkpoint_modules\('blok'\): no node runs in that module; nodes run in block"):
-        checkpoint_modules("blok")(gm)
 
 
 def test_an_edited_graph_is_annotated_again_with_the_arguments_of_last_time() -> None:

@@ -368,10 +368,9 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str, str]] = {
     "no region": ({}, ["sin"], "recompute",
                   "set_saved(..., 'recompute'): sin is in no checkpoint region, so nothing would run it again; "
                   "set_region first"),
-    "reentrant": ({"use_reentrant": True}, ["sin"], "keep",
-                  "keep sin: checkpoint 0, which it is in, has use_reentrant=True; results of single nodes "
-                  "can be kept in a checkpoint with use_reentrant=False, no context_fn and no debug"),
-    "debug": ({"debug": True}, ["sin"], "offload", "offload sin: checkpoint 0, which it is in, has debug=True; "),
+    "debug": ({"debug": True}, ["sin"], "offload",
+              "offload sin: checkpoint 0, which it is in, has debug=True; results of single nodes "
+              "can be kept in a checkpoint with use_reentrant=False, no context_fn and no debug"),
     "read before": ({"use_reentrant": False}, ["exp"], "keep",
                     "exp cannot be kept: mul_ writes to it in place after sin, which would run again, has "
                     "read it; keep sin as well, or recompute exp"),

@@ -15,7 +15,7 @@ from .statement import Block, Keeping, Offloading, Statement, last_uses, region_
 
 _INDENT = "    "
 _COUNTER = "# COUNTER: "  # what torch.fx writes before the lines of a node
-_ANNOTATIONS = ("region", "saved", "module_path", "module_stack", "source", "container")
+_ANNOTATIONS = ("region", "saved", "module_path", "module_stack", "source")
 
 
 class RegionCodeGen(CodeGen):

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
@@ -17,8 +17,7 @@ from torch.fx.node import map_aggregate
 
 from analyzer.errors import InputError
 from analyzer.fx.trace.function_call import find_by_name, qualified_name
-from analyzer.fx.trace.identity import check_identity
-from analyzer.fx.trace.input_check import Asked, Expected
+from analyzer.fx.trace.input_check import Asked, Expected, check_identity
 
 from .alias import is_pure
 from .codegen import RegionCodeGen
@@ -75,111 +74,63 @@ class TracedGraph(fx.Graph):
 # A graph as plain data: pickling the linked nodes themselves would recurse as deep as the graph is long.
 
 @dataclass(frozen=True)
-class _Reference:
-    """A node in the arguments of another one."""
+class _Packed:
+    """A node, by its position, or what torch has under a name: its functions and memory formats have no pickle."""
 
-    position: int
-
-
-@dataclass(frozen=True)
-class _Named:
-    """What torch has under a name: its functions and memory formats cannot all be pickled."""
-
-    name: str
+    value: int | str
 
 
-class _PackedNode(NamedTuple):
-    op: str
-    name: str
-    target: Any
-    args: Any
-    kwargs: Any
-    type: Any
-    meta: dict[str, Any]
-
-
-class PackedGraph(NamedTuple):
-    """The nodes of a graph in order, and what its code generator knows."""
-
-    nodes: list[_PackedNode]
-    keyword_only: frozenset[str]
-
-
-def pack_graph(graph: fx.Graph) -> PackedGraph:
-    """``graph`` as data that can be pickled."""
+def _pack_graph(graph: fx.Graph) -> tuple[Any, ...]:
+    """The nodes of ``graph`` in order, and the arguments that its code takes by name only."""
     positions = {n: i for i, n in enumerate(graph.nodes)}
 
     def pack(value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return _Reference(positions[value])
-        return _Named(str(value)) if isinstance(value, torch.memory_format) else value
+            return _Packed(positions[value])
+        return _Packed(str(value)) if isinstance(value, torch.memory_format) else value
 
-    nodes = [_PackedNode(n.op, n.name, _name(n.target), map_aggregate(n.args, pack), map_aggregate(n.kwargs, pack),
-                         n.type, n.meta) for n in graph.nodes]
-    return PackedGraph(nodes, getattr(graph._codegen, "keyword_only", frozenset()))
+    def pack_target(target: Any) -> Any:
+        name = None if isinstance(target, str) else qualified_name(target)
+        return target if name is None else _Packed(name)
+
+    nodes = [((n.op, pack_target(n.target), map_aggregate(n.args, pack), map_aggregate(n.kwargs, pack), n.name, n.type),
+              n.meta) for n in graph.nodes]
+    return nodes, getattr(graph._codegen, "keyword_only", frozenset())
 
 
-def _name(target: Any) -> Any:
-    name = None if isinstance(target, str) else qualified_name(target)
-    return target if name is None else _Named(name)
-
-
-def unpack_graph(packed: PackedGraph) -> fx.Graph:
-    """The graph that was packed."""
-    graph = TracedGraph(RegionCodeGen(packed.keyword_only))
+def _unpack_graph(packed: tuple[Any, ...]) -> fx.Graph:
+    graph = TracedGraph(RegionCodeGen(packed[1]))
     nodes: list[fx.Node] = []
 
     def unpack(value: Any) -> Any:
-        if isinstance(value, _Reference):
-            return nodes[value.position]
-        return find_by_name(value.name) if isinstance(value, _Named) else value
+        if not isinstance(value, _Packed):
+            return value
+        return nodes[value.value] if isinstance(value.value, int) else find_by_name(value.value)
 
-    for n in packed.nodes:
-        node = graph.create_node(n.op, unpack(n.target), map_aggregate(n.args, unpack),
-                                 map_aggregate(n.kwargs, unpack), n.name, n.type)
-        node.meta = n.meta
-        nodes.append(node)
+    for (op, target, args, kwargs, *named), meta in packed[0]:
+        nodes.append(graph.create_node(op, unpack(target), map_aggregate(args, unpack), map_aggregate(kwargs, unpack),
+                                       *named))
+        nodes[-1].meta = meta
     return graph
 
 
 # The traced module.
 
-_CODE = ("_code", "_lineno_map", "_prologue_start")  # what torch.fx notes of the code that it generates
-_COMPILED = ("_graph", *_CODE, "forward")  # made anew from the graph
-
-
-class _Generated:
-    """An attribute that comes with the generated code, made when it is first read; it then hides this descriptor."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: GraphModule | None, owner: Any) -> Any:
-        if module is not None:
-            module.recompile()
-            return getattr(module, self.name)
-        only = vars(owner).get("instance")  # torch.fx makes a class for each graph module
-        if self.name != "forward" or only is None:
-            return self
-        only().recompile()
-        return owner.forward
+_COMPILED = ("_graph", "_code", "_lineno_map", "_prologue_start", "forward")  # made anew from the graph
 
 
 class GraphModule(fx.GraphModule):
     """A `torch.fx.GraphModule` that shares parameters and buffers with the module it was traced from.
 
     Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see
-    `analyzer.fx.graph.statement`), and ``["container"]`` where they return tensors in a tuple or the like. Code is
-    generated when it is first run or read; call `recompile` after an edit of the graph or of a region.
-    ``meta["assumptions"]`` lists what was taken for granted. Copies and pickles keep the graph with its annotations.
-    Inputs unlike those of the trace raise InputError; set ``checks_inputs = False`` to leave that to the operators.
+    `analyzer.fx.graph.statement`). Call `recompile` after an edit of the graph or of a region. ``meta["assumptions"]``
+    lists what was taken for granted. Copies and pickles keep the graph with its annotations. Inputs unlike those of the
+    trace raise InputError; set ``checks_inputs = False`` to leave that to the operators.
     """
 
     checks_inputs = True
     #: HTML of a graph, for notebooks; `analyzer` sets it, for this room knows no reports
     to_fragment: ClassVar[Callable[[Any], str] | None] = None
-    forward: Any = _Generated()
-    _code, _lineno_map, _prologue_start = _Generated(), _Generated(), _Generated()
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "GraphModule") -> None:
         empty = fx.Graph()
@@ -193,35 +144,14 @@ class GraphModule(fx.GraphModule):
                 self.__dict__[name] = value
         self.graph = graph
 
-    def expect(self, parameters: Iterable[tuple[str, Any]], expected: Iterable[Expected],
-               compares_identity: bool = False, asked: Iterable[Asked] = ()) -> None:
-        """Set what forward takes, as (name, kind of `inspect.Parameter`) pairs, and what its arguments must be like,
-        and the modes around it.
-
-        Where code compares tensors with ``is``, the same ones must be one tensor, too.
+    def expect(self, expected: Iterable[Expected], compares_identity: bool, asked: Iterable[Asked]) -> None:
+        """Set what the arguments of forward must be like, and the modes around it. Where code compares tensors with
+        ``is``, the same ones must be one tensor, too.
         """
         self._compares_identity, self._asked = compares_identity, tuple(asked)
-        self._arguments = tuple((name, kind.name) for name, kind in parameters)
-        by_name: dict[str, list[Expected]] = {}
+        self._expected: dict[str, list[Expected]] = {}
         for e in expected:
-            by_name.setdefault(e.argument, []).append(e)
-        self._expected = by_name
-
-    @property
-    def graph(self) -> fx.Graph:
-        """The graph. One that is set here is compiled when its code is first asked for."""
-        return self._graph
-
-    @graph.setter
-    def graph(self, graph: fx.Graph) -> None:
-        self._graph = graph
-        graph.owning_module = self
-        cls: Any = type(self)
-        cls.instance = weakref.ref(self)
-        for name in _CODE:
-            self.__dict__.pop(name, None)
-        if "forward" in vars(cls):
-            del cls.forward
+            self._expected.setdefault(e.argument, []).append(e)
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows; its own code is in ``code``."""
@@ -231,8 +161,7 @@ class GraphModule(fx.GraphModule):
     def recompile(self) -> PythonCode:
         """Generate the code of `forward` from the graph; to be called after edits of the graph or of annotations."""
         code = super().recompile()
-        cls = type(self)
-        generated = cls.forward
+        generated = type(self).forward
 
         @functools.wraps(generated)
         def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +169,7 @@ class GraphModule(fx.GraphModule):
                 self.check_inputs(args, kwargs)
             return generated(self, *args, **kwargs)
 
-        cls.forward = forward
+        type(self).forward = forward  # type: ignore[method-assign]
         return code
 
     def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -252,67 +181,57 @@ class GraphModule(fx.GraphModule):
         expected: dict[str, list[Expected]] = self.__dict__.get("_expected") or {}
         if not expected:
             return
-        rest = list(args)
-        named = dict(kwargs)
-        values: dict[str, Any] = {}
-        for name, kind in self._arguments:
-            if kind == "VAR_POSITIONAL":
-                value: Any = tuple(rest)
-                rest = []
-            elif kind == "VAR_KEYWORD":
-                value, named = named, {}
-            elif rest and kind != "KEYWORD_ONLY":
-                value = rest.pop(0)
-            elif name in named:
-                value = named.pop(name)
-            else:
-                continue  # the default, or Python's own message about a missing argument
-            values[name] = value
-            for e in expected.get(name, ()):
-                e.check(value, kind == "VAR_KEYWORD")
-
+        signature = inspect.signature(self.forward)
+        try:
+            values = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # of which Python's own message tells, in the call itself
+            return
+        for name, parameter in signature.parameters.items():
+            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                values.setdefault(name, () if parameter.kind is Parameter.VAR_POSITIONAL else {})
+            for e in expected.get(name, ()) if name in values else ():  # else the default
+                e.check(values[name], parameter.kind is Parameter.VAR_KEYWORD)
         if self._compares_identity:
             check_identity([e for found in expected.values() for e in found], values)
 
     # -- copies --------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
-        result = _new(type(self).__name__)
-        memo[id(self)] = result
+        result = memo[id(self)] = _make(type(self).__name__, {}, None)
         result.__dict__.update(copy.deepcopy(self._state(), memo))
-        result.graph = copy_graph(self.graph, memo)
+        result.graph = _copy_graph(self.graph, memo)
         return result
 
     def __copy__(self) -> GraphModule:
-        result = _new(type(self).__name__)
-        result.__dict__.update(self._state())
-        result.graph = copy_graph(self.graph, None)
-        return result
+        return _make(type(self).__name__, self._state(), _copy_graph(self.graph, None))
 
     def __reduce__(self) -> Any:
-        return _unpickle, (type(self).__name__, self._state(), pack_graph(self.graph))
+        return _unpickle, (type(self).__name__, self._state(), _pack_graph(self.graph))
 
     def _state(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in _COMPILED}
 
 
-def forward_signature(module: nn.Module) -> inspect.Signature:
-    """The signature of ``module.forward``; of a `GraphModule` without having its code generated.
+def _make(class_name: str, state: dict[str, Any], graph: fx.Graph | None) -> GraphModule:
+    result: GraphModule = GraphModule.__new__(GraphModule)
+    nn.Module.__init__(result)
+    type(result).__name__ = class_name
+    result.__dict__.update(state)
+    if graph is not None:
+        result.graph = graph
+    return result
 
-    >>> gm = GraphModule(nn.Module(), fx.symbolic_trace(nn.Linear(2, 2)).graph)
-    >>> str(forward_signature(gm))
-    '(input)'
-    """
-    if not isinstance(module, GraphModule) or "forward" in vars(type(module)):
-        return inspect.signature(module.forward)
-    by_name = getattr(module.graph._codegen, "keyword_only", ())
-    parameters = []
-    for node in module.graph.find_nodes(op="placeholder"):
-        name = node.target.lstrip("*")
-        plain = Parameter.KEYWORD_ONLY if name in by_name else Parameter.POSITIONAL_OR_KEYWORD
-        kind = (plain, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)[node.target.count("*")]
-        parameters.append(Parameter(name, kind, default=node.args[0] if node.args else Parameter.empty))
-    return inspect.Signature(parameters)
+
+def _unpickle(class_name: str, state: dict[str, Any], packed: tuple[Any, ...]) -> GraphModule:
+    return _make(class_name, state, _unpack_graph(packed))
+
+
+def _copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:
+    """A copy of ``graph``; with a ``memo``, annotations are copied deeply."""
+    new = copy.deepcopy(graph)
+    for before, after in zip(graph.nodes, new.nodes):
+        after.meta = dict(before.meta) if memo is None else copy.deepcopy(before.meta, memo)
+    return new
 
 
 def explain_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -333,26 +252,3 @@ def explain_call(name: str, signature: inspect.Signature, args: tuple[Any, ...],
     batch = next((str(len(t)) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.ndim), "SIZES")
     inputs = " ".join(f"--input {name}=int64:{batch}" for name in lacking)
     return f"{name}{signature} needs {', '.join(lacking)} too; give it, e.g. {inputs} on the command line"
-
-
-def copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:
-    """A copy of ``graph``; with a ``memo``, annotations are copied deeply."""
-    new = copy.deepcopy(graph)
-    for before, after in zip(graph.nodes, new.nodes):
-        after.meta = dict(before.meta) if memo is None else copy.deepcopy(before.meta, memo)
-    return new
-
-
-def _new(class_name: str) -> GraphModule:
-    """A graph module whose state is still to be set."""
-    result: GraphModule = GraphModule.__new__(GraphModule)
-    nn.Module.__init__(result)
-    type(result).__name__ = class_name
-    return result
-
-
-def _unpickle(class_name: str, state: dict[str, Any], packed: PackedGraph) -> GraphModule:
-    result = _new(class_name)
-    result.__dict__.update(state)
-    result.graph = unpack_graph(packed)
-    return result

@@ -1,6 +1,7 @@
 """Runs a graph node by node without data, under a recorder."""
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -9,24 +10,32 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
-from analyzer.errors import InputError
+from analyzer.errors import AnalyzerError, InputError
+from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.surroundings import keep_surroundings
+from analyzer.meta.argument import fake_arguments
 from analyzer.meta.intercept.replacement import InterruptsHeld
+from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.opaque import call_opaque
 from analyzer.meta.operator_info import register_shape_impl
+from analyzer.meta.spec import to_specs
 from analyzer.meta.state import active_state
-from analyzer.meta.structure import thaw
+from analyzer.meta.structure import holds_tensor, tensors_of, thaw
+from analyzer.meta.tensor import MetaTensor
 from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 
-from .graph_module import GraphModule, explain_call, forward_signature
+from .graph_module import GraphModule, explain_call
 from .kept import KeptResults
 from .offload import OffloadedTensors
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
 
-# Runs a graph node by node without data.
+Tensor = torch.Tensor
+
 
 class GraphInterpreter(fx.Interpreter):
     """Runs the nodes of a graph module; one overridable method per kind of node, as torch.fx does.
@@ -42,7 +51,7 @@ class GraphInterpreter(fx.Interpreter):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the graph for the traced forward's arguments; raises InputError for others."""
-        signature = forward_signature(self.module)
+        signature = inspect.signature(self.module.forward)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -88,8 +97,14 @@ class GraphInterpreter(fx.Interpreter):
                         open_blocks.append((block, context))
                 with self.around(statement), ExitStack() as own:
                     for saving in statement.blocks[len(blocks):]:  # these are of one statement
-                        own.enter_context(self._context(saving))
-                    self._run_statement(statement)
+                        kept: Any = self._kept[saving.checkpoint] if isinstance(saving, Keeping) else self._offloaded
+                        own.enter_context(kept.on_host if isinstance(saving, Keeping) and saving.offloads else kept)
+                    if statement.node is not None:
+                        self.env[statement.node] = self.run_node(statement.node)
+                    else:
+                        self._run_checkpointed(statement)
+                    for n in statement.offloaded:
+                        self._offloaded.add(self.env[n])
                 if statement.node is not None and statement.node.op == "output":
                     return self.env[statement.node]
                 for n in last.get(i, ()):
@@ -103,14 +118,6 @@ class GraphInterpreter(fx.Interpreter):
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         """What surrounds a statement with the blocks that are its own."""
         return nullcontext()
-
-    def _run_statement(self, statement: Statement) -> None:
-        if statement.node is not None:
-            self.env[statement.node] = self.run_node(statement.node)
-        else:
-            self._run_checkpointed(statement)
-        for n in statement.offloaded:
-            self._offloaded.add(self.env[n])
 
     def _run_checkpointed(self, statement: Statement) -> None:
         region = statement.checkpoint
@@ -126,22 +133,12 @@ class GraphInterpreter(fx.Interpreter):
 
         self.env.update(zip(results, region.call(run, *[self.env[i] for i in inputs])))
 
-    def _context(self, block: Block) -> AbstractContextManager[Any]:
-        if isinstance(block, Keeping):
-            kept = self._kept[block.checkpoint]
-            return kept.on_host if block.offloads else kept
-        return self._offloaded
-
 
 def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
     """Leave all but the outermost ``depth`` blocks."""
     while len(blocks) > depth:
         with InterruptsHeld():
             blocks.pop()[1].__exit__(*sys.exc_info())
-
-
-def _claimed(device: torch.device) -> torch.device:
-    return active_state().adopted_device if device.type in ("cpu", "meta") else device
 
 
 class RecordingInterpreter(GraphInterpreter):
@@ -153,18 +150,14 @@ class RecordingInterpreter(GraphInterpreter):
         self.rows: dict[fx.Node, int] = {}
         self._paths: dict[fx.Node, str] = {}
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """As `GraphInterpreter.run`; raises InputError for shapes and dtypes that were not traced, too."""
-        if isinstance(self.module, GraphModule) and self.module.checks_inputs:
-            self.module.check_inputs(args, kwargs)
-        return super().run(*args, **kwargs)
-
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a node. ``x.device`` was written down as the host where the model was traced there: it is
         the device that its tensors are taken to be on now. One that the model names by a string stays.
         """
+        adopted = active_state().adopted_device
         found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
-            torch.device, _claimed, super().fetch_args_kwargs_from_env(n))
+            torch.device, lambda device: adopted if device.type in ("cpu", "meta") else device,
+            super().fetch_args_kwargs_from_env(n))
         return found
 
     def begin_step(self) -> None:
@@ -176,7 +169,10 @@ class RecordingInterpreter(GraphInterpreter):
             while path not in paths:
                 path = path.rpartition(".")[0]
             self._paths[n] = path
-            target = n.target if isinstance(n.target, str) else _target_name(n.target)
+            target: Any = n.target
+            if not isinstance(target, str):
+                name = getattr(target, "__qualname__", getattr(target, "__name__", target))
+                target = f"{getattr(target, '__module__', '') or ''}.{name}".lstrip(".")
             row = self.recorder.add_node(n.op, n.name, target, paths[path])
             rows[n] = row
             record = self.recorder.node_at(row)
@@ -191,8 +187,7 @@ class RecordingInterpreter(GraphInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, and tell the recorder what it read and gave."""
-        row = self.rows[n]
-        recorder = self.recorder
+        row, recorder = self.rows[n], self.recorder
         if recorder.phase == "forward":
             recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
         result = super().run_node(n)
@@ -201,43 +196,76 @@ class RecordingInterpreter(GraphInterpreter):
         return result
 
 
-def _target_name(target: Any) -> str:
-    name = getattr(target, "__qualname__", getattr(target, "__name__", target))
-    return f"{getattr(target, '__module__', '') or ''}.{name}".lstrip(".")
+def run_step(recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
+             loss_fn: Callable[[Any], Tensor] | None, autocast: torch.dtype | None,
+             device_type: str) -> dict[fx.Node, int]:
+    """Run one forward pass, and in training its loss and backward pass, of a graph module under a recorder; the result
+    is the row of each node in the log.
+    """
+    interpreter, holds = RecordingInterpreter(module, recorder), hold_inputs(args, kwargs)
+    recorder.planned_calls = max(1, sum(n.op == "call_module" for n in module.graph.nodes))
+    recorder.start_step(0, placeholders=False)
+    interpreter.begin_step()
+    recorder.begin("forward")
+    with torch.set_grad_enabled(mode == "train"), casting(device_type, autocast):
+        if isinstance(module, GraphModule) and module.checks_inputs:
+            module.check_inputs(args, kwargs)
+        output = interpreter.run(*args, **kwargs)
+        interpreter.env.clear()
+        if mode == "infer":
+            recorder.end()
+            return interpreter.rows
+        loss = recorder.compute_loss(loss_fn or default_loss, output)
+    check_loss(loss)
+    del output
+    recorder.mark([loss], "loss")
+    note_saved_inputs(recorder, holds)
+    loss.backward()
+    recorder.mark([p.grad for p in module.parameters() if p.grad is not None], "gradient")
+    recorder.end()
+    return interpreter.rows
 
 
-# Drives the recorder with a graph: one step of what a traced, perhaps transformed, model would do.
+# Shapes, dtypes and devices of all values of a graph, without data and without a profile.
 
-class GraphStep:
-    """One forward pass, and in training its loss and backward pass, of a graph module under a recorder."""
+class ShapeProp(GraphInterpreter):
+    """Runs a graph under `MetaTensorMode` and notes what every node gives, as torch.fx's pass of this name does.
 
-    def __init__(self, recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *,
-                 mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, autocast: torch.dtype | None,
-                 device_type: str) -> None:
-        self.recorder, self.module, self.args, self.kwargs = recorder, module, args, kwargs
-        self.mode, self.loss_fn, self.autocast, self.device_type = mode, loss_fn or default_loss, autocast, device_type
-        self.interpreter = RecordingInterpreter(module, recorder)
+    ``node.meta["tensor_meta"]`` is torch's ``TensorMetadata`` of a tensor, or a container of them, and ``"type"`` the
+    class of the result; ``node.meta["spec"]`` tells the device too. Nothing need be profiled before.
 
-    def run(self) -> dict[fx.Node, int]:
-        """Run the step; the result is the row of each node in the log."""
-        recorder = self.recorder
-        holds = hold_inputs(self.args, self.kwargs)
-        recorder.planned_calls = max(1, sum(n.op == "call_module" for n in self.module.graph.nodes))
-        recorder.start_step(0, placeholders=False)
-        self.interpreter.begin_step()
-        recorder.begin("forward")
-        with torch.set_grad_enabled(self.mode == "train"), casting(self.device_type, self.autocast):
-            output = self.interpreter.run(*self.args, **self.kwargs)
-            self.interpreter.env.clear()
-            if self.mode == "infer":
-                recorder.end()
-                return self.interpreter.rows
-            loss = recorder.compute_loss(self.loss_fn, output)
-        check_loss(loss)
-        del output
-        recorder.mark([loss], "loss")
-        note_saved_inputs(recorder, holds)
-        loss.backward()
-        recorder.mark([p.grad for p in self.module.parameters() if p.grad is not None], "gradient")
-        recorder.end()
-        return self.interpreter.rows
+    >>> import torch
+    >>> from analyzer import symbolic_trace
+    >>> gm = symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 2)), meta_args={"input": torch.empty(3, 4)})
+    >>> _ = ShapeProp(gm).propagate(torch.empty(3, 4))
+    >>> [(n.name, n.meta["spec"]) for n in gm.graph.nodes][1]
+    ('_0', float32[3, 2]@cpu)
+    >>> [(n.name, n.meta["tensor_meta"].dtype) for n in gm.graph.nodes if n.meta["tensor_meta"].requires_grad]
+    [('_0', torch.float32), ('output', torch.float32)]
+    """
+
+    def propagate(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on arguments with or without data; the result has none."""
+        mode = MetaTensorMode()
+        with mode, keep_surroundings(self.module, values=(args, kwargs)), borrow_module(self.module):
+            claims = [t.device for t in tensors_of((args, kwargs))]
+            claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
+            run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
+            return self.run(*run_args, **run_kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node, and note what it gave."""
+        try:
+            result = super().run_node(n)
+        except AnalyzerError:
+            raise
+        except Exception as error:
+            raise InputError(f"node {n.name} ({n.op} {n.target}) of module {n.meta.get('module_path', '')!r} at "
+                             f"{n.meta.get('source')}: {type(error).__name__}: {error}") from error
+        n.meta["spec"] = to_specs(result)
+        described = fx.node.map_aggregate(result, lambda value: (
+            _extract_tensor_metadata(value) if isinstance(value, Tensor) else value))
+        if described is not result and holds_tensor(result):
+            n.meta["tensor_meta"] = described
+        n.meta["type"] = Tensor if type(result) is MetaTensor else type(result)
+        return result

@@ -57,9 +57,8 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
     ``get_attr`` nodes between them need no mention. With ``recompile=False``, call ``gm.recompile()`` after all edits.
 
     Raises InputError where ``nodes`` is empty, names what is no node of the graph, or an input or output, leaves out a
-    node between them, or cuts another region in two; where a checkpoint writes in place to a value made outside it; for
-    ``use_reentrant=True`` and a container of tensors that goes in or out, or a view made without gradients that goes
-    out; where a choice of `set_saved` cannot be met.
+    node between them, or cuts another region in two; for a checkpoint with ``use_reentrant=True``, or one that writes
+    in place to a value made outside it; where a choice of `set_saved` cannot be met.
 
     >>> import torch
     >>> from analyzer import symbolic_trace
@@ -82,10 +81,7 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
     chosen = _contiguous(gm, nodes, region)
     depth = _shared_depth(chosen, region)
     if isinstance(region, CheckpointRegion):
-        _check_writes(chosen)
-        if region.use_reentrant and region.replay:
-            _check_containers(chosen)
-            _check_views(chosen, depth)
+        _check_checkpoint(chosen, region)
     if not isinstance(region, GradRegion):
         taken = {r.id for n in gm.graph.nodes for r in n.meta.get("region") or () if isinstance(r, type(region))}
         if region.id in taken:
@@ -95,8 +91,9 @@ def set_region(gm: fx.GraphModule, nodes: Nodes, region: Region | None = None, *
     given = [n for n in chosen if n.op == "get_attr" and any(u not in inside for u in n.users)]
     stacks = {}
     for node in chosen:
-        before, after = _split(node, depth)
-        stacks[node] = before if node in given else (*before, region, *after)
+        own, replayed = node.meta.get("region") or (), region_of(node)
+        around = own.index(replayed[depth - 1]) + 1 if depth else 0
+        stacks[node] = own[:around] if node in given else (*own[:around], region, *own[around:])
     _annotate(gm, stacks)
     for node in given:
         if node is not chosen[0]:
@@ -112,8 +109,10 @@ def clear_region(gm: fx.GraphModule, region: Region | None = None, *, recompile:
     Raises InputError where no node is in ``region``, and where a choice of `set_saved` cannot be met without it.
     """
     if region is not None and not nodes_in(gm, region):
+        regions = list(dict.fromkeys(r for n in gm.graph.nodes for r in n.meta.get("region") or ()))
         raise InputError(
-            f"clear_region({region!r}): no node of the graph is in it; its regions are {_regions(gm) or 'none'}")
+            f"clear_region({region!r}): no node of the graph is in it; its regions are {regions or 'none'}")
+
     def stays(r: Region) -> bool:
         return not isinstance(r, CheckpointRegion) if region is None else r != region
 
@@ -174,14 +173,6 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
     return run
 
 
-def _split(node: fx.Node, depth: int) -> tuple[tuple[Region, ...], tuple[Region, ...]]:
-    """The regions of a node around a new one, ``depth`` of those that the code has, and those that will be inside."""
-    region = node.meta.get("region") or ()
-    replayed = region_of(node)
-    around = region.index(replayed[depth - 1]) + 1 if depth else 0
-    return region[:around], region[around:]
-
-
 def _shared_depth(run: list[fx.Node], region: Region) -> int:
     """How many regions are around all nodes of ``run``."""
     stacks = [region_of(n) for n in run]
@@ -199,47 +190,19 @@ def _shared_depth(run: list[fx.Node], region: Region) -> int:
     return depth
 
 
-def _check_writes(run: list[fx.Node]) -> None:
-    inside = set(run)
+def _check_checkpoint(run: list[fx.Node], region: CheckpointRegion) -> None:
+    if region.use_reentrant:
+        raise InputError("set_region() puts no checkpoint with use_reentrant=True around nodes, whose gradients it "
+                         "would lose in containers and views: set use_reentrant=False")
     for node in run:
         for maker in (m for value in written_by(node) for m in makers(value)):
             if maker.op == "get_attr":
                 raise InputError(f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and "
                                  "would write again when it is run again; leave it out")
-            if maker not in inside:
+            if maker not in run:
                 raise InputError(f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in "
                                  f"place to what {maker.name} made, and would write again when it is run again; take "
                                  "both in or leave both out")
-
-
-def _check_containers(run: list[fx.Node]) -> None:
-    """A reentrant checkpoint ends the autograd history of its arguments and results, not of tensors in containers."""
-    inside = set(run)
-    taken = [(value, node, value) for node in run for value in node.all_input_nodes if value not in inside]
-    given = [(node, node, user) for node in run for user in node.users if user not in inside]
-    for value, member, other in (*taken, *given):
-        if value.meta.get("container"):
-            raise InputError(f"a checkpoint with use_reentrant=True cannot hold {member.name} without {other.name}: "
-                             f"{value.name} is no tensor but holds some, whose gradients would go past it; take both "
-                             "in, leave both out, or set use_reentrant=False")
-
-
-def _check_views(run: list[fx.Node], depth: int) -> None:
-    """A view that was made without gradients says that it requires one and has no history: torch cannot run the
-    backward pass of a reentrant checkpoint that gives it.
-    """
-    inside = set(run)
-    for node in run:
-        inner = region_of(node)[depth:]
-        if (any(isinstance(r, GradRegion) and not r.enabled for r in inner) and len(makers(node)) > 1
-                and any(user not in inside for user in node.users)):
-            raise InputError(f"a checkpoint with use_reentrant=True cannot give {node.name}, a view that is made "
-                             "without gradients, to nodes outside; take these in, leave it out, or set "
-                             "use_reentrant=False")
-
-
-def _regions(gm: fx.GraphModule) -> list[Region]:
-    return list(dict.fromkeys(r for n in gm.graph.nodes for r in n.meta.get("region") or ()))
 
 
 # What is kept from the forward pass for the backward pass: chosen for single nodes of a traced graph.
@@ -284,13 +247,17 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
         raise InputError(f"{caller}: choose one of {', '.join(CHOICES)}")
     chosen = find_nodes(gm, nodes, caller)
     for node in chosen:
-        if node.op == "output" or node.op == "get_attr":
+        if node.op in ("output", "get_attr"):
             what = "the output" if node.op == "output" else "a parameter or buffer"
             raise InputError(f"{caller}: {node.name} is {what}, which is held anyway")
         if choice == "recompute" and checkpoint_of(node) is None:
             raise InputError(
                 f"{caller}: {node.name} is in no checkpoint region, so nothing would run it again; set_region first")
-    together = _written_together(gm, chosen)
+    together = set(chosen)
+    for writer in gm.graph.nodes:  # what writes to a result in place, and what made that, are chosen with it
+        made = {m for value in written_by(writer) for m in makers(value)}
+        if writer in together or not made.isdisjoint(together):
+            together |= {m for m in (writer, *made) if m.op not in ("get_attr", "placeholder") or m in chosen}
     before = {n: n.meta.get("saved") for n in together}
     for node in together:
         node.meta["saved"] = choice
@@ -300,20 +267,10 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
         check_saved(gm)
     except InputError:
         for node, saved in before.items():
-            node.meta.pop("saved", None)
-            if saved is not None:
-                node.meta["saved"] = saved
+            node.meta.update({"saved": saved})
+            if saved is None:
+                del node.meta["saved"]
         raise
     if recompile:
         gm.recompile()
-    return together
-
-
-def _written_together(gm: fx.GraphModule, chosen: list[fx.Node]) -> list[fx.Node]:
-    """``chosen``, with the nodes that write to their results in place and those that made what these write to."""
-    together = set(chosen)
-    for writer in gm.graph.nodes:
-        made = {m for value in written_by(writer) for m in makers(value)}
-        if writer in together or not made.isdisjoint(together):
-            together |= {m for m in (writer, *made) if m.op not in ("get_attr", "placeholder") or m in chosen}
     return [n for n in gm.graph.nodes if n in together]

@@ -204,7 +204,7 @@ _RENAMED = {f: n for table in (OPERATOR_OF, IN_PLACE_OF, REFLECTED_OF) for n in 
 
 #: calls that matter although they return no tensor
 EFFECTS = frozenset({"__setitem__", "__set__", "backward", "retain_grad", "register_hook",
-                     "register_prehook", "register_post_accumulate_grad_hook", "register_multi_grad_hook", "remove",
+                     "register_post_accumulate_grad_hook", "register_multi_grad_hook", "remove",
                      "set_", "_assert", "_assert_async", "manual_seed", "seed", "set_state"})
 #: calls that turn contents of a tensor into Python values
 READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__",

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import difflib
+import dis
 import enum
+import functools
 import inspect
 import itertools
 import types
-from collections import UserDict, deque
+from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any, NamedTuple
@@ -35,33 +37,14 @@ class Bound(NamedTuple):
         taken = {q.name for q in self.parameters}
         return next(f"self_{i}" for i in itertools.count(1) if f"self_{i}" not in taken) if p.name == "self" else p.name
 
-    def value_of(self, p: Parameter) -> Any:
-        """What a parameter has: what was given, or its default."""
-        empty: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
-        return self.given.get(p.name, empty.get(p.kind, p.default))
-
     def call_arguments(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``values`` (by parameter name) as positional and keyword arguments."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        by_position = True
-        for p in self.parameters:
-            if p.kind is Parameter.VAR_POSITIONAL:
-                args.extend(values.get(p.name, ()))
-                by_position = False
-            elif p.kind is Parameter.VAR_KEYWORD:
-                kwargs.update(values.get(p.name, {}))
-            elif p.name not in values:
-                by_position = False
-            elif by_position and p.kind is not Parameter.KEYWORD_ONLY:
-                args.append(values[p.name])
-            else:
-                kwargs[p.name] = values[p.name]
-        return tuple(args), kwargs
+        bound = inspect.BoundArguments(inspect.Signature(self.parameters), OrderedDict(values))
+        return bound.args, bound.kwargs
 
 
-def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], concrete_args: Mapping[str,
-                                                                                                     Any]) -> Bound:
+def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
+                   concrete_args: Mapping[str, Any]) -> Bound:
     """Which parameter gets which value; names that a ``**kwargs`` parameter takes are gathered under its name.
 
     Raises InputError for a name that forward does not take, a name given twice, a required argument without a value,
@@ -70,6 +53,8 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
     parameters = list(inspect.signature(forward).parameters.values())
     by_name = {p.name: p for p in parameters}
     rest = next((p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD), None)
+    marks: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+    takes = ", ".join(f"{marks.get(p.kind, '')}{p.name}" for p in parameters) or "no arguments"
     given: dict[str, Any] = {}
     for source, values in (("meta_args", meta_args), ("concrete_args", concrete_args)):
         if not isinstance(values, Mapping):
@@ -81,7 +66,9 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
             target = given
             if name not in by_name or name == rest and not isinstance(value, Mapping):
                 if rest is None:
-                    raise InputError(_unknown(source, name, parameters))
+                    close = difflib.get_close_matches(name, by_name, n=1)
+                    hint = f"; did you mean {close[0]!r}?" if close else "."
+                    raise InputError(f"{source}[{name!r}]: forward takes no such argument{hint} It takes {takes}")
                 target = given.setdefault(rest, {})
             if name in target:
                 raise InputError(f"{name!r} is in meta_args and in concrete_args; give it once")
@@ -93,24 +80,13 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any], co
     missing = [p.name for p in parameters if p.default is Parameter.empty and p.name not in given
                and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     if missing:
-        raise InputError(f"no value for {', '.join(map(repr, missing))}; forward takes {_names(parameters)}. "
+        raise InputError(f"no value for {', '.join(map(repr, missing))}; forward takes {takes}. "
                          f"Put tensors into meta_args and constants into concrete_args")
     varargs = next((i for i, p in enumerate(parameters) if p.kind is Parameter.VAR_POSITIONAL), None)
     if varargs is not None and given.get(parameters[varargs].name):
         for p in parameters[:varargs]:
             given.setdefault(p.name, p.default)  # values of *args can only follow all of these
     return Bound(parameters, given)
-
-
-def _unknown(source: str, name: str, parameters: list[Parameter]) -> str:
-    close = difflib.get_close_matches(name, [p.name for p in parameters], n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"{source}[{name!r}]: forward takes no such argument{hint} It takes {_names(parameters)}"
-
-
-def _names(parameters: list[Parameter]) -> str:
-    marks: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
-    return ", ".join(f"{marks.get(p.kind, '')}{p.name}" for p in parameters) or "no arguments"
 
 
 # Whether arguments are like those that a graph was traced with.
@@ -149,19 +125,21 @@ class Expected(NamedTuple):
             raise InputError(f"{self}: missing; the graph was traced with {self.describe()} there") from None
         if isinstance(value, fx.Proxy):
             return
+        is_tensor, wrong = isinstance(value, Tensor), None  # what a message says besides, where something is
         if self.keys is not None:
             self._check_keys(_keys(value))
         elif self.shape is None:
             found = [c for c in _comparable(value) if type(c) is type(self.constant)]
             if not found or found[0] != self.constant and repr(found[0]) != repr(self.constant):  # as NaN is
-                raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; "
-                                 "trace again with the value that you want")
-        elif not isinstance(value, Tensor):
-            raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}")
+                wrong = "; trace again with the value that you want"
+        elif not is_tensor:
+            wrong = ""
         elif tuple(value.shape) != self.shape or value.dtype != self.dtype:
-            raise InputError(f"{self}: got {_describe(value)}, but the graph was traced with {self.describe()}; shapes "
-                             "and dtypes are constants of a traced graph: trace again with a tensor like this one in "
-                             "meta_args")
+            wrong = ("; shapes and dtypes are constants of a traced graph: trace again with a tensor like this one in "
+                     "meta_args")
+        if wrong is not None:
+            got = name_spec(value.shape, value.dtype) if is_tensor else repr(value)
+            raise InputError(f"{self}: got {got}, but the graph was traced with {self.describe()}{wrong}")
         for (name, args, kwargs), traced in self.states:
             if (told := ask_state(value, name, args, kwargs)) != traced:
                 raise InputError(f"{self}: its {name} is {told}, but the graph was traced with {traced}, and forward "
@@ -188,7 +166,7 @@ class Expected(NamedTuple):
             return f"{len(self.keys)} items"
         if self.shape is None:
             return f"the constant {self.constant!r}"
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+        return name_spec(self.shape, self.dtype)
 
 
 class Asked(NamedTuple):
@@ -229,10 +207,9 @@ def state_told(name: str, result: Any) -> Any:
     return (result is not None) if name in ("grad_fn", "_base") else result
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return repr(value)
+def name_spec(shape: Iterable[int], dtype: torch.dtype | None) -> str:
+    """A shape and a dtype as text: ``float32[3, 4]``."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
@@ -278,10 +255,8 @@ def _comparable(value: Any) -> list[Any]:
 # Contents of tensors that a module holds, and that its forward both reads and changes (a queue's pointer).
 #
 # What is read is different in the next call, so it must not become a constant of the graph. The forward is traced
-# again
-# with these contents unknown: code that asks for them becomes one node (`outline`). Where the forward of the root
-# itself
-# asks for them, the graph checks that they are what they were when it was traced.
+# again with these contents unknown: code that asks for them becomes one node (`outline`). Where the forward of the root
+# itself asks for them, the graph checks that they are what they were when it was traced.
 
 class ChangedContent(NamedTuple):
     """A tensor without data whose contents were read and changed; ``value`` are those before the forward."""
@@ -351,3 +326,42 @@ def shorten(value: Any) -> str:
     """The beginning of a value as text."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
+
+
+# Whether code asks if two tensors are one object, which decides whether a graph holds for others than it was traced
+# with: one tensor may be given in two places, as query and key.
+
+#: how code takes what may be a tensor, before ``is`` compares it
+_TAKES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "BINARY_SUBSCR", "BINARY_OP")
+
+
+@functools.lru_cache(4096)
+def compares_identity(code: types.CodeType) -> bool:
+    """Whether code compares two values with ``is``, neither of them a constant or a name of its module, or asks for
+    ``id()`` or ``data_ptr()``.
+    """
+    found = list(dis.get_instructions(code))
+    for i, instruction in enumerate(found):
+        if instruction.opname == "IS_OP":
+            of_module = found[i - 1].opname == "LOAD_ATTR" and found[i - 2].opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            if found[i - 1].opname.startswith(_TAKES) and not of_module:
+                return True
+        elif instruction.argval == "data_ptr" or instruction.opname == "LOAD_GLOBAL" and instruction.argval == "id":
+            return True
+    return any(compares_identity(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
+def check_identity(expected: Iterable[Expected], arguments: Mapping[str, Any]) -> None:
+    """Raise InputError where other places among ``arguments`` hold one tensor than when the graph was traced."""
+    place_of: dict[int, Expected] = {}  # by id of a tensor
+    first: dict[int, tuple[Expected, Any]] = {}
+    for place in expected:
+        value = place.find(arguments[place.argument]) if place.argument in arguments else None
+        if place.shape is None or value is None or isinstance(value, fx.Proxy):
+            continue
+        other, (mine, tensor) = place_of.setdefault(id(value), place), first.setdefault(place.tensor, (place, value))
+        told = "one tensor" if other.tensor != place.tensor else "two tensors" if tensor is not value else ""
+        if told:
+            traced, pair = ("two", other) if told == "one tensor" else ("one", mine)
+            raise InputError(f"{place} and {pair}: {told}, but the graph was traced with {traced}, and its code asks "
+                             f"whether they are the same: trace again with {told} in meta_args")

@@ -97,11 +97,9 @@ class _State(Holders, CodeRecord):
         """By id of what the function reaches: the keys, indices and names that it takes of it; None for all."""
         names = self.search.names
         held = (*self.mappings, *self.sequences, *self.places, *self.objects, *zip(self.empty))
-        found: dict[int, Any] = {id(holder): None for holder, *_ in held}
-        found |= dict.fromkeys(self.attributes, names)
-        for module in self.modules:
-            found |= dict.fromkeys(map(id, (vars(module), module._parameters, module._buffers, module._modules)), names)
-        return found | {id(holder): names.intersection(keys) for holder, _, keys, _ in self.rows}
+        of_modules = (map(id, (vars(m), m._parameters, m._buffers, m._modules)) for m in self.modules)
+        return {**{id(holder): None for holder, *_ in held}, **dict.fromkeys([*self.attributes, *chain(*of_modules)],
+                names), **{id(holder): names.intersection(keys) for holder, _, keys, _ in self.rows}}
 
     def places_of(self, value: Any) -> list[tuple[Any, Any]]:
         """What holds ``value``, each with its key, index or name."""
@@ -155,18 +153,12 @@ class _Leak(NamedTuple):
 
     def put(self, value: Any) -> None:
         """Let the place hold ``value``."""
-        if isinstance(self.holder, _SEQUENCES):
-            self.holder[self.key] = value
-        elif not isinstance(self.holder, dict):
-            set_value(self.holder, self.key, value)
-        elif value is MISSING:
+        if value is MISSING and isinstance(self.holder, dict):
             self.holder.pop(self.key, None)
-        else:
+        elif isinstance(self.holder, (dict, *_SEQUENCES)):
             self.holder[self.key] = value
-
-    def is_kept(self) -> bool:
-        """Whether the place still holds the stand-in."""
-        return _get(self.holder, self.key) is self.stand_in
+        else:
+            set_value(self.holder, self.key, value)
 
 
 class Leaks:
@@ -177,25 +169,27 @@ class Leaks:
         self._held: list[_Leak] = []
         self._error: LeakError | None = None
         self._start: _State | None = None  #: what forward began with
-        self._left: dict[tuple[int, Any], tuple[Any, Any]] = {}  #: by holder and key: both, as a node left them
+        #: by id of a holder, and key: the holder, and what a node set there in the trace and sets where the graph runs
+        self.left: dict[tuple[int, Any], tuple[Any, Any]] = {}
 
     def begin(self, function: Any, values: Any) -> None:
         """The forward ``function`` begins, with ``values``."""
         self._start = _make_state(function, values)
 
-    def list_set(self, state: _State, rebuilt: set[int]) -> list[str]:
+    def list_set(self, state: _State, rebuilt: set[int]) -> set[str]:
         """What of a function's ``state`` traced code has set; what is of ``rebuilt`` ids, the graph makes anew."""
         assert self._start is not None
         with without_modes(), torch._C.DisableTorchFunction():
             rows = [*_list_changed(self._start), *((value, type(value).__name__, before, now)
                     for value, read, _, before in self._start.objects
                     if isinstance(value, ContextVar) and (now := read()) != before)]
-        found, keys = [], state.read_keys() if rows else {}
+        found, keys = set[str](), state.read_keys() if rows else {}
         for holder, key, before, now in rows:
             read = () if id(holder) in rebuilt else keys.get(id(holder), ())
-            if (read is None or key in read) and not self._is_left(holder, key, before, now) and not _hold_same(
-                    now, before):
-                found.append(_name_place(holder, key))
+            holds_same = type(before) is type(now) and isinstance(now, (list, tuple)) and len(
+                before) == len(now) and are_alike(now, before)
+            if (read is None or key in read) and not holds_same and not self._is_left(holder, key, before, now):
+                found.add(_name_place(holder, key))
         return found
 
     def tell(self, record: StateRecord, borrowed: Borrowed, state: MetaState) -> None:
@@ -210,11 +204,11 @@ class Leaks:
 
     def _is_left(self, holder: Any, key: Any, before: Any, now: Any) -> bool:
         """Whether ``now`` is what a node left there, or where none did what there was before."""
-        return are_alike((now,), (self._left.get((id(holder), key), (None, before))[1],))
+        return are_alike((now,), (self.left.get((id(holder), key), (None, before))[1],))
 
     def show(self) -> None:
         """Let all places hold what the trace left there."""
-        self._held = [leak for leak in self._held if leak.is_kept()]
+        self._held = [leak for leak in self._held if _get(leak.holder, leak.key) is leak.stand_in]
         self.vary(0)
 
     def vary(self, run: int) -> None:
@@ -228,12 +222,7 @@ class Leaks:
         for leak in self._held:
             leak.put(leak.stand_in)
 
-    def note_left(self, rows: Iterable[tuple[Any, Any, Any, Any]]) -> None:
-        """A node set what ``rows`` tell, in the trace and where the graph runs."""
-        self._left |= {(id(holder), key): (holder, now) for holder, key, _, now in rows}
-
-    def add(self, place: tuple[Any, Any], values: list[Any], site: Site, outer: Site | None,
-            line: str) -> None:
+    def add(self, place: tuple[Any, Any], values: list[Any], site: Site, outer: Site | None, line: str) -> None:
         """``site`` left ``values``, of which data decides at ``line``; ``outer`` is the code around it."""
         name = place[1] if isinstance(place[1], str) and place[1] else f"item {place[1]!r}"
 
@@ -282,12 +271,15 @@ class LeakWatch:
         self._leaks, self._make = leaks, functools.partial(_make_state, function, values)
         self.state = self._after = self._make()
         self._runs: list[dict[tuple[int, Any], tuple[Any, Any, Any, Any]]] = []
-        self.modules = self.state.modules  #: that the function may reach
 
     def note(self, copies: Iterable[tuple[Any, Any]] = ()) -> None:
         """A run has ended, which was given copies of some containers and objects."""
         with without_modes(), torch._C.DisableTorchFunction():
-            rows = [*_list_changed(self.state), *(row for held, copy in copies for row in _list_copied(held, copy))]
+            rows = list(_list_changed(self.state))
+            for pair in copies:  # plain values that a copy of a dict or an object has and the original has not
+                held, copy = (vars(value) if is_plain_object(value) else value for value in pair)
+                rows += [(held, key, before, now) for key, now in (copy.items() if isinstance(copy, dict) else ())
+                         if type(now) in PLAIN and not are_alike((now,), (before := held.get(key, MISSING),))]
         self._runs.append({(id(row[0]), row[1]): row for row in rows})
         self._is_changed = bool(rows)
         if len(self._runs) == 1 and self._runs[0]:
@@ -304,7 +296,7 @@ class LeakWatch:
         """Leave what the first run left, and stand-ins for what of it data decides."""
         if self._is_changed or self._runs[0]:
             self._after.put_back()
-        self._leaks.note_left(self._runs[0].values())
+        self._leaks.left |= {place: (holder, now) for place, (holder, _, _, now) in self._runs[0].items()}
         for place, (holder, key, before, _) in {k: row for run in self._runs for k, row in run.items()}.items():
             values = [run[place][3] if place in run else before for run in self._runs]
             if any(map(holds_tensor, values)) or key is None and not _differ(values):
@@ -314,14 +306,6 @@ class LeakWatch:
                 self._leaks.add(where, [holder, None], *told)  # data decides its length, or whether it has such an item
             if key is not None:
                 self._leaks.add((holder, key), values, *told)
-
-
-def _list_copied(held: Any, copy: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Plain values that a copy of a dict or an object has and ``held`` has not."""
-    held, copy = (vars(value) if is_plain_object(value) else value for value in (held, copy))
-    for key, now in copy.items() if isinstance(copy, dict) else ():
-        if type(now) in PLAIN and not are_alike((now,), (before := held.get(key, MISSING),)):
-            yield held, key, before, now
 
 
 def find_leaks(value: Any) -> None:
@@ -340,12 +324,6 @@ def _get(holder: Any, key: Any) -> Any:
 
 def _name_place(holder: Any, key: Any) -> str:
     return key if isinstance(key, str) and key else f"a {type(holder).__name__}"
-
-
-def _hold_same(before: Any, now: Any) -> bool:
-    """Whether two lists or tuples hold the same."""
-    return type(before) is type(now) and isinstance(now, (list, tuple)) and len(before) == len(now) and are_alike(
-        now, before)
 
 
 def _differ(values: list[Any]) -> bool:

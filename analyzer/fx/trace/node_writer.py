@@ -208,7 +208,7 @@ class NodeWriter:
             return self.call(BuildFunction(value), *map(self._enclosed, enclosed))
         if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
             return self._rebuild(value)
-        return self.attribute(value, "_object", self._held.get(id(value), value))
+        return self.attribute(value, "_object", value)
 
     def _enclosed(self, value: Any) -> Any:
         """A variable of a closure as an argument: what holds no tensor is the object itself."""
@@ -282,11 +282,6 @@ class NodeWriter:
         """Path of the module that runs."""
         return self.modules[-1][0] if self.modules else ""
 
-    def hold_instead(self, value: Any, held: Any) -> None:
-        """Let the graph module hold ``held`` where ``value`` is an argument."""
-        self._held[id(value)] = held
-        self._kept.append(value)
-
     def map(self, tensor: Any, node: fx.Node) -> None:
         """Let ``node`` stand for a tensor, or for a container that a call returned."""
         self._nodes[id(tensor)] = node
@@ -307,9 +302,9 @@ class NodeWriter:
         if isinstance(value, (tuple, RemovableHandle)):
             self.map(value, node)
         around = (*around, value)
-        held = [(access, child) for access, child in children(value)
-                if holds_tensor(child) and not any(child is outer for outer in around)]
-        for access, child in held:
+        for access, child in children(value):
+            if not holds_tensor(child) or any(child is outer for outer in around):
+                continue
             accessor: Callable[..., Any] = getattr if access.attribute else operator.getitem
             part = self.graph.create_node("call_function", accessor)
             part.args = (node, access.key)
@@ -318,8 +313,6 @@ class NodeWriter:
             if node in self.dependent:
                 self.dependent.add(part)
             self.bind(child, part, rename, around)
-        if held:
-            node.meta["container"] = True
 
 
 def values_around(function: FunctionType) -> list[Any]:

@@ -39,7 +39,7 @@ from .leak import LeakError, Leaks, LeakWatch, find_leaks
 from .module_state import ModuleStates
 from .node_writer import NodeWriter
 from .outline import Site
-from .tracer_impl import find_leaf_impl, is_leaf, register_bias_split, register_tracer_impl, splits
+from .tracer_impl import BIAS_SPLITS, find_leaf_impl, is_leaf, register_tracer_impl, splits
 from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
 
 Tensor = torch.Tensor
@@ -77,7 +77,7 @@ class Tape(NodeWriter):
             return call(func, args, kwargs)
         impl = register_tracer_impl.find(func)
         if impl is None and self.splits_bias:
-            impl = register_bias_split.find(func)
+            impl = BIAS_SPLITS.get(func)
         if impl is not None and func not in self.active_impls:
             return self.run_impl(func, impl, args, kwargs)
         operator, self.operator = self.operator, ""
@@ -209,7 +209,7 @@ class Tape(NodeWriter):
         finally:
             self.state.options, self.state.expects_contents = options, False
         watch.finish(site, self._next_site(), self.outlined[site])
-        self.states.note_run(watch.modules)
+        self.states.note_run(watch.state.modules)
         changed = list(map(id, tensors_of((args, kwargs)))) != held
         if changed:
             given = self._give_copies(given, copies)
@@ -245,7 +245,7 @@ class Tape(NodeWriter):
                    if isinstance(held, (list, dict)) or holds_tensor(held)}
         if (names := self.leaks.list_set(watch.state, rebuilt)) and not self._want():
             raise LeakError(f"{site} asks for what depends on data at {self.outlined[site]} and reads "
-                            f"{', '.join(sorted(set(names)))}, which forward sets before: the graph would run it with "
+                            f"{', '.join(sorted(names))}, which forward sets before: the graph would run it with "
                             "what is there without that. Pass it as an argument")
 
     def _versions(self, *arguments: Any) -> list[int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
@@ -14,8 +14,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.codegen import RegionCodeGen
 from analyzer.fx.graph.graph_module import GraphModule
-from analyzer.fx.module_borrow import Borrowed, borrow_module, exported_module, uncompiled
-from analyzer.fx.shared_module import find_replica, refuse_sharded
+from analyzer.fx.module_borrow import Borrowed, borrow_module, exported_module, find_replica, refuse_sharded, uncompiled
 from analyzer.fx.surroundings import keep_surroundings, leaves_no_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
@@ -27,13 +26,11 @@ from analyzer.meta.tensor import MetaTensor
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.collector import rare_collections, telling_depth
 
-from .assignment import Assignments
-from .identity import compares_identity
-from .input_check import Asked, Bound, ContentWatch, Expected, bind_arguments, expectations
+from .effect_patch import RandomWatch
+from .input_check import Asked, Bound, ContentWatch, Expected, bind_arguments, compares_identity, expectations
 from .leak import LeakError
 from .outline import Site, code_of
-from .random_control import RandomWatch
-from .skeleton import build_skeleton, collect_contents, locate, wrap
+from .skeleton import Assignments, build_skeleton, collect_contents, locate
 from .tape import Tape
 from .tracing_patch import tracing_patches
 from .unknown_size import known_contents
@@ -102,11 +99,10 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
         else:
             break
         attempt.put_back()  # also plain values: the next run is to find what this one found
-    gm = GraphModule(build_skeleton(module, attempt.contents), graph, _class_name(root))
+    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
+    gm = GraphModule(build_skeleton(module, attempt.contents), graph, name if name.isidentifier() else "GraphModule")
     gm.meta["assumptions"] = attempt.assumptions
-    gm.expect([(bound.name_in_graph(p), p.kind) for p in bound.parameters],
-              attempt.expected,
-              attempt.compares_identity, attempt.asked)
+    gm.expect(attempt.expected, attempt.compares_identity, attempt.asked)
     return gm
 
 
@@ -133,11 +129,16 @@ class _Attempt:
         module, bound = self.module, self.bound
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
-        patches = tracing_patches(self.outlined)
+        # functions under torch.compile run as they are written
+        as_written = (torch.compiler.set_stance("force_eager") if "torch._dynamo.eval_frame" in sys.modules
+                      else contextlib.nullcontext())
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
-              borrow_module(module) as borrowed, patches, _eager_compiled_functions()):
+              borrow_module(module) as borrowed, tracing_patches(self.outlined), as_written):
             self.put_back = found.put_back_all
-            _refuse_lazy(borrowed)
+            lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
+            if lazy:
+                raise InputError(f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the "
+                                 "model once on a real input")
             if (replica := find_replica(borrowed.walked)) is not None:
                 mode.state.assume(f"{replica or 'the model'}: DistributedDataParallel is traced as the module that it "
                                   "wraps; what ranks exchange is not in the graph")
@@ -149,17 +150,15 @@ class _Attempt:
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
             places = self._list_places(values)
-            assignments, random = Assignments(borrowed, values), RandomWatch(tape, borrowed)
+            assignments, random = Assignments(borrowed, values), RandomWatch(borrowed)
             if self.outlined:
                 tape.leaks.begin(module.forward, (module, values))
             mode.state.tape = tape
             try:
                 result = module(*args, **kwargs)
-            except AnalyzerError as error:
-                raise locate(error, tape, self.meta_args) from error
             except Exception as error:
-                read = tape.leaks.explain(error)
-                raise (locate(read, tape, self.meta_args) if read else wrap(error, tape, self.meta_args)) from error
+                read = None if isinstance(error, AnalyzerError) else tape.leaks.explain(error)
+                raise locate(read or error, tape, self.meta_args) from error
             finally:
                 mode.state.tape = None
                 tape.leaks.show()
@@ -187,8 +186,9 @@ class _Attempt:
         """What arguments of the graph must be like, each with what is in its place among the ``values``."""
         bound = self.bound
         fakes = {bound.name_in_graph(p): values.get(p.name) for p in bound.parameters}
+        empty: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
         return [(e, None if e.shape is None else e.find(fakes[e.argument])) for e in expectations(
-            (bound.name_in_graph(p), bound.value_of(p)) for p in bound.parameters)]
+            (bound.name_in_graph(p), bound.given.get(p.name, empty.get(p.kind, p.default))) for p in bound.parameters)]
 
     def _expect(self, tape: Tape, places: list[tuple[Expected, Any]]) -> None:
         for e, fake in places:
@@ -206,18 +206,6 @@ class _FunctionModule(nn.Module):
         if not callable(function):
             raise InputError(f"root must be a module or a function, got {function!r}")
         self.forward = function
-
-
-def _refuse_lazy(borrowed: Borrowed) -> None:
-    lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
-    if lazy:
-        raise InputError(f"{', '.join(lazy[:3])}: not initialised, as its lazy module has not run; run the model once "
-                         "on a real input")
-
-
-def _class_name(root: Any) -> str:
-    name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "function")
-    return name if name.isidentifier() else "GraphModule"
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any]:
@@ -246,7 +234,11 @@ def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any
 
 
 def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> None:
-    defaults = {p.name: _default(p, values) for p in bound.parameters}
+    defaults: dict[str, tuple[Any, ...]] = {}  # in the generated signature: forward's, or the constants given
+    for p in bound.parameters:
+        value = values.get(p.name, p.default)
+        needed = p.default is Parameter.empty and next(tensors_of(value), None) is not None
+        defaults[p.name] = (value,) if isinstance(value, _LITERALS) else () if needed else (None,)
     by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in bound.parameters if p.kind in by_position and not defaults[p.name]]
     for p in bound.parameters[:bound.parameters.index(required[-1])] if required else ():
@@ -258,23 +250,3 @@ def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> Non
             tape.placeholder("**" + bound.name_in_graph(p), (), values.get(p.name, {}))
         else:
             tape.placeholder(bound.name_in_graph(p), defaults[p.name], values.get(p.name))
-
-
-def _default(p: Parameter, values: dict[str, Any]) -> tuple[Any, ...]:
-    """The default in the generated signature: that of forward, or the constant that was given."""
-    value = values.get(p.name, p.default)
-    if isinstance(value, _LITERALS):
-        return (value,)
-    if p.default is Parameter.empty and next(tensors_of(value), None) is not None:
-        return ()
-    return (None,)
-
-
-@contextlib.contextmanager
-def _eager_compiled_functions() -> Iterator[None]:
-    """Let functions under torch.compile run as they are written."""
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

@@ -1,7 +1,7 @@
 """What users register for tracing: leaf modules, functions traced in a way of their own, and biases split off."""
 from __future__ import annotations
 
-import weakref
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -100,21 +100,15 @@ tensors of the right shapes. For modules that cannot run without data; the trace
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-# and when that was found: see `is_leaf`
-_leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakKeyDictionary()
-
-
 def is_leaf(module: nn.Module) -> bool:
     """Whether ``module`` becomes one node: its most derived registered class decides, else whether it is torch.nn's."""
     # none ever shrinks
     registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version
-    found = _leaf_classes.get(type(module))
-    if found is None or found[0] != registered:
-        found = _leaf_classes[type(module)] = registered, _is_leaf_class(type(module))
-    return found[1]
+    return _is_leaf_class(type(module), registered)
 
 
-def _is_leaf_class(kind: type[nn.Module]) -> bool:
+@functools.lru_cache(1024)
+def _is_leaf_class(kind: type[nn.Module], registered: int) -> bool:
     for cls in kind.__mro__:
         if cls in register_non_leaf_module:
             return False
@@ -131,48 +125,23 @@ def _is_leaf_class(kind: type[nn.Module]) -> bool:
 
 def find_leaf_impl(module: nn.Module) -> Impl | None:
     """What is registered to run in place of the forward of ``module``, if anything."""
-    for cls in type(module).__mro__:
-        impl = register_leaf_module_impl.find(cls)
-        if impl is not None:
-            return impl
-    return None
+    return next((impl for cls in type(module).__mro__
+                 if (impl := register_leaf_module_impl.find(cls)) is not None), None)
 
 
 # Biases added by a node of their own, so that what can be cut before the addition shows in the graph.
 
 Tensor = torch.Tensor
 
-class _BiasSplits(Registry[Any, Callable[..., Any]]):
-    """Functions with the form that adds their bias apart, and module classes whose forward is traced to find them."""
-
-    def __call__(self, key: Any, impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
-        if impl is None and isinstance(key, type) and issubclass(key, nn.Module):
-            super().__call__(key, key.forward, override=override)
-            return key
-        return super().__call__(key, impl, override=override)
-
-
-register_bias_split = _BiasSplits("register_bias_split")
-"""Give a torch function the form that ``symbolic_trace(..., bias_addition_split=True)`` traces in its place, which adds
-the bias in a call of its own. Register a leaf module class too: its forward is traced where it has a ``bias``.
-
->>> with register_bias_split.scope():
-...     @register_bias_split(functional.bilinear)
-...     def bilinear(input1, input2, weight, bias=None):
-...         product = functional.bilinear(input1, input2, weight)
-...         return product if bias is None else product + bias
-...     _ = register_bias_split(nn.Bilinear)
-...     from analyzer import symbolic_trace
-...     inputs = {"input1": torch.ones(3, 4), "input2": torch.ones(3, 4)}
-...     gm = symbolic_trace(nn.Bilinear(4, 4, 2), meta_args=inputs, bias_addition_split=True)
->>> [n.name for n in gm.graph.nodes if n.op == "call_function" or n.op == "call_method"]
-['bilinear', 'add']
-"""
+#: functions of torch, each with a form that adds the bias in a call of its own
+BIAS_SPLITS: dict[Any, Callable[..., Any]] = {}
+_BIASED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+                  nn.ConvTranspose3d)
 
 
 def splits(module: nn.Module) -> bool:
     """Whether ``module`` is a layer whose bias is to be added by its own node."""
-    return type(module) in register_bias_split and getattr(module, "bias", None) is not None
+    return type(module) in _BIASED_LAYERS and getattr(module, "bias", None) is not None
 
 
 def _add(product: Tensor, bias: Tensor) -> Tensor:
@@ -181,30 +150,22 @@ def _add(product: Tensor, bias: Tensor) -> Tensor:
     return product + bias
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear`, its bias added apart."""
-    product = functional.linear(input, weight)
-    return product if bias is None else _add(product, bias)
+def _split(function: Callable[..., Tensor], spatial_dims: int) -> None:
+    """``function`` takes (input, weight, bias, ...); a convolution's bias is one number per output channel."""
 
-
-register_bias_split(functional.linear, linear)
-
-
-def _split_convolution(function: Callable[..., Tensor], spatial_dims: int) -> None:
-    """``function`` takes (input, weight, bias, ...); its bias is one number per output channel."""
-
-    def convolution(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def apart(input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
         product = function(input, weight, None, *args, **kwargs)
-        return product if bias is None else _add(product, bias.reshape(-1, *[1] * spatial_dims))
+        if bias is not None and spatial_dims:
+            bias = bias.reshape(-1, *[1] * spatial_dims)
+        return product if bias is None else _add(product, bias)
 
-    register_bias_split(function, convolution)
+    BIAS_SPLITS[function] = apart
 
 
+_split(functional.linear, 0)
 for _dims in (1, 2, 3):
-    for _convolution in (f"conv{_dims}d", f"conv_transpose{_dims}d"):
-        _split_convolution(getattr(functional, _convolution), _dims)
-for _layer in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-    register_bias_split(_layer)
+    _split(getattr(functional, f"conv{_dims}d"), _dims)
+    _split(getattr(functional, f"conv_transpose{_dims}d"), _dims)
 
 
 def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
@@ -216,21 +177,15 @@ def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Te
     return _add(product, input if beta == 1 else input * beta)
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **rest: Any) -> Tensor:
-    """`torch.addmm` as a product and a sum."""
-    if rest:  # out, out_dtype: one call decides
-        return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha, **rest)
-    return _scaled_sum(torch.mm(mat1, mat2), input, beta, alpha)
+def _split_sum(function: Any, multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def apart(input: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **rest: Any) -> Any:
+        if rest:  # out, out_dtype: one call decides
+            return function(input, *factors, beta=beta, alpha=alpha, **rest)
+        return _scaled_sum(multiply(*factors), input, beta, alpha)
+
+    BIAS_SPLITS[function] = apart
 
 
-def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, **rest: Any) -> Tensor:
-    """`torch.baddbmm` as products and a sum."""
-    if rest:
-        return torch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha, **rest)
-    return _scaled_sum(torch.bmm(batch1, batch2), input, beta, alpha)
-
-
-_SUMS: list[tuple[Any, Any]] = [(torch.addmm, addmm), (Tensor.addmm, addmm), (torch.baddbmm, baddbmm),
-                                (Tensor.baddbmm, baddbmm)]
-for _sum, _impl in _SUMS:
-    register_bias_split(_sum, _impl)
+for _sum, _multiply in ((torch.addmm, torch.mm), (Tensor.addmm, torch.mm), (torch.baddbmm, torch.bmm),
+                        (Tensor.baddbmm, torch.bmm)):
+    _split_sum(_sum, _multiply)

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -26,12 +26,9 @@ from analyzer.meta.opaque import Opaque, call_opaque
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.tensor import MetaTensor
 
+from .effect_patch import effect_replacements, mode_wrappers, recording_tape, while_recording
 from .function_call import ApplyFunction, CallTarget
-from .hook_patch import hook_replacements
-from .mode_patch import grad_replacements, mode_replacements, mode_wrappers
 from .outline import Site, module_site, outline_functions
-from .random_control import random_replacements
-from .recording import operator_replacements, recording_tape, while_recording
 from .tape import Tape
 from .tracer_impl import find_leaf_impl, register_leaf_function, register_tracer_impl
 
@@ -68,18 +65,18 @@ def _replacements() -> Iterator[Undo]:
     yield replace(nn.Module, "__call__", _call_module)
     for kind in (MetaTensor, nn.Parameter):  # neither of which asks the mode, as Tensor.__deepcopy__ does
         yield replace(kind, "__deepcopy__", while_recording(_deepcopy))
-    yield from operator_replacements()
     yield _replace(torch.autograd.Function, "apply",
                    classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
     yield _replace(_checkpoint, CHECKPOINT_GENERATOR, _checkpoint_generator(getattr(_checkpoint, CHECKPOINT_GENERATOR)))
     yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
-    yield from grad_replacements()
-    yield from mode_replacements()
-    yield from random_replacements()
-    yield from hook_replacements()
-    yield from _wrapped_results()
+    yield from effect_replacements()
+    if torch.distributed.is_available() and not hasattr(torch.ops._c10d_functional, "_wrap_tensor_autograd"):
+        # before torch 2.11 no operator wraps what a functional collective returns: it is waited for, as in torch's own
+        from torch.distributed import _functional_collectives as collectives
+        yield replace(collectives, "_maybe_wrap_tensor", while_recording(
+            lambda tape, wrap, tensor: collectives.wait_tensor(tensor)))
     yield from _function_replacements()
 
 
@@ -118,9 +115,6 @@ def _call_scripted(tape: Tape, original: Any, function: Any, /, *args: Any, **kw
     return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
 
 
-_TRANSPARENT = (MoveDevice, Opaque)  # ours
-
-
 def _apply_function(original: Any) -> Any:
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         real = original.__get__(None, cls)
@@ -129,7 +123,7 @@ def _apply_function(original: Any) -> Any:
             return real(*args, **kwargs)
         if cls is _checkpoint.CheckpointFunction:
             return _run_reentrant(tape, args[0], args[1], args[2:])
-        if cls in _TRANSPARENT:
+        if cls in (MoveDevice, Opaque):  # ours
             with tape.pause:
                 result = real(*args, **kwargs)
             tape.follow(args, result)
@@ -154,13 +148,9 @@ def _run_reentrant(tape: Tape, function: Any, preserve_rng_state: bool, args: tu
         result = function(*args)
     if not tracks or isinstance(result, torch.Tensor):
         return result
-    if not isinstance(result, tuple):
-        return _detach(result)
-    return tuple(x if isinstance(x, torch.Tensor) else _detach(x) for x in result)
-
-
-def _detach(tree: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad else t, tree)
+    kept = [x for x in result if isinstance(x, torch.Tensor)] if isinstance(result, tuple) else []
+    return tree_map_only(torch.Tensor, lambda t: t.detach() if t.requires_grad and not any(
+        t is other for other in kept) else t, result)
 
 
 def _checkpoint_generator(original: Any) -> Any:
@@ -208,7 +198,9 @@ def _function_replacements() -> Iterator[Undo]:
     """Registered Python functions, wherever a module or a class holds them under a name."""
     wrappers: dict[int, tuple[Any, Any]] = {}
     for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *_collectives()):
-        if callable(func) and isinstance(func, FunctionType) and not _is_torch_function(func):
+        # the function mode sees calls of those of torch itself (not of torch.nn.functional: meta/intercept/patch.py)
+        if isinstance(func, FunctionType) and func.__module__ not in (
+                "torch", "torch.functional", "torch._tensor", "torch.autograd"):
             wrappers[id(func)] = func, _wrap(func)
     wrappers |= mode_wrappers()
     for names, held in _find_names(frozenset(wrappers)):
@@ -222,46 +214,26 @@ def _function_replacements() -> Iterator[Undo]:
             yield _replace(owner, name, wrapper)
 
 
-class _Searched(NamedTuple):
-    """Namespaces of libraries that hold none of some functions, and what there was when they were searched."""
-
-    modules: list[Any]
-    functions: frozenset[int]
-    namespaces: list[dict[str, Any]]
-    sizes: list[int]
-    others: list[Any]  #: the modules that must be searched each time
-
-
-_searched = _Searched([], frozenset(), [], [], [])
 _LIBRARIES = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
               os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+#: by id, namespaces of libraries that held none of some functions, how many names there were, and the functions
+_clean: dict[int, tuple[dict[str, Any], int, frozenset[int]]] = {}
 
 
-def _find_names(functions: frozenset[int]) -> list[tuple[Any, str]]:
+def _find_names(functions: frozenset[int]) -> Iterator[tuple[Any, str]]:
     """Modules and names that hold one of ``functions`` (ids); libraries are searched anew when their names change."""
-    global _searched
-    modules = list(sys.modules.values())
-    known = _searched
-    if known.modules == modules and known.functions == functions and known.sizes == list(map(len, known.namespaces)):
-        modules = known.others
-    found: list[tuple[Any, str]] = []
-    others: list[Any] = []
-    clean: list[dict[str, Any]] = []
     seen: set[int] = set()
-    for module in modules:
+    for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if type(names) is not dict or id(names) in seen:  # a script is there as __main__ and as __mp_main__
             continue
         seen.add(id(names))
-        if not functions.isdisjoint(map(id, names.values())):
-            found += [(module, name) for name, value in names.items() if id(value) in functions]
-        elif _is_library(names):
-            clean.append(names)
+        if (known := _clean.get(id(names))) is not None and known[1] == len(names) and known[2] == functions:
             continue
-        others.append(module)
-    if modules is not known.others:
-        _searched = _Searched(modules, functions, clean, list(map(len, clean)), others)
-    return found
+        if not functions.isdisjoint(map(id, names.values())):
+            yield from [(module, name) for name, value in names.items() if id(value) in functions]
+        elif _is_library(names):
+            _clean[id(names)] = names, len(names), functions
 
 
 def _is_library(names: dict[str, Any]) -> bool:
@@ -270,22 +242,6 @@ def _is_library(names: dict[str, Any]) -> bool:
     # the parts of an extension have none
     file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)
     return top in sys.builtin_module_names or str(file).startswith(_LIBRARIES)
-
-
-_OVERRIDABLE = ("torch", "torch.functional", "torch._tensor", "torch.autograd")
-
-
-def _is_torch_function(func: Any) -> bool:
-    """Whether the function mode sees calls of ``func`` itself (not of torch.nn.functional: meta/intercept/patch.py)."""
-    return func.__module__ in _OVERRIDABLE
-
-
-def _wrapped_results() -> Iterator[Undo]:
-    """Before torch 2.11 no operator wraps what a functional collective returns: it is waited for, as in torch's own."""
-    if torch.distributed.is_available() and not hasattr(torch.ops._c10d_functional, "_wrap_tensor_autograd"):
-        from torch.distributed import _functional_collectives as functional
-        wait = while_recording(lambda tape, wrap, tensor: functional.wait_tensor(tensor))
-        yield replace(functional, "_maybe_wrap_tensor", wait)
 
 
 def _collectives() -> list[Any]:
@@ -302,7 +258,6 @@ def _collectives() -> list[Any]:
 def _wrap(func: Any) -> Any:
     traced = register_tracer_impl.find(func)
     leaf = register_leaf_function.find(func)
-    shaped = func in register_shape_impl
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -311,9 +266,8 @@ def _wrap(func: Any) -> Any:
             return func(*args, **kwargs)
         if traced is not None:
             return tape.run_impl(func, traced, args, kwargs)
-        if shaped:
-            return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: call_opaque(func, a, k))
-        return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: (leaf or func)(*a, **k))
+        return tape.run_leaf("call_function", func, args, kwargs, lambda a, k: (
+            call_opaque(func, a, k) if func in register_shape_impl else (leaf or func)(*a, **k)))
 
     return wrapper
 

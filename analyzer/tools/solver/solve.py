@@ -1,6 +1,7 @@
 """`solve`: a plan that keeps a training step within a budget of memory and runs as little as it can again."""
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -11,7 +12,6 @@ from torch import fx
 from analyzer.api.argument import as_arguments, as_keywords
 from analyzer.api.symbolic_profile import LastRun, last_runs
 from analyzer.errors import InputError
-from analyzer.fx.graph.graph_module import forward_signature
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
@@ -274,7 +274,7 @@ def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any],
             f"symbolic_profile first")
     made = {name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta")
             for name in names}
-    by_name = {name for name, p in forward_signature(gm).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    by_name = {name for name, p in inspect.signature(gm.forward).parameters.items() if p.kind is p.KEYWORD_ONLY}
     return tuple(t for name, t in made.items()
                  if name not in by_name), {name: t for name, t in made.items() if name in by_name}, None
 

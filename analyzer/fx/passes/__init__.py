@@ -1,1 +1,0 @@
-"""Transformations of traced graphs."""
