@@ -168,7 +168,8 @@ class FakeTensors:
         if not is_parameter:
             if isinstance(original, (UninitializedParameter, UninitializedBuffer)):
                 # a lazy parameter of its own, so that the user's is not materialised
-                lazy: Any = type(original)(requires_grad=original.requires_grad, device=META, dtype=original.dtype)
+                kind: Any = type(original)
+                lazy = kind(requires_grad=original.requires_grad, device=META, dtype=original.dtype)
                 attach(lazy, self.claim or CPU, self.state.space)
                 return lazy  # type: ignore[no-any-return]
             if is_traceable_wrapper_subclass(original):

@@ -284,7 +284,7 @@ class Borrowed:
         for path, module in self.walked:
             self.modules[id(module)] = path
             self.by_path[path] = module
-            for is_buffer, tensors in enumerate((module._parameters, module._buffers)):
+            for tensors, is_buffer in ((module._parameters, False), (module._buffers, True)):
                 for name, fake in tensors.items():
                     if fake is not None and id(fake) not in named:
                         named.add(id(fake))

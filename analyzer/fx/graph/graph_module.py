@@ -169,7 +169,7 @@ class GraphModule(fx.GraphModule):
                 self.check_inputs(args, kwargs)
             return generated(self, *args, **kwargs)
 
-        type(self).forward = forward  # type: ignore[method-assign]
+        type(self).forward = forward
         return code
 
     def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

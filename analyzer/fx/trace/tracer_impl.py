@@ -104,11 +104,12 @@ def is_leaf(module: nn.Module) -> bool:
     """Whether ``module`` becomes one node: its most derived registered class decides, else whether it is torch.nn's."""
     # none ever shrinks
     registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version
-    return _is_leaf_class(type(module), registered)
+    kind: Any = type(module)
+    return _is_leaf_class(kind, registered)
 
 
 @functools.lru_cache(1024)
-def _is_leaf_class(kind: type[nn.Module], registered: int) -> bool:
+def _is_leaf_class(kind: Any, registered: int) -> bool:
     for cls in kind.__mro__:
         if cls in register_non_leaf_module:
             return False
