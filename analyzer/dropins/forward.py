@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch._dispatch.python import enable_pre_dispatch, enable_python_dispatcher
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from analyzer.api.argument import argument_names, set_training
+from analyzer.api.argument import argument_names
 from analyzer.api.session import Session, find_place
 from analyzer.errors import DataDependentError
 from analyzer.fx.module_borrow import uncompiled
@@ -20,16 +20,14 @@ from analyzer.record.options import ProfileOptions
 from analyzer.tools.runtime.measure import unchanged
 from analyzer.tools.runtime.recorder import device_of, has_data
 
-# Private torch API: sees the ATen operators that Python code calls, as it calls them, ``linear`` and not ``addmm``.
-
 #: Is told that an operator ran: what, its positional arguments, its keyword arguments and its result.
 Listener = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class _PreDispatchMode(SchemaCheckMode):
-    """Sees operators before autograd, where one that is composed of others is still whole; these others are not seen.
+    """Sees operators as Python code calls them, before autograd: ``linear``, and not the ``addmm`` within.
 
-    Torch lets modes of three classes see operators there. This one is of the class whose place nothing else in a
+    Private API: torch lets modes of three classes see operators there. This one is of the class whose place nothing else in a
     forward pass takes; it checks no schema.
     """
 
@@ -59,8 +57,6 @@ def watching_operators(listener: Listener) -> Iterator[None]:
         yield
 
 
-# A forward pass of a user's model, run without data for an observer of its modules and operators.
-
 class Observer(Protocol):
     """What sees a forward pass: it listens for the length of `observing`."""
 
@@ -72,41 +68,29 @@ Seen = TypeVar("Seen", bound=Observer)
 
 
 def observe_forward(make_observer: Callable[[], Seen], model: torch.nn.Module, args: tuple[Any, ...],
-                    kwargs: Mapping[str, Any] | None = None, *, method: str = "forward",
-                    evaluates: bool = True) -> Seen:
-    """The observer, after it saw ``method`` of the model run; in evaluation mode where it ``evaluates``.
+                    kwargs: Mapping[str, Any] | None = None) -> Seen:
+    """The observer, after it saw the model run.
 
     Nothing is computed: the model's tensors are borrowed, and everything is as it was afterwards. Only where the
     model's code asks for contents, and it has data, does it run on that. ``make_observer`` makes a new one for each
     run. Raises InputError where the model cannot be called so, and whatever the model itself raises.
     """
     kwargs = dict(kwargs or {})
-    flags: AbstractContextManager[None] = set_training(model, False) if evaluates else nullcontext()
-    with flags:
-        try:
-            return _run_without_data(make_observer(), model, args, kwargs, method)
-        except DataDependentError:
-            if not has_data(model):
-                raise
-        observer = make_observer()
-        with unchanged(model, device_of(model), weights=False), observer.observing():
-            _find_method(model, method)(*args, **kwargs)
+    observer = make_observer()
+    try:
+        session = Session(None, ProfileOptions(steps=1, keep_events=False), place=find_place(model, (args, kwargs)))
+        with session.open(model) as run:
+            run_args, run_kwargs = run.take_inputs(args, kwargs, argument_names(uncompiled(model), args, kwargs))
+            with observer.observing():
+                run.root(*run_args, **run_kwargs)
         return observer
-
-
-def _run_without_data(observer: Seen, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
-                      method: str) -> Seen:
-    names = argument_names(uncompiled(model), args, kwargs) if method == "forward" else []
-    session = Session(None, ProfileOptions(steps=1, keep_events=False), place=find_place(model, (args, kwargs)))
-    with session.open(model) as run:
-        run_args, run_kwargs = run.take_inputs(args, kwargs, names)
-        with observer.observing():
-            _find_method(run.root, method)(*run_args, **run_kwargs)
+    except DataDependentError:
+        if not has_data(model):
+            raise
+    observer = make_observer()
+    with unchanged(model, device_of(model), weights=False), observer.observing():
+        model(*args, **kwargs)
     return observer
-
-
-def _find_method(model: torch.nn.Module, name: str) -> Callable[..., Any]:
-    return model if name == "forward" else getattr(model, name)
 
 
 @contextmanager

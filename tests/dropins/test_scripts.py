@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.dropins import calflops, fvcore, ptflops, thop, torchinfo
+from analyzer.dropins import fvcore, torchinfo
 from analyzer.tools.dryrun.script import dry_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dropins.md").read_text()
@@ -30,27 +30,6 @@ from fvcore.nn import FlopCountAnalysis, flop_count_table, parameter_count
 flops = FlopCountAnalysis(model, torch.randn(1, 3, 32, 32))
 print(flops.total(), flops.by_operator(), flops.by_module(), flops.by_module_and_operator())
 print(flop_count_table(flops), parameter_count(model)[""])
-""",
-    "ptflops": """
-from ptflops import get_model_complexity_info
-
-macs, params = get_model_complexity_info(model, (3, 32, 32), as_strings=True, backend="pytorch",
-                                         print_per_layer_stat=False)
-print("{:<30}  {:<8}".format("Computational complexity: ", macs))
-print("{:<30}  {:<8}".format("Number of parameters: ", params))
-""",
-    "thop": """
-from thop import clever_format, profile
-
-macs, params = profile(model, inputs=(torch.randn(1, 3, 32, 32), ), verbose=False)
-print(*clever_format([macs, params], "%.3f"))
-""",
-    "calflops": """
-from calflops import calculate_flops
-
-flops, macs, params = calculate_flops(model=model, input_shape=(2, 3, 32, 32), output_as_string=True,
-                                      output_precision=4, print_results=False)
-print("FLOPs:%s   MACs:%s   Params:%s \\n" % (flops, macs, params))
 """,
     "torchinfo": """
 from torchinfo import summary
@@ -99,7 +78,7 @@ def test_scripts_run_dry(tmp_path, capsys):
 
 def test_the_table_names_what_is_there():
     rows = [row.split("|")[1:3] for row in PAGE.splitlines() if row.startswith("| `")]
-    assert len(rows) >= 7
+    assert len(rows) == 4
     for old, new in rows:
         module = importlib.import_module(re.search(r"analyzer\.[\w.]+", new.split(" of ")[-1]).group())
         names = re.findall(r"`(\w+)`", old.partition(":")[2])
@@ -112,7 +91,4 @@ def test_wrapped_models(wrap):
     net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
     model = wrap(net)
     assert fvcore.FlopCountAnalysis(model, x).total() == 2 * 16
-    assert thop.profile(model, (x, ), verbose=False) == (2 * 16, 20)
-    assert calflops.calculate_flops(model, (2, 4), print_results=False, output_as_string=False) == (2 * 32 + 8, 32, 20)
-    assert ptflops.get_model_complexity_info(model, (4, ), False, as_strings=False) == (16 + 4 + 4 + 4, 20)
     assert torchinfo.summary(model, (2, 4), verbose=0).total_params == 20
