@@ -174,7 +174,7 @@ _OF_REPORTS = (
     Option("--sort", "sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops", metavar="COLUMN"),
     Option("--columns", "columns, separated by commas; of the tree, besides the usual: "
            "{analyzer.report.module_tree:CHOSEN}, those of costs also with _share for their share of the model's; of "
-           "torchinfo: {analyzer.report.compat.torchinfo:COLUMNS}", type=split_words, metavar="NAMES"),
+           "torchinfo: {analyzer.report.compat.torchinfo_format:TITLES}", type=split_words, metavar="NAMES"),
     _number("--module-depth", "how deep the largest modules are named (default all)"),
     _number("--top-modules", "how many of them at each depth (default 1)"),
     Option("--no-detail", "leave out the tree of modules", dest="detailed", action="store_const", const=False),

@@ -23,7 +23,7 @@ NAMES = (
     "]]>", "&amp;", "javascript:alert(1)", "\\input{/etc/passwd}", "\\write18{ls}", "a_b^c%d&e#f$g{h}~i", "a|b\nc",
     "x\x00y", "\x1b[2J", "\u202eabc", "\ud800", "\ud83d", "é水🙂", "a" * 100_000, "`ls`", "$(ls)", "../../x", '"; x',
     'a\\"b', '{"a":1}', "--x", "\u2028", "%s%n", "{0}", "{{x}}", "\ufeff", "\uffff", "CON", "  ", "")
-_REPORTS = ("deepspeed", "flops-profiler", "largest", "torchinfo", "tids")
+_REPORTS = ("deepspeed", "flops-profiler", "torchinfo", "tids")
 _FILES = ("json", "chrome_trace", "dot", "memory_snapshot", "speedscope", "html")
 _TABLES = ("csv", "parquet", "md", "tex")
 

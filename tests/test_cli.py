@@ -209,16 +209,14 @@ def resnet(tmp_path_factory):
 
 @pytest.mark.parametrize(("words", "expected"), [
     (["deepspeed", "--top-modules", "2", "--module-depth", "1"],
-     ["Top 2 classes of modules", "(conv1): Conv2d(9.41 k, 0.08% Params, "]),
-    (["deepspeed", "--no-detail", "--raw"], ["params per device:", " 11689512"]),
-    (["flops-profiler", "--depth", "1"], ["functionals_duration", "'conv2d'"]),
+     ["Top 2 modules in terms of", "(conv1): Conv2d(9.41 K = 0.08% Params, "]),
+    (["flops-profiler", "--no-detail"], ["params per device:", "11.69 M"]),
     (["torchinfo", "--columns", "num_params,kernel_size", "--depth", "1"],
      ["├─Conv2d: 1-1", "[7, 7]", "Total params: 11,689,512"]),
     (["torchinfo", "--format", "markdown"], ["| ResNet"]),
     (["tids", "--depth", "1"], ["(layer1): Sequential, num_params 147968, "]),
     (["tree", "--depth", "1", "--sort", "params", "--columns", "params_share", "--format", "csv"],
      ["├─layer4,Sequential,8.39 M", "71.81%"]),
-    (["summary"], ["In DeepSpeed's notation"]),
 ])
 def test_reports(capsys, resnet, words, expected):
     code, out, err = run(capsys, "show", resnet, "--report", *words)

@@ -48,8 +48,6 @@ def test_samples_of_a_step(run, step, samples):
     p = run(MODEL, (X,), step=step, optimizer="sgd")
     assert p.batch_size == samples
     assert p.samples_per_second == pytest.approx(samples / p.step_seconds)
-    line = next(s for s in p.report("deepspeed", as_string=False).splitlines() if s.startswith("samples/second"))
-    assert float(line.split()[-1]) == pytest.approx(samples / p.step_seconds, rel=1e-3)
 
 
 SCRIPT = """

@@ -79,9 +79,7 @@ def test_distributed_data_parallel_is_a_level(plain, group):
     assert (p.modules.type, p.modules.params, p.world_size, p.data_parallel_size,
             p.model_parallel_size) == ("DistributedDataParallel", 144, 4, 4, 1)
     assert p.samples_per_second == pytest.approx(4 * 4 / p.step_seconds)
-    report = p.report("deepspeed")
-    assert "(module): Net(" in report
-    assert "world size:                                                                 4" in report
+    assert "(module): Net(" in p.report("deepspeed")
 
 
 def test_data_parallel_of_one_device_is_a_level(plain):

@@ -93,9 +93,9 @@ def test_reports_show_the_wrappers_levels_and_the_ranks_share():
     with world(8):
         p = profile(fully_sharded, args=(torch.rand(4, 64),), optimizer="sgd", device="h100")
     text = p.report("deepspeed")
-    figures = dict(re.findall(r"^(params [a-z ]+):\s+(\S+)", text, re.M))
+    figures = dict(re.findall(r"^(params [a-zA-Z ]+):\s+(\S+)", text, re.M))
     # three layers of 64 x 64, of which each of eight ranks holds an eighth
-    assert figures == {"params per device": "1.54", "params of model": "12.29"}
+    assert figures == {"params per GPU": "1.54", "params of model": "12.29"}
     levels = [module.path for module in p.modules.walk() if module.type == "FullyShardedDataParallel"]
     assert levels == ["", *(f"_fsdp_wrapped_module.blocks.{i}" for i in range(3))]
     rows = [module for module in p.modules.walk() if module.type == "Linear"]

@@ -1,17 +1,15 @@
-"""``deepspeed.profiling.flops_profiler``: DeepSpeed's text to the label, its attributes of modules while it profiles,
-and the ``"flops_profiler"`` section of its JSON configuration.
-"""
+"""``deepspeed.profiling.flops_profiler``, and the ``"flops_profiler"`` section of DeepSpeed's JSON configuration."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from analyzer.errors import InputError, is_count
-from analyzer.output import drawing_plainly
 from analyzer.report.compat.deepspeed import (
     bytes_to_string,
     duration_to_string,
@@ -20,12 +18,8 @@ from analyzer.report.compat.deepspeed import (
     number_to_string,
     params_to_string,
 )
-from analyzer.report.compat.exact_text import DEEPSPEED, aggregate, deepspeed_text
-from analyzer.results.profile import Profile
 from analyzer.saved_format import load_json
 from analyzer.tools.runtime import flops_profiler
-
-from .cost_attribute import CostAttributes
 
 __all__ = ["FlopsProfiler", "FlopsProfilerConfig", "bytes_to_string", "duration_to_string", "flops_to_string",
            "get_model_profile", "macs_to_string", "number_to_string", "params_to_string", "profile_with_config"]
@@ -33,9 +27,8 @@ SECTION = "flops_profiler"
 
 
 class FlopsProfiler(flops_profiler.FlopsProfiler):
-    """`analyzer.tools.runtime.FlopsProfiler` with the text of DeepSpeed, for scripts that parse it, and with what
-    DeepSpeed leaves on modules from `start_profile` to `end_profile` (`CostAttributes`), which is right whenever a
-    call of the model has returned.
+    """`analyzer.tools.runtime.FlopsProfiler` with what DeepSpeed leaves on modules from `start_profile` to
+    `end_profile` (`CostAttributes`), which is right whenever a call of the model has returned.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
     >>> prof = FlopsProfiler(model)
@@ -48,51 +41,7 @@ class FlopsProfiler(flops_profiler.FlopsProfiler):
     False
     """
 
-    _attributes: CostAttributes | None = None
-    _dialect = DEEPSPEED
-
-    def start_profile(self, ignore_list: Collection[type] | None = None) -> None:
-        """Begin to record; what was recorded before is dropped."""
-        self._attributes = CostAttributes(self.model, self.convention)
-        super().start_profile(ignore_list)
-
-    def _record(self) -> None:
-        super()._record()
-        self._attributes = CostAttributes(self.model, self.convention)
-        assert self._recorder is not None
-        self._recorder.call_ended = self._attributes.fill
-
-    def reset_profile(self) -> None:
-        """Drop what was recorded; a recording that runs goes on."""
-        super().reset_profile()
-        if self._attributes is not None:
-            self._attributes.put()
-
-    def stop_profile(self) -> None:
-        """End the recording; what was recorded can still be read."""
-        super().stop_profile()
-        if self._recorder is not None and self._attributes is not None:
-            self._attributes.fill(self._recorder)
-
-    def end_profile(self) -> None:
-        """End the recording, forget it, and take the attributes off."""
-        super().end_profile()
-        if self._attributes is not None:
-            self._attributes.remove()
-            self._attributes = None
-
-    def _report(self, profile: Profile, **options: Any) -> str:
-        return deepspeed_text(profile, recompute_fwd_factor=self.recompute_fwd_factor, **self._describe_engine(),
-                              **options)
-
-    def _describe_engine(self) -> dict[str, Any]:
-        asks = getattr(self.ds_engine, "wall_clock_breakdown", None)
-        return {"engine": self.ds_engine is not None, "wall_clock_breakdown": asks is None or bool(asks())}
-
-    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print the classes of modules that cost most at each depth."""
-        with drawing_plainly():
-            print("\n".join(aggregate(self._root, self._dialect, module_depth, top_modules)))
+    _puts_attributes = True
 
 
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
@@ -114,13 +63,9 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
         found = FlopsProfilerConfig.read(config)
         module_depth, top_modules, detailed = found.module_depth, found.top_modules, found.detailed
         output_file, factor = found.output_file or output_file, found.recompute_fwd_factor
-    flops, macs, params = flops_profiler.run_profile(
-        FlopsProfiler(model, recompute_fwd_factor=factor), mode, input_shape, args, kwargs, print_profile=print_profile,
-        detailed=detailed, module_depth=module_depth, top_modules=top_modules, warm_up=warm_up, output_file=output_file,
-        ignore_modules=ignore_modules)
-    if as_string:
-        return number_to_string(flops), macs_to_string(macs), params_to_string(params)
-    return flops, macs, params
+    return flops_profiler.get_model_profile(model, input_shape, args, kwargs, print_profile, detailed, module_depth,
+                                            top_modules, warm_up, as_string, output_file, ignore_modules, mode,
+                                            recompute_fwd_factor=factor)
 
 
 @dataclass(frozen=True)
@@ -178,25 +123,6 @@ def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return found
 
 
-class _ConfiguredEngine:
-    """What a profiler asks of an engine, from a configuration, for one process."""
-
-    world_size = dp_world_size = mp_world_size = 1
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def gradient_accumulation_steps(self) -> int:
-        return int(self._config.get("gradient_accumulation_steps", 1))
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        whole = self._config.get("train_batch_size", 1)
-        return int(self._config.get("train_micro_batch_size_per_gpu", whole // self.gradient_accumulation_steps()))
-
-    def wall_clock_breakdown(self) -> bool:
-        return bool(self._config.get("wall_clock_breakdown", False))
-
-
 class _ConfiguredProfiler(FlopsProfiler):
     """Profiles one step of a training loop, prints its report and ends."""
 
@@ -225,4 +151,15 @@ def profile_with_config(model: torch.nn.Module, config: Mapping[str, Any] | str 
     nothing unless ``enabled``. Raises InputError as `FlopsProfilerConfig.read`.
     """
     whole = read_config(config)
-    return _ConfiguredProfiler(model, FlopsProfilerConfig.read(whole), ds_engine or _ConfiguredEngine(whole))
+
+    def count_steps() -> int:
+        return int(whole.get("gradient_accumulation_steps", 1))
+
+    def find_batch() -> int:
+        return int(whole.get("train_micro_batch_size_per_gpu", whole.get("train_batch_size", 1) // count_steps()))
+
+    engine = SimpleNamespace(  # of one process
+        world_size=1, dp_world_size=1, mp_world_size=1, gradient_accumulation_steps=count_steps,
+        train_micro_batch_size_per_gpu=find_batch,
+        wall_clock_breakdown=lambda: bool(whole.get("wall_clock_breakdown", False)))
+    return _ConfiguredProfiler(model, FlopsProfilerConfig.read(whole), ds_engine or engine)

@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
-from analyzer.report.compat.exact_text import FLOPS_PROFILER, flops_profiler_text
-from analyzer.results.profile import Profile
-from analyzer.tools.runtime.flops_profiler import run_profile
-
-from . import deepspeed
+from analyzer.report.compat.deepspeed import FLOPS_PROFILER
+from analyzer.tools.runtime import flops_profiler
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
 
 
-class FlopsProfiler(deepspeed.FlopsProfiler):
+class FlopsProfiler(flops_profiler.FlopsProfiler):
     """The profiler of flops-profiler: its report names the functions in each module, and each module has them in its
     ``__profile_table__`` from `start_profile` to `end_profile`.
 
@@ -30,24 +27,10 @@ class FlopsProfiler(deepspeed.FlopsProfiler):
     """
 
     _dialect = FLOPS_PROFILER
+    _puts_attributes = True
 
     def __init__(self, model: torch.nn.Module, ds_engine: Any = None) -> None:
         super().__init__(model, ds_engine)
-
-    def _report(self, profile: Profile, **options: Any) -> str:
-        return flops_profiler_text(profile, **self._describe_engine(), **options)
-
-    def get_total_flops(self, as_string: bool = False) -> Any:
-        """FLOPs of the forward pass of one step."""
-        return FLOPS_PROFILER.flops(self._root.fwd_flops or 0) if as_string else self._root.fwd_flops
-
-    def get_total_macs(self, as_string: bool = False) -> Any:
-        """MACs of the forward pass of one step."""
-        return FLOPS_PROFILER.macs(self._root.fwd_macs or 0) if as_string else self._root.fwd_macs
-
-    def get_total_params(self, as_string: bool = False) -> Any:
-        """Parameters of the model, each once."""
-        return FLOPS_PROFILER.params(self._root.params or 0) if as_string else self._root.params
 
 
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
@@ -61,7 +44,7 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
     >>> get_model_profile(torch.nn.Linear(1000, 1000), input_shape=(8, 1000), print_profile=False)
     (16000000, 8000000, 1001000)
     """
-    flops, macs, params = run_profile(
+    flops, macs, params = flops_profiler.run_profile(
         FlopsProfiler(model), func_name, input_shape, args, kwargs, print_profile=print_profile, detailed=detailed,
         module_depth=module_depth, top_modules=top_modules, warm_up=warm_up, output_file=output_file,
         ignore_modules=ignore_modules)

@@ -27,8 +27,8 @@ Listener = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 class _PreDispatchMode(SchemaCheckMode):
     """Sees operators as Python code calls them, before autograd: ``linear``, and not the ``addmm`` within.
 
-    Private API: torch lets modes of three classes see operators there. This one is of the class whose place nothing else in a
-    forward pass takes; it checks no schema.
+    Private API: torch lets modes of three classes see operators there. This one is of the class whose place nothing
+    else in a forward pass takes; it checks no schema.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -114,23 +114,3 @@ def watching_modules(enter: Callable[[torch.nn.Module], None],
 
     with SharedReplacements(lambda: [replace(torch.nn.Module, "__call__", make)]).installed():
         yield
-
-
-def list_paths(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Modules by every path on which they stand, parents first; one that stands in several places is in each.
-
-    >>> shared = torch.nn.Linear(1, 1)
-    >>> list(list_paths(torch.nn.Sequential(shared, torch.nn.Sequential(shared))))
-    ['', '0', '1', '1.0']
-    """
-    return dict(model.named_modules(remove_duplicate=False))
-
-
-def list_holders(path: str) -> list[str]:
-    """The paths of the modules that hold what is at ``path``, from the model on, and its own.
-
-    >>> list_holders("layer1.0"), list_holders("")
-    (['', 'layer1', 'layer1.0'], [''])
-    """
-    parts = path.split(".") if path else []
-    return [".".join(parts[:i]) for i in range(len(parts) + 1)]

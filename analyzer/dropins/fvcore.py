@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 from torch import nn
 
 from analyzer.errors import InputError
+from analyzer.report.module_tree import list_holders
 
-from .forward import list_holders, list_paths, observe_forward, watching_modules, watching_operators
+from .forward import observe_forward, watching_modules, watching_operators
 from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle, Value, describe_call
 
 __all__ = ["ActivationCountAnalysis", "FlopCountAnalysis", "Handle", "JitModelAnalysis", "activation_count",
@@ -76,7 +77,7 @@ class JitModelAnalysis:
         self._inputs = inputs if isinstance(inputs, tuple) else (inputs, )
         self._first_path: dict[nn.Module, str] = {}
         self._canonical: dict[str, str] = {}
-        for path, module in list_paths(model).items():
+        for path, module in model.named_modules(remove_duplicate=False):  # one that stands in several places in each
             self._canonical[path] = self._first_path.setdefault(module, path)
         self._handles: dict[str, Handle] = {}
         self._ignored = set(IGNORED)
@@ -181,8 +182,8 @@ class JitModelAnalysis:
             with warnings.catch_warnings():
                 if self._tracer_warnings == "none":
                     warnings.simplefilter("ignore")
-                self._runs = observe_forward(lambda: OperatorList(self._first_path), self._model, self._inputs,
-                                             evaluates=False).runs
+                self._runs = observe_forward(lambda: OperatorList(self._first_path), self._model,
+                                             self._inputs).runs
         if self._found is None:
             self._found = self._sum(self._runs)
             self._warn(self._found)

@@ -3,184 +3,267 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import Enum, IntEnum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError, is_count
 from analyzer.output import drawing_plainly
+from analyzer.report.compat.torchinfo_format import (
+    NOTHING,
+    RECURSIVE,
+    ColumnSettings,
+    FormattingOptions,
+    RowSettings,
+    Statistics,
+    Units,
+    Verbosity,
+    count_mult_adds,
+    describe_training,
+    list_parameter_cells,
+)
 from analyzer.tools.runtime.measure import input_device
 
-from .forward import observe_forward
-from .torchinfo_layer import ColumnSettings, LayerInfo, LayerList, Mode, RowSettings
+from .forward import observe_forward, watching_modules
 
-# How torchinfo prints its rows: `FormattingOptions`, and the totals below them, `ModelStatistics`.
+__all__ = ["ColumnSettings", "FormattingOptions", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "Units",
+           "Verbosity", "clear_cached_forward_pass", "summary"]
 
-class Units(str, Enum):
-    """Names of units."""
+# Rows of the table: one for each run of a module, and for the containers between that are not run.
 
-    AUTO = "auto"
-    MEGABYTES = "M"
-    GIGABYTES = "G"
-    TERABYTES = "T"
-    NONE = ""
+class Mode(str, Enum):
+    """Names of training and evaluation."""
 
-
-class Verbosity(IntEnum):
-    """How much is printed."""
-
-    QUIET, DEFAULT, VERBOSE = 0, 1, 2
+    TRAIN = "train"
+    EVAL = "eval"
 
 
-HEADER_TITLES = {
-    ColumnSettings.KERNEL_SIZE: "Kernel Shape", ColumnSettings.INPUT_SIZE: "Input Shape",
-    ColumnSettings.OUTPUT_SIZE: "Output Shape", ColumnSettings.NUM_PARAMS: "Param #",
-    ColumnSettings.PARAMS_PERCENT: "Param %", ColumnSettings.MULT_ADDS: "Mult-Adds",
-    ColumnSettings.TRAINABLE: "Trainable"}
-CONVERSION_FACTORS = {Units.TERABYTES: 1e12, Units.GIGABYTES: 1e9, Units.MEGABYTES: 1e6, Units.NONE: 1.0}
-_INDENT = 5
+class LayerInfo:
+    """One row, under torchinfo's names. ``inner_layers`` has a row of cells for each parameter."""
+
+    def __init__(self, var_name: str, module: nn.Module, depth: int, parent_info: LayerInfo | None = None) -> None:
+        self.layer_id, self.module, self.class_name = id(module), module, type(module).__name__
+        self.var_name, self.depth, self.parent_info = var_name, depth, parent_info
+        self.depth_index: int | None = None
+        self.children: list[LayerInfo] = []  #: all rows below it
+        self.is_leaf_layer = next(module.children(), None) is None
+        self.executed = self.is_recursive = self.contains_lazy_param = False
+        self.input_size: list[int] = []
+        self.output_size: list[int] = []
+        kernel = getattr(module, "kernel_size", None)
+        self.kernel_size = list(kernel) if isinstance(kernel, Iterable) else kernel
+        self.trainable_params = self.num_params = self.param_bytes = self.output_bytes = self.macs = 0
+        self.inner_layers: Mapping[str, Mapping[ColumnSettings, str]] = {}
+        self._counts: list[tuple[str, int]] = []
+
+    def __repr__(self) -> str:
+        return f"{self.class_name}: {self.depth}"
+
+    @property
+    def trainable(self) -> str:
+        """``True`` where all parameters are trained, ``False`` where none, ``Partial`` between, ``--`` without any."""
+        return describe_training(self.trainable_params, self.num_params)
+
+    def count_parameters(self, unmasked: Mapping[str, int]) -> None:
+        """Read its parameters; ``unmasked`` has how many elements of pruned ones are left."""
+        self.num_params = self.param_bytes = self.trainable_params = 0
+        self._counts, shown = [], []
+        for path, parameter in self.module.named_parameters():
+            if is_lazy(parameter):
+                self.contains_lazy_param = True
+                continue
+            name, count = path, parameter.numel()
+            if path in unmasked:
+                name, count = path.removesuffix("_orig"), unmasked[path]
+            self._counts.append((name, count))
+            self.num_params += count
+            self.param_bytes += parameter.element_size() * count
+            self.trainable_params += count if parameter.requires_grad else 0
+            if self.parent_info is not None or "." not in name:
+                shown.append((name, parameter.shape, count))
+        self.inner_layers = list_parameter_cells(shown)
+
+    def describe_run(self, inputs: Any, outputs: Any, batch_dim: int | None) -> None:
+        """Take the sizes of its first input and output, and count its multiply-adds."""
+        self.input_size, _ = measure_size(inputs, batch_dim)
+        self.output_size, element_bytes = measure_size(outputs, batch_dim)
+        self.output_bytes, self.executed = element_bytes * math.prod(self.output_size), True
+        self.macs += sum(count_mult_adds(self.class_name, *count, self.output_size) for count in self._counts)
+
+    def get_layer_name(self, show_var_name: bool, show_depth: bool) -> str:
+        """Its class, and where asked its name and place."""
+        name = f" ({self.var_name})" if show_var_name and self.var_name else ""
+        index = "" if self.depth_index is None else f"-{self.depth_index}"
+        return f"{self.class_name}{name}" + (f": {self.depth}{index}" if show_depth and self.depth > 0 else "")
+
+    def list_cells(self, reached_max_depth: bool, total_params: int) -> Mapping[str, str]:
+        """Its cells by column; those of a row where others end have all below it in them."""
+        whole = reached_max_depth or self.is_leaf_layer
+        params = self.num_params if whole else self.leftover_params()
+        shown = f"{params:,}" if not whole or self.trainable_params else f"({params:,})"
+        macs = self.macs if self.is_leaf_layer else sum(c.macs for c in self.children if c.is_leaf_layer)
+        return {
+            "kernel_size": str(self.kernel_size or NOTHING), "input_size": str(self.input_size or NOTHING),
+            "output_size": str(self.output_size or NOTHING), "trainable": self.trainable,
+            "num_params": RECURSIVE if self.is_recursive and self.num_params else shown if params > 0 else NOTHING,
+            "params_percent": RECURSIVE if total_params and self.is_recursive else
+                              f"{params / total_params:>7.2%}" if total_params and params else f"     {NOTHING}",
+            "mult_adds": f"{macs:,}" if whole and self.macs > 0 else NOTHING}
+
+    def leftover_params(self) -> int:
+        """Its parameters without those of the rows below it."""
+        return self._leave_over("num_params")
+
+    def leftover_trainable_params(self) -> int:
+        """The trained ones of these."""
+        return self._leave_over("trainable_params")
+
+    def _leave_over(self, name: str) -> int:
+        below = (c for c in self.children if not c.is_recursive)
+        return int(getattr(self, name) - sum(getattr(c, name) if c.is_leaf_layer else c._leave_over(name)
+                                             for c in below))
 
 
-class FormattingOptions:
-    """What is printed and how; a table is printed anew with what its attributes are then."""
+def measure_size(value: Any, batch_dim: int | None = None) -> tuple[list[int], int]:
+    """Shape and element size of a tensor, the first of a sequence or the last of a mapping; none for anything else. The
+    size at ``batch_dim`` is 1, but not of what is a tensor by itself.
 
-    def __init__(self, max_depth: int, verbose: int, col_names: Sequence[ColumnSettings], col_width: int,
-                 row_settings: Collection[RowSettings]) -> None:
-        self.max_depth, self.verbose, self.col_names, self.col_width = max_depth, verbose, tuple(col_names), col_width
-        self.row_settings = set(row_settings)
-        self.params_units, self.macs_units = Units.NONE, Units.AUTO
-        self.layer_name_width = 40
-        self.ascii_only = RowSettings.ASCII_ONLY in self.row_settings
-        self.show_var_name = RowSettings.VAR_NAMES in self.row_settings
-        self.show_depth = RowSettings.DEPTH in self.row_settings
-        self.hide_recursive_layers = RowSettings.HIDE_RECURSIVE_LAYERS in self.row_settings
-
-    @staticmethod
-    def str_(val: Any) -> str:
-        """A cell; nothing is ``--``."""
-        return str(val) if val else "--"
-
-    def get_start_str(self, depth: int) -> str:
-        """The lines before a name."""
-        line, first, other = ("|    ", "+ ", "+ ") if self.ascii_only else ("│    ", "├─", "└─")
-        return "" if depth == 0 else first if depth == 1 else line * (depth - 1) + other
-
-    def set_layer_name_width(self, summary_list: Sequence[LayerInfo], align_val: int = _INDENT) -> None:
-        """Make the first column as wide as the longest name needs."""
-        longest = max((layer.depth * align_val + 1 + len(layer.get_layer_name(self.show_var_name, self.show_depth))
-                       for layer in summary_list), default=0)
-        if longest >= self.layer_name_width:
-            self.layer_name_width = math.ceil(longest / align_val) * align_val
-
-    def get_total_width(self) -> int:
-        """Of all columns."""
-        return len(self.col_names) * self.col_width + self.layer_name_width
-
-    def format_row(self, layer_name: str, row_values: Mapping[ColumnSettings, str]) -> str:
-        """One line."""
-        cells = "".join(f"{row_values.get(column, ''):<{self.col_width}} " for column in self.col_names)
-        return f"{layer_name:<{self.layer_name_width}} {cells}".rstrip() + "\n"
-
-    def header_row(self) -> str:
-        """The titles."""
-        name, depth = " (var_name)" if self.show_var_name else "", ":depth-idx" if self.show_depth else ""
-        return self.format_row(f"Layer (type{name}{depth})", HEADER_TITLES)
-
-    def layer_info_to_row(self, layer_info: LayerInfo, reached_max_depth: bool, total_params: int) -> str:
-        """One row, and where all is asked for one of each parameter."""
-        cells = {
-            ColumnSettings.KERNEL_SIZE: self.str_(layer_info.kernel_size),
-            ColumnSettings.INPUT_SIZE: self.str_(layer_info.input_size),
-            ColumnSettings.OUTPUT_SIZE: self.str_(layer_info.output_size),
-            ColumnSettings.NUM_PARAMS: layer_info.num_params_to_str(reached_max_depth),
-            ColumnSettings.PARAMS_PERCENT: layer_info.params_percent(total_params, reached_max_depth),
-            ColumnSettings.MULT_ADDS: layer_info.macs_to_str(reached_max_depth),
-            ColumnSettings.TRAINABLE: self.str_(layer_info.trainable)}
-        name = layer_info.get_layer_name(self.show_var_name, self.show_depth)
-        text = self.format_row(self.get_start_str(layer_info.depth) + name, cells)
-        if self.verbose == Verbosity.VERBOSE:
-            start = self.get_start_str(layer_info.depth + 1)
-            text += "".join(self.format_row(start + name, row) for name, row in layer_info.inner_layers.items())
-        return text
-
-    def layers_to_str(self, summary_list: Sequence[LayerInfo], total_params: int) -> str:
-        """All rows down to the depth asked for."""
-        return "".join(self.layer_info_to_row(layer, layer.depth == self.max_depth, total_params)
-                       for layer in summary_list if layer.depth <= self.max_depth and not (
-                           self.hide_recursive_layers and layer.is_recursive))
+    >>> measure_size((torch.ones(2, 3), torch.ones(4))), measure_size({"a": torch.ones(2), "b": torch.ones(3).half()})
+    (([2, 3], 4), ([3], 2))
+    """
+    is_tensor = isinstance(value, torch.Tensor)
+    if isinstance(value, Mapping):
+        value = list(value.values())[-1:]
+    while isinstance(value, (list, tuple)) or isinstance(getattr(value, "tensors", None), torch.Tensor):
+        value = getattr(value, "tensors", None) if not isinstance(value, (list, tuple)) else value[0] if value else None
+    value = getattr(value, "data", value)  # of a packed sequence
+    if not isinstance(value, torch.Tensor):
+        return [], 0
+    size = list(value.shape)
+    if batch_dim is not None and batch_dim < len(size) and not is_tensor:
+        size[batch_dim] = 1
+    return size, value.element_size()
 
 
-class ModelStatistics:
+class LayerList:
+    """The rows of one forward pass. A module that stands in several places has the last one's name."""
+
+    def __init__(self, model: nn.Module, batch_dim: int | None = None) -> None:
+        self.layers: list[LayerInfo] = []
+        self._batch_dim, self._ids = batch_dim, set[int]()
+        self._unmasked = {id(m): _count_unmasked(m) for m in model.modules()}
+        self.places: list[LayerInfo] = []
+        self._place(type(model).__name__, model, 0, None)
+        self._last_place = {place.layer_id: place for place in self.places}
+        self._running: dict[int, LayerInfo] = {}
+
+    def _place(self, name: str, module: nn.Module, depth: int, parent: LayerInfo | None) -> None:
+        place = LayerInfo(name, module, depth, parent)
+        self.places.append(place)
+        for child_name, child in module._modules.items():
+            if child is not None:
+                self._place(child_name, child, depth + 1, place)
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Listen for the length of a block."""
+        with watching_modules(self._enter, self._leave):
+            yield
+
+    def _enter(self, module: nn.Module) -> None:
+        place = self._last_place.get(id(module))
+        if place is not None:
+            with torch._C.DisableTorchFunction():
+                self._running[id(module)] = self._list(LayerInfo(place.var_name, module, place.depth,
+                                                                 place.parent_info))
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        layer = self._running.get(id(module))
+        if layer is not None:
+            with torch._C.DisableTorchFunction():
+                if layer.contains_lazy_param:
+                    layer.count_parameters(self._unmasked[id(module)])
+                layer.describe_run(args, result, self._batch_dim)
+
+    def _list(self, layer: LayerInfo) -> LayerInfo:
+        layer.count_parameters(self._unmasked[layer.layer_id])
+        layer.is_recursive = layer.is_recursive or layer.layer_id in self._ids
+        self._ids.add(layer.layer_id)
+        self.layers.append(layer)
+        return layer
+
+    def list_all(self) -> list[LayerInfo]:
+        """Rows of all modules, of which none is run."""
+        for place in self.places:
+            self._list(place)
+        return self._number()
+
+    def list_run(self) -> list[LayerInfo]:
+        """Rows of the modules that ran, below those of the containers that hold them."""
+        ran, self.layers = self.layers, []
+        above: dict[int, LayerInfo] = {}
+        for layer in ran:
+            holders = []
+            holder = layer.parent_info
+            while holder is not None and holder.depth > 0:
+                holders.insert(0, holder)  # the outermost first
+                holder = holder.parent_info
+            for depth, holder in enumerate(holders, 1):
+                if depth not in above or above[depth].module is not holder.module:
+                    above[depth] = self._list(holder)
+            self.layers.append(layer)
+            above[layer.depth] = layer
+            for depth in [depth for depth in above if depth > layer.depth]:
+                del above[depth]
+        return self._number()
+
+    def _number(self) -> list[LayerInfo]:
+        numbers: dict[int, int] = {}
+        for i, layer in enumerate(self.layers):
+            layer.depth_index = numbers[layer.depth] = numbers.get(layer.depth, 0) + 1
+            end = next((j for j in range(i + 1, len(self.layers)) if self.layers[j].depth <= layer.depth),
+                       len(self.layers))
+            layer.children = self.layers[i + 1:end]
+        return self.layers
+
+
+def _count_unmasked(module: nn.Module) -> dict[str, int]:
+    """By the path of a pruned parameter, how many of its elements are left, where its mask has data."""
+    buffers = dict(module.named_buffers())
+    found = {}
+    for path, _ in module.named_parameters():
+        mask = buffers.get(f"{path.removesuffix('_orig')}_mask") if path.endswith("_orig") else None
+        if mask is not None and mask.device.type != "meta":
+            found[path] = int(mask.sum())
+    return found
+
+
+class ModelStatistics(Statistics):
     """What `summary` found; its text is the table. Sizes are bytes."""
 
     def __init__(self, summary_list: list[LayerInfo], input_size: Any, total_input_size: int,
                  formatting: FormattingOptions) -> None:
-        self.summary_list, self.input_size, self.formatting = summary_list, input_size, formatting
-        self.total_input = total_input_size
         leaves = [layer for layer in summary_list if layer.is_leaf_layer]
         counted = [layer for layer in summary_list if not layer.is_recursive]
-        self.total_mult_adds = sum(layer.macs for layer in leaves)
-        # each output of a layer with parameters, and its gradient
-        self.total_output_bytes = sum(2 * layer.output_bytes for layer in leaves if layer.num_params > 0)
-        self.total_params = sum(max(0, layer.num_params if layer.is_leaf_layer else layer.leftover_params())
-                                for layer in counted)
-        self.trainable_params = sum(
-            max(0, layer.trainable_params if layer.is_leaf_layer else layer.leftover_trainable_params())
-            for layer in counted)
-        self.total_param_bytes = sum(layer.param_bytes for layer in counted if layer.is_leaf_layer)
-        formatting.set_layer_name_width(summary_list)
-
-    def __repr__(self) -> str:
-        form, rule = self.formatting, "=" * self.formatting.get_total_width()
-        counts = {"Total params": self.total_params, "Trainable params": self.trainable_params,
-                  "Non-trainable params": self.total_params - self.trainable_params}
-        lines = [rule, form.header_row() + rule, form.layers_to_str(self.summary_list, self.total_params) + rule,
-                 *(name + self.format_output_num(count, form.params_units) for name, count in counts.items())]
-        if self.input_size:
-            sizes = {"Input size": self.total_input, "Forward/backward pass size": self.total_output_bytes,
-                     "Params size": self.total_param_bytes}
-            sizes["Estimated Total Size"] = sum(sizes.values())
-            lines += [f"Total mult-adds{self.format_output_num(self.total_mult_adds, form.macs_units)}", rule,
-                      *(f"{name} (MB): {self.to_megabytes(size):0.2f}" for name, size in sizes.items())]
-        return "\n".join([*lines, rule])
-
-    @staticmethod
-    def float_to_megabytes(num: int) -> float:
-        """Numbers of four bytes as MB, of 10^6."""
-        return num * 4 / 1e6
-
-    @staticmethod
-    def to_megabytes(num: int) -> float:
-        """Bytes as MB, of 10^6."""
-        return num / 1e6
-
-    @staticmethod
-    def to_readable(num: int, units: Units = Units.AUTO) -> tuple[Units, float]:
-        """A number and its unit; the unit is chosen where it is ``AUTO``."""
-        if units == Units.AUTO:
-            units = Units.TERABYTES if num >= 1e12 else Units.GIGABYTES if num >= 1e9 else Units.MEGABYTES
-        return units, num / CONVERSION_FACTORS[units]
-
-    @staticmethod
-    def format_output_num(num: int, units: Units) -> str:
-        """A number with its unit before it.
-
-        >>> ModelStatistics.format_output_num(1_819_066_368, Units.AUTO)
-        ' (G): 1.82'
-        """
-        used, scaled = ModelStatistics.to_readable(num, units)
-        unit = "" if used == Units.NONE else f" ({used.value})"
-        return f"{unit}: {int(scaled):,}" if scaled.is_integer() else f"{unit}: {scaled:,.2f}"
+        super().__init__(
+            summary_list, input_size, formatting, total_input_size,
+            # each output of a layer with parameters, and its gradient
+            sum(2 * layer.output_bytes for layer in leaves if layer.num_params > 0),
+            sum(max(0, layer.num_params if layer.is_leaf_layer else layer.leftover_params()) for layer in counted),
+            sum(max(0, layer.trainable_params if layer.is_leaf_layer else layer.leftover_trainable_params())
+                for layer in counted),
+            sum(layer.param_bytes for layer in counted if layer.is_leaf_layer), sum(layer.macs for layer in leaves))
 
 
-# ``torchinfo.summary``: the table of torchinfo to the character, of a model that is run without data.
+# The call.
 
-__all__ = ["ColumnSettings", "FormattingOptions", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "Units",
-           "Verbosity", "clear_cached_forward_pass", "summary"]
 _NEED_INPUT = (ColumnSettings.INPUT_SIZE, ColumnSettings.OUTPUT_SIZE, ColumnSettings.MULT_ADDS)
 _cached: dict[str, list[LayerInfo]] = {}
 
@@ -215,8 +298,8 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
         layers = _cached[name]
     elif given:
         with set_training(model, training), torch.no_grad():
-            layers = observe_forward(lambda: LayerList(model, batch_dim), model, args, {**call_kwargs, **kwargs},
-                                     evaluates=False).list_run()
+            layers = observe_forward(lambda: LayerList(model, batch_dim), model, args,
+                                     {**call_kwargs, **kwargs}).list_run()
         if cache_forward_pass:
             _cached[name] = layers
     else:

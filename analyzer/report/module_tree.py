@@ -83,6 +83,16 @@ def find_root(root: ModuleInfo | None, caller: str) -> ModuleInfo:
     return root
 
 
+def list_holders(path: str) -> list[str]:
+    """The paths of the modules that hold what is at ``path``, from the model on, and its own.
+
+    >>> list_holders("layer1.0"), list_holders("")
+    (['', 'layer1', 'layer1.0'], [''])
+    """
+    parts = path.split(".") if path else []
+    return [".".join(parts[:i]) for i in range(len(parts) + 1)]
+
+
 def has_own_row(module: ModuleInfo) -> bool:
     """Whether it does something outside its submodules, or what it does is all that is unknown of a quantity."""
     for name in CostInfo.__slots__:

@@ -12,7 +12,6 @@ from analyzer.results.run_cost import sum_communication
 from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN
 
-from .compat.deepspeed import list_notations
 from .fits import check_fit, find_least_need, format_peak, list_peaks
 from .holder_group import (
     describe_fused,
@@ -186,9 +185,6 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     if p.comm:
         yield ("Communication (whole bytes of each kind and group in a step)",
                print_totals(sum_communication(p.comm, by_phase=False)))
-    notation = lay_out(("", "Figure"), list(list_notations(p)))
-    if notation:
-        yield "In DeepSpeed's notation", notation
     assumed = [textwrap.fill(f"- {line}", 116, subsequent_indent="  ", break_long_words=False)
                for line in p.assumptions]
     yield "Assumptions", "\n".join(assumed) or "none"

@@ -20,7 +20,7 @@ VIEWS = {
     "table": lambda: NET.table(columns=["module_path"], fmt="simple"), "summary": NET.summary, "tree": NET.module_tree,
     "comparison": lambda: compare_modules(NET, NET), "csv": lambda: NET.module_tree(fmt="csv"),
     **{kind: (lambda kind=kind: NET.report(kind)) for kind in
-       ("deepspeed", "flops-profiler", "largest", "torchinfo", "tids")}}
+       ("deepspeed", "flops-profiler", "torchinfo", "tids")}}
 
 
 @pytest.mark.parametrize("view", VIEWS)

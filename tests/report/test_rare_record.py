@@ -11,7 +11,6 @@ import pytest
 from analyzer import Profile
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.report.comparison.wording import describe_change, list_structure_lines
-from analyzer.report.compat.deepspeed import deepspeed_report
 from analyzer.report.fits import find_least_need
 from analyzer.report.holder_group import HolderGroup, print_groups
 from analyzer.report.module_tree import module_tree
@@ -97,5 +96,3 @@ def test_arguments_of_a_wrong_type(mlp: Profile) -> None:
         Profile.from_json(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=re.escape("table(): columns='fwd_macs': give names of columns, as")):
         mlp.table(columns="fwd_macs")
-    with pytest.raises(InputError, match=re.escape("deepspeed_report(style='new'): must be one of")):
-        deepspeed_report(mlp, style="new")

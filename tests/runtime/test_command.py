@@ -32,7 +32,7 @@ def test_reports(capsys):
     code, out, err = run(capsys, *SMALL, "--mode", "infer", "--steps", "1", "--convention", "deepspeed", "--show",
                          "deepspeed,torchinfo,tree,tids")
     assert (code, err) == (0, "")
-    assert all(text in out for text in ("fwd flops per device:", "Total mult-adds", "├─layer4",
+    assert all(text in out for text in ("fwd flops per GPU:", "Total mult-adds", "├─layer4",
                                         "(conv1): Conv2d, num_params 9408"))
 
 

@@ -29,7 +29,7 @@ LATENCY = re.compile(r"fwd latency: +([0-9.]+) (s|ms|us)")
 def test_deepspeeds_script_of_inference_runs(capsys):
     assert profile_alexnet(batch_size=2) == ("2.86 G", "1.43 GMACs", "61.1 M")
     printed = capsys.readouterr().out
-    assert LATENCY.search(printed) and "(classifier): Sequential(" in printed and "depth 2:" in printed
+    assert LATENCY.search(printed) and "(classifier): Sequential(" in printed and "depth 1:" in printed
     flops, macs, params = profile_bert(batch_size=2, seq_len=16, **TINY_BERT)
     # two layers of 4·32² + 2·32·64 weights on 32 tokens, products of attention of 2·16²·32 in each of 2 sequences,
     # pooler and classifier on 2
@@ -117,10 +117,10 @@ def test_the_ways_to_say_what_the_model_is_called_with(arguments):
 
 def test_the_report_goes_to_a_file_and_not_to_stdout(tmp_path, capsys):
     path = tmp_path / "new" / "report.txt"
-    get_model_profile(Scaled(), (3, 4), output_file=str(path), detailed=False, top_modules=3, module_depth=0)
+    get_model_profile(Scaled(), (3, 4), output_file=str(path), detailed=False, top_modules=3, module_depth=1)
     assert capsys.readouterr().out == ""
     text = path.read_text()
-    assert "fwd MACs per device" in text and "depth 0" in text and "depth 1" not in text and "(layer)" not in text
+    assert "fwd MACs per GPU" in text and "depth 0" in text and "depth 1" not in text and "(layer)" not in text
 
 
 def test_ignored_modules_are_left_out_of_the_report(capsys):
@@ -149,12 +149,12 @@ def test_the_report_of_a_training_step_has_backward_optimizer_and_parallel_sizes
     printed = capsys.readouterr().out
     lines = {line.partition(": ")[0]: line.partition(": ")[2].strip() for line in printed.splitlines()}
     assert [
-        lines[name] for name in ("world size", "data parallel size", "model parallel size", "batch size per device")
+        lines[name] for name in ("world size", "data parallel size", "model parallel size", "batch size per GPU")
     ] == ["8", "4", "2", "5"]
-    assert lines["params of model = params per device * mp_size"] == "60"
+    assert lines["params of model = params per GPU * mp_size"] == "60"
     assert all(
         lines[name] not in ("", "-") for name in ("bwd latency", "step latency", "iter latency", "samples/second"))
-    assert "bwd FLOPS per device = 3 * fwd flops per device / bwd latency" in lines
+    assert "bwd FLOPS per GPU = 3 * fwd flops per GPU / bwd latency" in lines
     assert "at step 7" in printed and printed.count("Flops Profiler") == 1 and printed.count("Top ") == 2
     assert (prof.flops, prof.macs, prof.params) == (144, 72, 30)
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,14 @@ import torch
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.output import drawing_plainly
-from analyzer.report.compat.deepspeed import duration_to_string, macs_to_string, number_to_string, params_to_string
+from analyzer.report.compat.deepspeed import DEEPSPEED, Dialect, aggregate, deepspeed_text
 from analyzer.results.build import list_micro_batches
 from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
 from .clock import Clock, choose_clock
+from .cost_attribute import CostAttributes
 from .measure import input_device, make_profile
 from .recorder import RuntimeRecorder, device_of, has_data
 
@@ -32,8 +32,8 @@ class FlopsProfiler:
     `start_profile` was called before. ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``,
     ``mp_world_size``, ``train_micro_batch_size_per_gpu()`` and, where no call of the model is seen,
     ``gradient_accumulation_steps()``. ``recompute_fwd_factor`` says how much of the forward
-    pass DeepSpeed's report takes to run again in backward. An exception that leaves the model ends the recording;
-    nothing is left on the model or in torch.
+    pass DeepSpeed's report takes to run again in backward. The text is DeepSpeed's, for scripts that parse it. An
+    exception that leaves the model ends the recording; nothing is left on the model or in torch.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
     >>> prof = FlopsProfiler(model)
@@ -44,6 +44,9 @@ class FlopsProfiler:
     (8448, '4.1 KMACs', 544)
     >>> prof.end_profile()
     """
+
+    _dialect: Dialect = DEEPSPEED
+    _puts_attributes = False
 
     def __init__(self, model: torch.nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0, *,
                  convention: str = "deepspeed", start_step: int | None = None, end_step: int | None = None,
@@ -60,6 +63,7 @@ class FlopsProfiler:
         self._ignored: tuple[type, ...] = ()
         self._step = 0
         self._made: tuple[object, Profile] | None = None
+        self._attributes: CostAttributes | None = None
 
     def __enter__(self) -> FlopsProfiler:
         self.start_profile()
@@ -72,8 +76,8 @@ class FlopsProfiler:
         """Begin to record, or with ``start_step`` to wait for it; what was recorded before is dropped. Modules of the
         types in ``ignore_list`` are not told apart from those that call them.
         """
-        self.stop_profile()
-        self._recorder = self._made = None
+        self.end_profile()
+        self._put_attributes()
         self._ignored = tuple(ignore_list or ())
         self.started, self._step = True, 0
         if not self.start_step:
@@ -86,10 +90,18 @@ class FlopsProfiler:
         self._recorder = self._made = None
         if running:
             self._record()
+        else:
+            self._put_attributes()
+
+    def _put_attributes(self) -> None:
+        self._attributes = CostAttributes(self.model, self.convention) if self._puts_attributes else None
 
     def _record(self) -> None:
+        self._put_attributes()
         self._recorder = RuntimeRecorder(self.model, self.clock or choose_clock(device_of(self.model)), whole=False,
                                          ignored=self._ignored)
+        if self._attributes is not None:
+            self._recorder.call_ended = self._attributes.fill
         self._recorder.start()
 
     def step(self) -> None:
@@ -109,12 +121,17 @@ class FlopsProfiler:
         """End the recording; what was recorded can still be read."""
         if self._recorder is not None:
             self._recorder.stop()
+            if self._attributes is not None:
+                self._attributes.fill(self._recorder)
 
     def end_profile(self) -> None:
-        """End the recording and forget it."""
+        """End the recording, forget it, and take the attributes off."""
         self.stop_profile()
         self.started = False
         self._recorder = self._made = None
+        if self._attributes is not None:
+            self._attributes.remove()
+            self._attributes = None
 
     @property
     def profile(self) -> Profile:
@@ -156,63 +173,55 @@ class FlopsProfiler:
 
     def get_total_flops(self, as_string: bool = False) -> Any:
         """FLOPs of the forward pass of one step."""
-        return number_to_string(self._root.fwd_flops or 0) if as_string else self._root.fwd_flops
+        return self._dialect.flops(self._root.fwd_flops or 0) if as_string else self._root.fwd_flops
 
     def get_total_macs(self, as_string: bool = False) -> Any:
         """MACs of the forward pass of one step."""
-        return macs_to_string(self._root.fwd_macs or 0) if as_string else self._root.fwd_macs
+        return self._dialect.macs(self._root.fwd_macs or 0) if as_string else self._root.fwd_macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
         """Seconds of the forward pass of one step; None, or ``-`` as text, of a model without data."""
-        return _write_seconds(self._root.fwd_seconds) if as_string else self._root.fwd_seconds
+        return self._dialect.latency(self._root.fwd_seconds) if as_string else self._root.fwd_seconds
 
     def get_total_functional_duration(self, as_string: bool = False) -> Any:
         """Seconds of the operators of the forward pass alone; None, or ``-`` as text, of a model without data."""
         seconds = add_quantities(row.seconds for row in self.profile.operators if row.phase == "forward")
-        return _write_seconds(seconds) if as_string else seconds
+        return self._dialect.latency(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
         """Parameters of the model, each once."""
-        return params_to_string(self._root.params or 0) if as_string else self._root.params
+        return self._dialect.params(self._root.params or 0) if as_string else self._root.params
 
     def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1,
                             detailed: bool = True, output_file: str | Path | None = None) -> None:
-        """Print the report of DeepSpeed, or write it to ``output_file`` alone; nothing before `start_profile`."""
+        """Print the report, or write it to ``output_file`` alone; nothing before `start_profile`."""
         if not self.started:
             return
         self.flops, self.macs, self.params = self.get_total_flops(), self.get_total_macs(), self.get_total_params()
         there = {type(module) for module in self.model.modules() if module is not self.model}
-        step = profile_step if self.start_step is None else self.start_step
-        text = self._report(replace(self.profile, profile_step=step), module_depth=module_depth,
-                            top_modules=top_modules, detailed=detailed, output_file=output_file or None,
-                            ignore_modules=[kind for kind in self._ignored if kind in there])
+        asks = getattr(self.ds_engine, "wall_clock_breakdown", None)
+        text = deepspeed_text(
+            self.profile, profile_step=profile_step if self.start_step is None else self.start_step,
+            module_depth=module_depth, top_modules=top_modules, detailed=detailed, output_file=output_file or None,
+            ignore_modules=[kind for kind in self._ignored if kind in there], dialect=self._dialect,
+            recompute_fwd_factor=self.recompute_fwd_factor, engine=self.ds_engine is not None,
+            wall_clock_breakdown=asks is None or bool(asks()))
         if not output_file:
             with drawing_plainly():
                 print(text)
 
-    def _report(self, profile: Profile, **options: Any) -> str:
-        """The text that is printed."""
-        from analyzer.report.compat.deepspeed import deepspeed_report
-
-        return deepspeed_report(profile, recompute_fwd_factor=self.recompute_fwd_factor, **options)
-
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the classes of modules that cost most at each depth."""
-        from analyzer.report.compat.deepspeed import aggregate
-
         with drawing_plainly():
-            print("\n".join(aggregate(self._root, module_depth, top_modules)))
-
-
-def _write_seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else duration_to_string(seconds)
+            print("\n".join(aggregate(self._root, self._dialect, module_depth, top_modules)))
 
 
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
                       kwargs: dict[str, Any] | None = None, print_profile: bool = True, detailed: bool = True,
                       module_depth: int = -1, top_modules: int = 1, warm_up: int = 1, as_string: bool = True,
                       output_file: str | Path | None = None, ignore_modules: Collection[type] | None = None,
-                      func_name: str = "forward", mode: str | None = None) -> tuple[Any, Any, Any]:
+                      func_name: str = "forward", mode: str | None = None, recompute_fwd_factor: float = 0.0
+                      ) -> tuple[Any, Any, Any]:
     """Run the model in evaluation mode, print its report and return (FLOPs, MACs, parameters), counted as DeepSpeed
     does.
 
@@ -225,12 +234,11 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
     ('16 M', '8 MMACs', '1 M')
     """
     flops, macs, params = run_profile(
-        FlopsProfiler(model), mode or func_name, input_shape, args, kwargs, print_profile=print_profile,
-        detailed=detailed, module_depth=module_depth, top_modules=top_modules, warm_up=warm_up, output_file=output_file,
-        ignore_modules=ignore_modules)
-    if as_string:
-        return number_to_string(flops), macs_to_string(macs), params_to_string(params)
-    return flops, macs, params
+        FlopsProfiler(model, recompute_fwd_factor=recompute_fwd_factor), mode or func_name, input_shape, args, kwargs,
+        print_profile=print_profile, detailed=detailed, module_depth=module_depth, top_modules=top_modules,
+        warm_up=warm_up, output_file=output_file, ignore_modules=ignore_modules)
+    return (DEEPSPEED.flops(flops), DEEPSPEED.macs(macs), DEEPSPEED.params(params)) if as_string else (
+        flops, macs, params)
 
 
 def run_profile(prof: FlopsProfiler, method: str, input_shape: tuple[int, ...] | None, args: Any,
@@ -256,18 +264,17 @@ def run_profile(prof: FlopsProfiler, method: str, input_shape: tuple[int, ...] |
 
 
 def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | None, args: Any,
-              kwargs: dict[str, Any] | None,
-              caller: str = "get_model_profile") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+              kwargs: dict[str, Any] | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What to call and with what. Raises InputError where nothing says what it takes, or there is no such method."""
     run = model if name == "forward" else getattr(model, name, None)
     if not callable(run):
-        raise InputError(f"{caller}(func_name={name!r}): {type(model).__name__} has no such method")
+        raise InputError(f"get_model_profile(func_name={name!r}): {type(model).__name__} has no such method")
     if input_shape is not None:
         if not isinstance(input_shape, tuple) or not input_shape:
-            raise InputError(f"{caller}(input_shape={input_shape!r}): must be a tuple of at least one size")
+            raise InputError(f"get_model_profile(input_shape={input_shape!r}): must be a tuple of at least one size")
         dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
         return run, (torch.ones(input_shape, dtype=dtype, device=input_device(model)),), dict(kwargs or {})
     args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not args and not kwargs:
-        raise InputError(f"{caller}(): give input_shape, args or kwargs: what the model is to be called with")
+        raise InputError("get_model_profile(): give input_shape, args or kwargs: what the model is to be called with")
     return run, args, dict(kwargs or {})

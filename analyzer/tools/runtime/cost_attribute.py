@@ -11,15 +11,14 @@ from torch import nn
 from analyzer.profilers.flop_formula.registration import FlopCount
 from analyzer.profilers.flops import find_convention
 from analyzer.profilers.latency import call_seconds
-from analyzer.report.compat.torchinfo import name_function
+from analyzer.report.compat.deepspeed import name_function
+from analyzer.report.module_tree import list_holders
 from analyzer.results.info import ModuleInfo
-from analyzer.tools.runtime.recorder import RuntimeRecorder
 from analyzer.units import add_quantities
 
-from .forward import list_holders
+from .recorder import RuntimeRecorder
 
-_COUNTS = ("__flops__", "__macs__", "__duration__", "__start_time__")
-_NAMES = (*_COUNTS, "__params__", "__expert_params__", "__model_expert_params__", "__profile_table__")
+_ZERO = ("__flops__", "__macs__", "__duration__", "__start_time__", "__expert_params__", "__model_expert_params__")
 
 
 @dataclass
@@ -39,25 +38,18 @@ class CostAttributes:
     """
 
     def __init__(self, model: nn.Module, convention: str) -> None:
-        self.model, self._convention = model, find_convention(convention)
-        self._by_path = dict(model.named_modules())
+        self._convention, self._by_path = find_convention(convention), dict(model.named_modules())
         self._counts: dict[Any, FlopCount | None] = {}
         self._calls = self._laps = 0        # how much of the recording was read
         self._seconds: dict[str, float | None] = defaultdict(float)
-        self.put()
-
-    def put(self) -> None:
-        """Set them all, to nothing but the parameters that there are."""
         for module in self._by_path.values():
-            for name in (*_COUNTS, "__expert_params__", "__model_expert_params__"):
-                setattr(module, name, 0)
-            module.__dict__.update(__params__=sum(p.numel() for p in module.parameters()),
+            module.__dict__.update({name: 0 for name in _ZERO}, __params__=sum(p.numel() for p in module.parameters()),
                                    __profile_table__=defaultdict(FunctionCost))
 
     def remove(self) -> None:
         """Take them off."""
         for module in self._by_path.values():
-            for name in _NAMES:
+            for name in (*_ZERO, "__params__", "__profile_table__"):
                 module.__dict__.pop(name, None)
 
     def fill(self, recorder: RuntimeRecorder) -> None:
@@ -66,25 +58,10 @@ class CostAttributes:
         if not recorder.is_simulated:
             recorder.clock.settle()
         for index in range(self._calls, len(calls)):
-            call = calls[index]
-            kind = log.modules[call.module]
+            kind = log.modules[calls[index].module]
             module = self._by_path.get(kind.path)
-            if call.phase != "forward" or module is None:
-                continue
-            seconds = _find_seconds(recorder, index)
-            if recorder.is_simulated:
-                self._seconds[kind.path] = add_quantities((self._seconds[kind.path], seconds))
-            key = call.signature, kind.type
-            if key not in self._counts:
-                self._counts[key] = self._convention.count(call, log)
-            count = self._counts[key] or FlopCount(0)
-            if not count.flops:
-                continue
-            module.__dict__["__flops__"] += count.flops
-            module.__dict__["__macs__"] += count.macs
-            entry = module.__dict__["__profile_table__"][name_function(str(call.signature.op), _describe(module))]
-            entry.flops, entry.macs = entry.flops + count.flops, entry.macs + count.macs
-            entry.duration = add_quantities((entry.duration, seconds))
+            if calls[index].phase == "forward" and module is not None:
+                self._add_call(recorder, index, kind, module)
         self._calls = len(calls)
         if not recorder.is_simulated:
             for (_, start), (lap, end) in pairwise(recorder.laps[max(0, self._laps - 1):]):
@@ -92,27 +69,33 @@ class CostAttributes:
                     path = log.modules[lap[2]].path
                     self._seconds[path] = add_quantities((self._seconds[path], recorder.clock.seconds(start, end)))
             self._laps = len(recorder.laps)
-        whole: dict[str, float | None] = defaultdict(lambda: None if _is_untimed(recorder) else 0.0)
+        is_untimed = recorder.is_simulated and recorder.spec is None
+        whole: dict[str, float | None] = defaultdict(lambda: None if is_untimed else 0.0)
         for path, seconds in self._seconds.items():
             for holder in list_holders(path):
                 whole[holder] = add_quantities((whole[holder], seconds))
         for path, module in self._by_path.items():
             module.__dict__["__duration__"] = whole[path]
 
-
-def _is_untimed(recorder: RuntimeRecorder) -> bool:
-    """Whether nothing measures or predicts."""
-    return recorder.is_simulated and recorder.spec is None
-
-
-def _find_seconds(recorder: RuntimeRecorder, index: int) -> float | None:
-    """Of one call: measured, or predicted for the device that is simulated; None where nothing is."""
-    if not recorder.is_simulated:
-        return recorder.clock.seconds(*recorder.spans[index])
-    return None if recorder.spec is None else call_seconds(recorder.log.calls[index], recorder.spec)
-
-
-def _describe(module: nn.Module) -> ModuleInfo:
-    kernel = getattr(module, "kernel_size", None)
-    return ModuleInfo(path="", type=type(module).__name__,
-                      kernel_size=tuple(kernel) if isinstance(kernel, (tuple, list)) else None)
+    def _add_call(self, recorder: RuntimeRecorder, index: int, kind: Any, module: nn.Module) -> None:
+        """Add one call: measured, or predicted for the device that is simulated."""
+        call = recorder.log.calls[index]
+        if recorder.is_simulated:
+            seconds = None if recorder.spec is None else call_seconds(call, recorder.spec)
+            self._seconds[kind.path] = add_quantities((self._seconds[kind.path], seconds))
+        else:
+            seconds = recorder.clock.seconds(*recorder.spans[index])
+        key = call.signature, kind.type
+        if key not in self._counts:
+            self._counts[key] = self._convention.count(call, recorder.log)
+        count = self._counts[key] or FlopCount(0)
+        if not count.flops:
+            return
+        module.__dict__["__flops__"] += count.flops
+        module.__dict__["__macs__"] += count.macs
+        kernel = getattr(module, "kernel_size", None)
+        described = ModuleInfo(path="", type=type(module).__name__,
+                               kernel_size=tuple(kernel) if isinstance(kernel, (tuple, list)) else None)
+        entry = module.__dict__["__profile_table__"][name_function(str(call.signature.op), described)]
+        entry.flops, entry.macs = entry.flops + count.flops, entry.macs + count.macs
+        entry.duration = add_quantities((entry.duration, seconds))
