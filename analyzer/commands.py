@@ -85,7 +85,7 @@ analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw -
 analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit
 analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary,modules
 analyzer profile mynet.py:Net --input 8x3x224x224 --json net.json && analyzer show net.json --report tree --depth 2
-analyzer profile llama_1b --device h100 --export roofline=llama.png --export modules=modules.csv
+analyzer profile llama_1b --device h100 --export roofline=llama.csv --export modules=modules.csv
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "it does not fit on the device"}),
 
     Command("show", "print reports of a saved profile, in the layout of other tools too", "analyzer.show:run_show",

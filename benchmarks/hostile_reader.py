@@ -177,8 +177,6 @@ def use_profile(found: Profile) -> None:
     for view in (found.summary, found.table, found.module_tree, found.to_json, found.to_networkx, found.fits,
                  found.to_chrome_trace, found.to_memory_snapshot, repr_of(found)):
         view()
-    for exporter in ("speedscope", "dot"):
-        found.export(exporter)
 
 
 def repr_of(found: object) -> Callable[[], str]:

@@ -16,7 +16,7 @@ from analyzer.report.comparison.compare import compare
 
 from .hostile_reader import profile_net
 
-#: Names that mean something to a spreadsheet, a browser, LaTeX, Graphviz, a terminal, a file system, a codec.
+#: Names that mean something to a spreadsheet, a browser, LaTeX, a terminal, a file system, a codec.
 NAMES = (
     '=HYPERLINK("http://x","y")', "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "<script>alert(1)</script>",
     "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"><svg onload=alert(1)>', "<!--", "-->",
@@ -24,8 +24,8 @@ NAMES = (
     "x\x00y", "\x1b[2J", "\u202eabc", "\ud800", "\ud83d", "é水🙂", "a" * 100_000, "`ls`", "$(ls)", "../../x", '"; x',
     'a\\"b', '{"a":1}', "--x", "\u2028", "%s%n", "{0}", "{{x}}", "\ufeff", "\uffff", "CON", "  ", "")
 _REPORTS = ("deepspeed", "flops-profiler", "torchinfo", "tids")
-_FILES = ("json", "chrome_trace", "dot", "memory_snapshot", "speedscope", "html")
-_TABLES = ("csv", "parquet", "md", "tex")
+_FILES = ("json", "chrome_trace", "memory_snapshot", "html")
+_TABLES = ("csv", "md", "tex")
 
 
 def rename(name: str) -> Profile:

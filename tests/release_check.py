@@ -51,8 +51,6 @@ COMMANDS = [
     (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
     (["profile", "hf:GPT2Config"], 2, "symbolic-analyzer[zoo]"),
     (["sweep", "vit_b_16", "--batch", "1", "--out", "rows.parquet"], 2, "symbolic-analyzer[sweep]"),
-    (["profile", "net.py:Net", "--input", "2x3x16x16", "--export", "nodes=nodes.parquet"], 2,
-     "symbolic-analyzer[report]"),
 ]
 
 

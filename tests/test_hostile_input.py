@@ -69,13 +69,12 @@ def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
 def test_files_can_be_written_whatever_names_are(tmp_path, name):
     """Half a surrogate pair, as `os.fsdecode` gives for a byte of another encoding, is no UTF-8."""
     found = Profile.from_json(profile_net().to_json().replace('"first"', json.dumps(name)))
-    for kind, ending in (("json", "json"), ("html", "html"), ("dot", "dot"), ("speedscope", "json"),
-                         ("chrome_trace", "json"), ("memory_snapshot", "pickle"), ("table", "csv"),
-                         ("table", "parquet"), ("roofline", "png"), ("roofline", "svg"), ("roofline", "csv")):
+    for kind, ending in (("json", "json"), ("html", "html"), ("chrome_trace", "json"),
+                         ("memory_snapshot", "pickle"), ("table", "csv"), ("table", "tex")):
         path = tmp_path / f"found.{ending}"
         found.export(kind, path)
         assert path.stat().st_size
-        if ending not in ("pickle", "parquet", "png"):
+        if ending != "pickle":
             path.read_text(encoding="utf-8")
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch._dispatch.python
 import torch._subclasses.schema_check_mode
-import torch.distributed._tools.sac_estimator
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.launcher.api
 import torch.distributed.optim.zero_redundancy_optimizer

@@ -210,7 +210,7 @@ class LayerList:
         ran, self.layers = self.layers, []
         above: dict[int, LayerInfo] = {}
         for layer in ran:
-            holders = []
+            holders: list[LayerInfo] = []
             holder = layer.parent_info
             while holder is not None and holder.depth > 0:
                 holders.insert(0, holder)  # the outermost first

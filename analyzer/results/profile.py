@@ -286,7 +286,7 @@ class Profile(DeviceRecord):
 
     def report(self, kind: str = "deepspeed", **options: Any) -> str:
         """The report registered under that name, with its options: ``"deepspeed"``, ``"flops-profiler"``,
-        ``"largest"``, ``"torchinfo"``, ``"tids"`` or ``"colossalai"``, in the layout of that tool, ``"tree"``,
+        ``"torchinfo"``, ``"tids"`` or ``"colossalai"``, in the layout of that tool, ``"tree"``,
         ``"summary"``, ``"screen"``, ``"communication"``, or one of `register_report`. Raises InputError for another
         name, and for an option that the report does not know.
         """
@@ -297,9 +297,8 @@ class Profile(DeviceRecord):
 
     def export(self, name: str, *args: Any, **options: Any) -> Any:
         """What the exporter of that name makes of the profile: one of ``"json"``, ``"html"``, ``"dataframe"``,
-        ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"module_info"``, ``"dot"``, ``"speedscope"``,
-        ``"table"``, or one of `register_exporter`. Raises InputError for another name, and for options that the
-        exporter does not know, or lacks.
+        ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"table"``, or one of `register_exporter`. Raises
+        InputError for another name, and for options that the exporter does not know, or lacks.
         """
         return register_exporter.call("export", name, self, *args, **options)
 
@@ -327,18 +326,6 @@ class Profile(DeviceRecord):
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The graph: every field of a node as its attributes, on each edge the ``bytes`` of what its source gives."""
         return self.export("networkx")
-
-    def to_dot(self, path: str | Path | None = None, color: str = "seconds") -> str:
-        """The graph as DOT text for Graphviz or Netron, nodes coloured by ``"seconds"``, ``"flops"`` or ``"bytes"``."""
-        return self.export("dot", path, color=color)
-
-    def to_speedscope(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Modules, nodes and operators over the step's time, as speedscope.app reads them."""
-        return self.export("speedscope", path)
-
-    def to_module_info(self) -> dict[str, Any]:
-        """Memory, time and trade-offs by module, as PyTorch's ``sac_milp`` reads them."""
-        return self.export("module_info")
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One HTML page that opens offline: the verdict, memory over the step, time, modules, nodes. Raises

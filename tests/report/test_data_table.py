@@ -206,7 +206,7 @@ def test_several_targets_make_one_table(capsys, tmp_path):
 @pytest.mark.parametrize(("words", "text"), [
     (["--json", "x.json"], "--json x.json: is of one model, and here are 2, which make one table"),
     (["--html", "x.html"], "--html x.html: is of one model"),
-    (["--export", "x.dot"], "--export x.dot: is of one model"),
+    (["--export", "x.csv"], "--export x.csv: is of one model"),
     (["--show", "summary"], "--show summary: is of one model"),
 ])
 def test_options_that_several_targets_do_not_have(capsys, words, text):

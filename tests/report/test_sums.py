@@ -15,8 +15,6 @@ from analyzer import profile
 from analyzer.results.info import CostInfo
 from analyzer.zoo.gpt2 import GPT2
 
-from .test_published import detailed
-
 IDS = torch.ones(2, 16, dtype=torch.int64)
 
 

@@ -1,30 +1,26 @@
-"""Tables in files, read back by pandas, pyarrow and csv."""
+"""Tables in files, read back by pandas and csv."""
 from __future__ import annotations
 
 import csv
 import io
 import re
-import sys
 from collections import OrderedDict
 from dataclasses import replace
 
 import pandas
-import pyarrow.parquet
 import pytest
 import torch
 from torch import nn
 
 from analyzer import profile
 from analyzer.cli import main
-from analyzer.errors import InputError, MissingExtraError
-from analyzer.report.export.table_file import TABLES, list_kinds, read_exports
+from analyzer.errors import InputError
+from analyzer.report.export.table_file import TABLES, list_kinds
 from analyzer.report.node_table import print_rows
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
-
-ROWS = {"nodes": "nodes", "spans": "spans", "memory_events": "memory_events", "comm": "comm"}
 
 
 @pytest.fixture(scope="module")
@@ -36,33 +32,19 @@ def trained() -> Profile:
 
 
 @pytest.mark.parametrize("what", TABLES)
-def test_pandas_reads_csv_and_parquet_alike(trained, what, tmp_path):
-    for name in ("t.csv", "t.parquet"):
-        trained.export("table", tmp_path / name, what=what)
-    from_csv = pandas.read_csv(tmp_path / "t.csv", keep_default_na=False, na_values=[""])
-    from_parquet = pandas.read_parquet(tmp_path / "t.parquet").replace("", None)
-    assert list(from_csv) == list(from_parquet) and len(from_csv) == len(from_parquet) > 0
-    if what in ROWS:
-        records = getattr(trained, ROWS[what])
-        assert len(from_csv) == len(records)
-        assert what == "nodes" or list(from_csv) == list(trained.to_dataframe(what))  # every field
-        for name in from_csv:
-            values = [getattr(record, name) for record in records]
-            for found in (from_csv, from_parquet):  # unrounded, and unknown is missing
-                got = [None if pandas.isna(value) else value for value in found[name]]
-                assert got == [None if value == "" else value for value in values], name
-    else:
-        paths = ["(model)", "first", "act", "last", "(own)"]
-        assert list(from_csv["path"]) == list(from_parquet["path"]) == paths
-        assert list(from_parquet["fwd_flops"])[:2] == [trained.fwd_flops, 2 * 2 * 64 * 64]
-
-
-def test_columns_of_parquet_have_types(trained, tmp_path):
-    trained.export("table", tmp_path / "t.parquet", what="spans")
-    schema = pyarrow.parquet.read_schema(tmp_path / "t.parquet")
-    assert {field.name: str(field.type) for field in schema} == {
-        **dict.fromkeys(["lane", "kind", "name", "operator", "node", "module_path", "phase"], "string"),
-        "start_seconds": "double", "seconds": "double", "launch": "int64"}
+def test_pandas_reads_csv(trained, what, tmp_path):
+    trained.export("table", tmp_path / "t.csv", what=what)
+    found = pandas.read_csv(tmp_path / "t.csv", keep_default_na=False, na_values=[""])
+    if what == "modules":
+        assert list(found["path"]) == ["(model)", "first", "act", "last", "(own)"]
+        assert list(found["fwd_flops"])[:2] == [trained.fwd_flops, 2 * 2 * 64 * 64]
+        return
+    records = list(trained.roofline()) if what == "roofline" else getattr(trained, what)
+    assert len(found) == len(records) > 0
+    assert what in ("nodes", "roofline") or list(found) == list(trained.to_dataframe(what))  # every field
+    for name in found:  # unrounded, and unknown is missing
+        got = [None if pandas.isna(value) else value for value in found[name]]
+        assert got == [value if value != "" else None for value in (getattr(record, name) for record in records)], name
 
 
 def test_markdown_and_latex_are_in_units(mlp):
@@ -94,9 +76,9 @@ def test_a_text_in_csv_is_no_formula(text):
 
 
 @pytest.mark.parametrize(("path", "options", "words"), [
-    (None, {"what": "money"}, ["what='money'", "'nodes', 'modules', 'spans', 'memory_events', 'comm'"]),
-    (None, {"fmt": "html"}, ["fmt='html'", "'csv', 'markdown', 'latex', 'parquet'"]),
-    ("t.xlsx", {}, ["'t.xlsx'", ".csv, .md, .tex, .parquet"]),
+    (None, {"what": "money"}, ["what='money'", "'nodes', 'modules', 'spans', 'memory_events', 'comm', 'roofline'"]),
+    (None, {"fmt": "html"}, ["fmt='html'", "'csv', 'markdown', 'latex'"]),
+    ("t.parquet", {}, ["'t.parquet'", ".csv, .md, .tex"]),
 ])
 def test_errors(mlp, path, options, words):
     with pytest.raises(InputError) as caught:
@@ -104,34 +86,24 @@ def test_errors(mlp, path, options, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_parquet_without_pyarrow_names_the_extra(mlp, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for write in (lambda: mlp.export("table", tmp_path / "t.parquet"),
-                  lambda: read_exports([str(tmp_path / "t.parquet")])):
-        with pytest.raises(MissingExtraError, match=r"symbolic-analyzer\[report\].*or write .csv"):
-            write()
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- on the command line
 
 
 def test_the_command_writes_each_kind_of_file(tmp_path, capsys):
-    named = {"chrome_trace": "a.trace.json", "dot": "b.DOT", "speedscope": "c.speedscope.json",
-             "memory_snapshot": "d.snapshot.pickle", "json": "e.json", "nodes": "f.csv", "html": "g.html"}
+    named = {"chrome_trace": "a.TRACE.json", "memory_snapshot": "d.snapshot.pickle", "json": "e.json", "nodes": "f.csv",
+             "html": "g.html"}
     asked = [str(tmp_path / name) for name in named.values()]
-    asked += [f"spans={tmp_path / 'h.parquet'}", f"modules={tmp_path / 'i.md'}", f"roofline={tmp_path / 'j.csv'}",
+    asked += [f"spans={tmp_path / 'h.csv'}", f"modules={tmp_path / 'i.md'}", f"roofline={tmp_path / 'j.csv'}",
               f"chrome_trace={tmp_path / 'odd=name'}"]
     assert main(["profile", "resnet18", "--input", "1x3x32x32", "--mode", "infer", "--device", "h100",
                  *[word for text in asked for word in ("--export", text)]]) == 0
     capsys.readouterr()
     p = Profile.from_json(tmp_path / "e.json")
-    assert len(p.spans) == len(pandas.read_parquet(tmp_path / "h.parquet"))
-    assert (tmp_path / "b.DOT").read_text() == p.to_dot()
-    assert (tmp_path / "a.trace.json").read_text() == (tmp_path / "odd=name").read_text()
+    assert len(p.spans) == len(pandas.read_csv(tmp_path / "h.csv"))
+    assert (tmp_path / "a.TRACE.json").read_text() == (tmp_path / "odd=name").read_text()
     assert (tmp_path / "f.csv").read_text() == p.export("table") + "\n"
     assert (tmp_path / "i.md").read_text().count("\n") == 2 + len(p.export("table", what="modules").splitlines()) - 1
-    assert {path.name for path in tmp_path.iterdir()} == {*named.values(), "h.parquet", "i.md", "j.csv", "odd=name"}
+    assert {path.name for path in tmp_path.iterdir()} == {*named.values(), "h.csv", "i.md", "j.csv", "odd=name"}
 
 
 @pytest.mark.parametrize(("asked", "words"), [
@@ -139,10 +111,9 @@ def test_the_command_writes_each_kind_of_file(tmp_path, capsys):
     (["lanes=t.json"], ["--export lanes=t.json", "'lanes' is no kind of file", "spans"]),
     (["table=t.csv"], ["'table' is no kind"]),
     (["dataframe=t.csv"], ["'dataframe' is no kind"]),
-    (["dot="], ["--export dot=", "dot=FILE"]),
-    (["spans=t.png"], ["'t.png'", ".csv, .md, .tex, .parquet"]),
-    (["roofline=t.dot"], ["'t.dot'", ".json"]),
-    (["dot=/no/such/t.dot"], ["/no/such does not exist"]),
+    (["html="], ["--export html=", "html=FILE"]),
+    (["spans=t.png"], ["'t.png'", ".csv, .md, .tex"]),
+    (["json=/no/such/t.json"], ["/no/such does not exist"]),
     (["a.json", "spans=t.csv", "a.json"], ["--export a.json", "two files of that name"]),
 ])
 def test_the_command_refuses_before_any_work(asked, words, capsys, tmp_path, monkeypatch):
@@ -154,10 +125,10 @@ def test_the_command_refuses_before_any_work(asked, words, capsys, tmp_path, mon
 
 
 def test_several_models_have_no_files(capsys):
-    assert main(["profile", "resnet18", "resnet50", "--export", "t.dot"]) == 2
-    assert re.search(r"--export t.dot: is of one model, and here are 2", capsys.readouterr().err)
+    assert main(["profile", "resnet18", "resnet50", "--export", "t.csv"]) == 2
+    assert re.search(r"--export t.csv: is of one model, and here are 2", capsys.readouterr().err)
 
 
 def test_kinds_are_all_that_writes_a_file():
-    shipped = {"json", "html", "chrome_trace", "memory_snapshot", "dot", "speedscope", "roofline"}
+    shipped = {"json", "html", "chrome_trace", "memory_snapshot"}
     assert set(list_kinds()) >= {*shipped, *TABLES} and not {"table", "dataframe", "networkx"} & set(list_kinds())

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,6 @@ from analyzer.output import check_output, write_output
 from analyzer.report.node_table import Column
 from analyzer.report.page.document import check_page
 from analyzer.report.quantity import DataTable, print_data, read_modules, read_nodes
-from analyzer.report.roofline import check_roofline
 from analyzer.results.info import CostInfo, MemoryEvent, ModuleInfo
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
@@ -96,47 +94,45 @@ def _list_columns(record: Any) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-# Rows of a profile as a table in a file: CSV, Markdown, LaTeX or Parquet.
+# Rows of a profile as a table in a file: CSV, Markdown or LaTeX.
 
-_SPANS = tuple(Column(name, name.replace("_", " ").capitalize(), unit) for name, unit in (
-    ("lane", "text"), ("kind", "text"), ("name", "text"), ("operator", "text"), ("node", "text"),
-    ("module_path", "text"), ("phase", "text"), ("start_seconds", "seconds"), ("seconds", "seconds"),
-    ("launch", "number")))
-_EVENTS = tuple(Column(name, name.capitalize(), unit) for name, unit in (
-    ("action", "text"), ("address", "number"), ("bytes", "bytes"), ("label", "text"), ("category", "text")))
-_COMM = tuple(Column(name, name.replace("_", " ").capitalize(), unit) for name, unit in (
-    ("kind", "text"), ("group", "text"), ("ranks", "number"), ("bytes", "bytes"), ("wire_bytes", "bytes"),
-    ("phase", "text"), ("module_path", "text"), ("node", "text"), ("operator", "text"), ("peer", "number"),
-    ("start_seconds", "seconds"), ("seconds", "seconds"), ("exposed_seconds", "seconds")))
-
-
-def _read_rows(columns: tuple[Column, ...], name: str) -> Callable[[Profile, bool], DataTable]:
-    """Reads the records of a field of a profile into a table."""
-    def read(profile: Profile, is_whole: bool) -> DataTable:
-        records = getattr(profile, name) or ()
-        return DataTable(columns, [[getattr(record, column.field) for column in columns] for record in records])
-    return read
+def _read_rows(read: Callable[[Profile], Iterable[object] | None],
+               **units: str) -> Callable[[Profile, bool], DataTable]:
+    """Reads records of a profile into a table of the fields in ``units``."""
+    columns = [Column(field, field.replace("_", " ").capitalize(), unit) for field, unit in units.items()]
+    return lambda profile, is_whole: DataTable(columns, [[getattr(record, field) for field in units]
+                                                         for record in read(profile) or ()])
 
 
 #: What of a profile can be a table; the second argument asks for all quantities, not for those that are printed.
 TABLES: Mapping[str, Callable[[Profile, bool], DataTable]] = {
-    "nodes": read_nodes, "modules": read_modules, "spans": _read_rows(_SPANS, "spans"),
-    "memory_events": _read_rows(_EVENTS, "memory_events"), "comm": _read_rows(_COMM, "comm")}
+    "nodes": read_nodes, "modules": read_modules,
+    "spans": _read_rows(
+        lambda profile: profile.spans, lane="text", kind="text", name="text", operator="text", node="text",
+        module_path="text", phase="text", start_seconds="seconds", seconds="seconds", launch="number"),
+    "memory_events": _read_rows(lambda profile: profile.memory_events, action="text", address="number", bytes="bytes",
+                                label="text", category="text"),
+    "comm": _read_rows(
+        lambda profile: profile.comm, kind="text", group="text", ranks="number", bytes="bytes", wire_bytes="bytes",
+        phase="text", module_path="text", node="text", operator="text", peer="number", start_seconds="seconds",
+        seconds="seconds", exposed_seconds="seconds"),
+    "roofline": _read_rows(
+        lambda profile: profile.roofline(), name="text", kind="text", part="text", type="text", flops="count",
+        bytes="bytes", intensity="number", seconds="seconds", flops_per_second="count", ceiling="count", bound="text")}
 #: Formats by the endings of their files.
-FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex", ".parquet": "parquet"}
+FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
 @register_exporter.shipped("table")
 def export_table(profile: Profile, path: str | Path | None = None, what: str = "nodes",
-                 fmt: str | None = None) -> str | bytes:
+                 fmt: str | None = None) -> str:
     """A row for each of ``what``, also written to ``path`` if one is given: ``"nodes"``, ``"modules"`` (parents first),
-    ``"spans"``, ``"memory_events"`` or ``"comm"`` (calls that communicate).
+    ``"spans"``, ``"memory_events"``, ``"comm"`` (calls that communicate) or ``"roofline"``.
 
-    ``fmt`` is ``"csv"``, ``"markdown"``, ``"latex"`` or ``"parquet"`` (bytes), by default what the ending of ``path``
-    says, without one CSV. In CSV and Parquet all quantities are unrounded under the names of their fields, and empty or
-    null where unknown; a text in CSV that a spreadsheet would take for a formula begins with an apostrophe. In the
-    others are those of the printed tables, in their units. Raises InputError for another ``what``, ``fmt`` or ending,
-    MissingExtraError for Parquet without pyarrow.
+    ``fmt`` is ``"csv"``, ``"markdown"`` or ``"latex"``, by default what the ending of ``path`` says, without one CSV.
+    In CSV all quantities are unrounded under the names of their fields, and empty where unknown; a text that a
+    spreadsheet would take for a formula begins with an apostrophe. In the others are those of the printed tables, in
+    their units. Raises InputError for another ``what``, ``fmt`` or ending.
 
     >>> from analyzer.results.lane import SpanInfo
     >>> span = SpanInfo("compute", "kernel", "fc", "aten.addmm.default", "fc", "fc", "forward", 5e-6, 2e-6)
@@ -149,10 +145,9 @@ def export_table(profile: Profile, path: str | Path | None = None, what: str = "
     chosen = find_format(path) if fmt is None else fmt
     if chosen not in FORMATS.values():
         raise InputError(f"export('table', fmt={fmt!r}): choose one of {', '.join(map(repr, FORMATS.values()))}")
-    found = TABLES[what](profile, chosen in ("csv", "parquet"))
-    text = _write_parquet(found) if chosen == "parquet" else print_data(*found, chosen)
+    text = print_data(*TABLES[what](profile, chosen == "csv"), chosen)
     if path is not None:
-        write_output(path, text + "\n" if isinstance(text, str) else text)
+        write_output(path, text + "\n")
     return text
 
 
@@ -166,44 +161,11 @@ def find_format(path: str | Path | None) -> str:
     return found
 
 
-def check_table(path: str | Path) -> None:
-    """Raise, before the work, what writing a table to ``path`` would raise."""
-    if find_format(path) == "parquet":
-        _import_pyarrow()
-    check_output(path)
-
-
-def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("a table in Parquet needs pyarrow, which is not installed: pip install "
-                                "'symbolic-analyzer[report]', or write .csv, .md or .tex") from error
-    return pyarrow
-
-
-def _encodable(value: Any) -> Any:
-    """A value whose text UTF-8 has: half a surrogate pair stands as its escape."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-
-
-def _write_parquet(table: DataTable) -> bytes:
-    pyarrow = _import_pyarrow()
-    kinds = {"text": pyarrow.string(), "seconds": pyarrow.float64(), "share": pyarrow.float64()}
-    arrays = {column.field: pyarrow.array([_encodable(row[i]) for row in table.rows],
-                                          type=kinds.get(column.unit, pyarrow.int64()))
-              for i, column in enumerate(table.columns)}
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(arrays), file)
-    return file.getvalue()
-
-
 # ``--export KIND=FILE``: files of a profile, each by the exporter of that name or of the file's ending.
 
 #: Kinds by the endings of files, the longer ones first.
-ENDINGS = {".trace.json": "chrome_trace", ".speedscope.json": "speedscope", ".snapshot.pickle": "memory_snapshot",
-           ".json": "json", ".html": "html", ".dot": "dot", **dict.fromkeys(FORMATS, "nodes")}
+ENDINGS = {".trace.json": "chrome_trace", ".snapshot.pickle": "memory_snapshot", ".json": "json",
+           ".html": "html", **dict.fromkeys(FORMATS, "nodes")}
 _KIND = re.compile(r"(\w+)=(.*)", re.DOTALL)
 
 
@@ -225,13 +187,8 @@ def read_exports(given: Sequence[str]) -> list[Export]:
     found = [_read_export(text) for text in given]
     for export in found:
         if export.exporter == "table":
-            check_table(export.path)
-        elif export.exporter == "roofline":
-            check_roofline(export.path)
-        elif export.exporter == "html":
-            check_page(export.path)
-        else:
-            check_output(export.path)
+            find_format(export.path)
+        (check_page if export.exporter == "html" else check_output)(export.path)
         if sum(other.path == export.path for other in found) > 1:
             raise InputError(f"--export {export.path}: two files of that name are asked for")
     return found
