@@ -87,7 +87,7 @@ class RankStep(EagerStep):
         in the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py).
         """
         steps = 1
-        for wrapper in current_collectives().list_reducers():
+        for wrapper in current_collectives().reducers:
             if wrapper.static_graph:
                 steps = max(steps, 4)
             elif not wrapper.find_unused_parameters:

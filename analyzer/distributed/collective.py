@@ -34,20 +34,10 @@ def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: i
         object_gather_list[:] = [obj] * len(object_gather_list)
 
 
-def _broadcast_object_list(object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
-                           group_src: int | None = None) -> None:
-    """What this rank has is taken to be what the source has."""
-
-
 def _scatter_object_list(scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
                          src: int | None = None, group: Any = None, group_src: int | None = None) -> None:
     given = scatter_object_input_list
     scatter_object_output_list[0] = None if given is None else given[dist.get_rank(group)]
-
-
-def _send_object_list(object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
-                      group_dst: int | None = None, use_batch: bool = False) -> None:
-    """It goes to a rank that does not run."""
 
 
 def _recv_object_list(object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
@@ -57,22 +47,22 @@ def _recv_object_list(object_list: list[Any], src: int | None = None, group: Any
                      f"other means, or broadcast them")
 
 
-def _broadcast_state(obj: Any, src_rank: int, group: Any = None, device: Any = None) -> Any:
-    """States of `ZeroRedundancyOptimizer`: what another rank sends is taken to be a state of this one's."""
-    return obj
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What goes to a rank that does not run; what this rank has is taken to be what the source of a broadcast has."""
 
 
-_SIMULATED = {function.__name__.lstrip("_"): function
-              for function in (_all_gather_object, _gather_object, _broadcast_object_list, _scatter_object_list,
-                               _send_object_list, _recv_object_list)}
+_OF_OBJECTS: dict[str, Callable[..., Any]] = {
+    "all_gather_object": _all_gather_object, "gather_object": _gather_object, "broadcast_object_list": _nothing,
+    "scatter_object_list": _scatter_object_list, "send_object_list": _nothing, "recv_object_list": _recv_object_list}
 
 
 def object_collective_replacements() -> Iterator[Undo]:
     """Replace collectives of objects; each result undoes one."""
-    for name, simulated in _SIMULATED.items():
+    for name, simulated in _OF_OBJECTS.items():
         for owner in (dist, c10d):
             yield answer(owner, name, simulated, where=current_world)
-    yield answer(zero_redundancy_optimizer, "_broadcast_object", _broadcast_state, where=current_world)
+    # states of `ZeroRedundancyOptimizer`: what another rank sends is taken to be a state of this one's
+    yield answer(zero_redundancy_optimizer, "_broadcast_object", lambda obj, *args, **kwargs: obj, where=current_world)
 
 
 # Collectives that move no data: what each returns, on which stream it runs, and how the program waits for it.
@@ -87,19 +77,11 @@ class Collectives:
 
     def __init__(self, device_count: int, contents: Callable[..., Any] | None = None) -> None:
         self.device_count = device_count
-        self._contents = ContentRule(contents)
-        self._reducers: list[weakref.ref[Any]] = []  # what has a reducer in C++: DDP
+        self.propagate = ContentRule(contents).propagate
+        self.reducers: weakref.WeakSet[Any] = weakref.WeakSet()  #: each `DistributedDataParallel`, whose reducer is C++
         self._bucket_numbers: list[range] = []  # of storages made while buckets were
         self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
         self._ends: dict[int, SimulatedEvent] = {}  # of the last collective that has a storage, by its number
-
-    def add_reducer(self, wrapper: torch.nn.Module) -> None:
-        """Know of a `DistributedDataParallel`, whose reducer was just made."""
-        self._reducers.append(weakref.ref(wrapper))
-
-    def list_reducers(self) -> list[Any]:
-        """Each `DistributedDataParallel` that there is."""
-        return [wrapper for reference in self._reducers if (wrapper := reference()) is not None]
 
     @contextmanager
     def making_buckets(self) -> Iterator[None]:
@@ -138,33 +120,24 @@ class Collectives:
         with stream:
             yield
         end = stream.record_event()
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            if isinstance(storage, MetaStorage):
-                self._ends[storage.number] = end
+        self._ends.update(dict.fromkeys(_list_numbers(tensors), end))
 
     def wait(self, work: Any) -> None:
         """The current stream waits for what a `Work` stands for; for all that was launched, where that is not known."""
         value = work.get_future().value()
-        if isinstance(value, _Message):
-            self.wait_for([self._ends[number] for number in value.release() if number in self._ends])
-            return
-        numbers = [s.number for t in tensors_of((value,)) if isinstance(s := t.untyped_storage(), MetaStorage)]
+        is_message = isinstance(value, _Message)
+        numbers = value.release() if is_message else _list_numbers(tensors_of((value,)))
         ends = [self._ends[number] for number in numbers if number in self._ends]
-        self.wait_for(ends if ends else [stream.record_event() for stream in self._streams.values()])
+        is_known = bool(ends) or is_message
+        self._wait_for(ends if is_known else [stream.record_event() for stream in self._streams.values()])
 
     def wait_for_group(self, group: str) -> None:
         """The current stream waits for all that was launched on a group."""
-        self.wait_for([stream.record_event() for (name, _), stream in self._streams.items() if name == group])
+        self._wait_for([stream.record_event() for (name, _), stream in self._streams.items() if name == group])
 
-    def wait_for(self, events: list[Any]) -> None:
-        """The current stream waits for events."""
+    def _wait_for(self, events: list[Any]) -> None:
         for event in {id(event): event for event in events}.values():
             torch.cuda.current_stream().wait_event(event)
-
-    def propagate(self, info: OperatorInfo, given: dict[str, Any], result: Any) -> None:
-        """Tell what was written, and the result, their contents."""
-        self._contents.propagate(info, given, result)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -174,14 +147,17 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return [t for x in tree for t in tensors_of(x)] if isinstance(tree, (list, tuple)) else []
 
 
+def _list_numbers(tensors: list[torch.Tensor]) -> list[int]:
+    return [s.number for t in tensors if isinstance(s := t.untyped_storage(), MetaStorage)]
+
+
 class _Message:
     """What the `Work` of a message holds: its tensor, until the program waits. Source: what is kept for the allocator's
     safety in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, of a batch of messages (``endCoalescing``).
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors = tensors
-        self._numbers = [s.number for t in tensors if isinstance(s := t.untyped_storage(), MetaStorage)]
+        self._tensors, self._numbers = tensors, _list_numbers(tensors)
 
     def release(self) -> list[int]:
         """Let go of the tensor; the number of its storage."""
@@ -209,16 +185,9 @@ def _work(*args: Any, **kwargs: Any) -> Any:
     return _boxed_work(torch._C.fork(lambda: written)) if written else _message_work(*args[1:])
 
 
-def _written_and_work(*args: Any, **kwargs: Any) -> Any:
-    return args[0], _work(*args)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 # By the number of results, of which the last is a Work: torch/csrc/distributed/c10d/Ops.cpp.
-_RETURNS: dict[int, Callable[..., Any]] = {0: _nothing, 1: _work, 2: _written_and_work}
+_RETURNS: dict[int, Callable[..., Any]] = {
+    0: _nothing, 1: _work, 2: lambda *args, **kwargs: (args[0], _work(*args))}
 
 
 def returned_by(op: Any) -> Callable[..., Any] | None:

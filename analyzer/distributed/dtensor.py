@@ -1,8 +1,7 @@
 """Private torch API: `DTensor` and its meshes without data."""
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -49,9 +48,11 @@ def forget_shardings() -> None:
 def sharding_cache_replacements() -> Iterator[Undo]:
     """Begin and end with nothing remembered, and keep the tracker of random numbers that there was."""
     tracker = dtensor_random._rng_tracker
+
     def restore() -> None:
         dtensor_random._rng_tracker = tracker
         forget_shardings()
+
     dtensor_random._rng_tracker = None
     forget_shardings()
     yield restore
@@ -176,9 +177,7 @@ def _propagate(original: Any, propagator: ShardingPropagator, op_schema: Any) ->
         if "device" in kwargs:
             kwargs["device"] = _META
         out = op_schema.op(*args, **kwargs)
-    if isinstance(out, (tuple, list)):
-        return type(out)(_meta_of(o) for o in out)
-    return _meta_of(out)
+    return type(out)(_meta_of(o) for o in out) if isinstance(out, (tuple, list)) else _meta_of(out)
 
 
 def _whole(spec: Any) -> torch.Tensor:
@@ -190,8 +189,7 @@ def _meta_of(out: Any) -> TensorMeta | None:
     return TensorMeta(shape=out.shape, stride=out.stride(), dtype=out.dtype) if isinstance(out, torch.Tensor) else None
 
 
-# -- lists of DTensors ------------------------------------------------------------------------------------------------
-
+# Lists of DTensors.
 
 def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handle: Any) -> Any:
     """An elementwise foreach operator on DTensors that are laid out alike is the operator on their parts: torch's way
@@ -206,7 +204,10 @@ def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hand
         specs = _common_layout(lists)
         if specs is None:
             return NotImplemented
-        parts = [[t._local_tensor for t in a] if any(a is listed for listed in lists) else _replicated(a) for a in args]
+        # of a scalar that every rank has whole, such as the factor that clips gradients, the part is that
+        parts = [[t._local_tensor for t in a] if any(a is listed for listed in lists) else
+                 a._local_tensor if type(a) is DTensor and all(p.is_replicate() for p in a.placements) else a
+                 for a in args]
         if any(type(part) is DTensor for part in parts):
             return NotImplemented
         out = handle(func, tuple(parts), None)
@@ -215,30 +216,18 @@ def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hand
         return [DTensor(part, spec, requires_grad=False) for part, spec in zip(out, specs)]
 
 
-def _replicated(value: Any) -> Any:
-    """The part of a scalar that every rank has whole, such as the factor that clips gradients."""
-    if type(value) is DTensor and all(placement.is_replicate() for placement in value.placements):
-        return value._local_tensor
-    return value
-
-
 def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:
     """The specs of the tensors of the first list, where those of all others at its places are laid out the same."""
     first = lists[0]
     if not all(type(t) is DTensor for listed in lists for t in listed) or any(len(x) != len(first) for x in lists):
         return None
     specs = [t._spec for t in first]
-    if any(isinstance(p, Partial) for s in specs for p in s.placements):
-        return None
-    for listed in lists[1:]:
-        for t, spec in zip(listed, specs):
-            if t._spec.placements != spec.placements or t._spec.mesh is not spec.mesh:
-                return None
-    return specs
+    differ = any(t._spec.placements != spec.placements or t._spec.mesh is not spec.mesh
+                 for listed in lists[1:] for t, spec in zip(listed, specs))
+    return None if differ or any(isinstance(p, Partial) for s in specs for p in s.placements) else specs
 
 
-# -- where a DTensor is -----------------------------------------------------------------------------------------------
-
+# Where a DTensor is.
 
 def _device(self: Any) -> torch.device:
     if current_world() is None:
@@ -250,12 +239,12 @@ def _is_on(kind: str) -> property:
     return property(lambda self: self.device.type == kind)
 
 
+def _put(value: Any) -> Callable[[Any], Any]:
+    return lambda original: value
+
+
 _PROPERTIES = {"device": property(_device), "is_cuda": _is_on("cuda"), "is_cpu": _is_on("cpu"),
                "is_meta": _is_on("meta")}
-
-
-def _instead(value: Any, original: Any) -> Any:
-    return value
 
 
 def _call_without_modes(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,4 +263,4 @@ def replacements() -> Iterator[Undo]:
             yield answer(owner, name, simulated, passes_original=True, where=current_world)
     for name, value in _PROPERTIES.items():
         if name not in vars(DTensor):
-            yield replace(DTensor, name, functools.partial(_instead, value))
+            yield replace(DTensor, name, _put(value))

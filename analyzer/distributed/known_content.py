@@ -67,34 +67,23 @@ def reduction_name(given: dict[str, Any]) -> str:
     return name.lower()
 
 
-def script_objects_tell() -> bool:
-    """Whether the script object of a reduction says which it is."""
-    private: Any = torch._C
-    return any(schema.name == "op" and "c10d.ReduceOp" in str(schema)
-               for schema in private._jit_get_custom_class_schemas())
-
-
 def _note(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A reduction comes as itself or in the options of its kind; else it is a sum (c10d/Types.hpp)."""
+    given = [getattr(value, "reduceOp", value) for value in (*args, *kwargs.values())]
     before = _noted.reduction
-    _noted.reduction = _find_reduction([*args, *kwargs.values()])
+    _noted.reduction = next((getattr(op, "op", op) for op in given if isinstance(op, dist.ReduceOp)), dist.ReduceOp.SUM)
     try:
         return original(*args, **kwargs)
     finally:
         _noted.reduction = before
 
 
-def _find_reduction(arguments: list[Any]) -> Any:
-    """It comes as itself or in the options of its kind; else it is a sum (torch/csrc/distributed/c10d/Types.hpp)."""
-    for value in arguments:
-        value = getattr(value, "reduceOp", value)
-        if isinstance(value, dist.ReduceOp):
-            return getattr(value, "op", value)
-    return dist.ReduceOp.SUM
-
-
 def reduction_replacements() -> Iterator[Undo]:
-    """What notes reductions; each result undoes one replacement."""
-    for name in () if script_objects_tell() else _METHODS:
+    """What notes reductions, where the script object of one does not say which it is; each result undoes one."""
+    private: Any = torch._C
+    tells = any(schema.name == "op" and "c10d.ReduceOp" in str(schema)
+                for schema in private._jit_get_custom_class_schemas())
+    for name in () if tells else _METHODS:
         yield answer(dist.ProcessGroup, name, _note, passes_original=True, where=current_world)
 
 
@@ -102,6 +91,7 @@ def reduction_replacements() -> Iterator[Undo]:
 
 Tensor = torch.Tensor
 Held = list[Tensor]  # what each rank of a group holds
+Rule = Callable[["ContentRule", dict[str, Any], Tensor], Tensor | None]
 
 _REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
@@ -120,16 +110,47 @@ class ContentRule:
         """Give the tensors that a collective wrote or made their contents; unknown where they do not follow."""
         name, first = info.name.strip("_"), given[info.arguments[0]]
         if info.op.namespace == "c10d":
-            rule_in_place: Callable[..., None] = _IN_PLACE.get(name, _forget)
-            rule_in_place(self, name, given, first)
+            self._propagate_in_place(name, given, first)
             return
-        rule = _FUNCTIONAL.get(name)
         for x, out in zip(_listed(first), _listed(result)):
             value = read_known(x)
             if isinstance(out, Tensor):
-                _tell(out, None if value is None or rule is None else rule(self, given, value))
+                _tell(out, self._follow(_FUNCTIONAL.get(name, _unknown), given, value))
                 if value is None:
                     _expect(x, out, name, given)
+
+    def _propagate_in_place(self, name: str, given: dict[str, Any], written: Any) -> None:
+        """Operators of c10d write to their arguments; their schemas declare no writes."""
+        group = find_process_group(given)
+        if name in _WRITES_NOTHING or name == "reduce" and group.rank() != given["root_rank"]:
+            return
+        if name in _IN_PLACE:
+            rule, *sources = _IN_PLACE[name]
+            read = next((given[source] for source in sources if source in given), written)
+            for out, x in zip(_listed(written), _listed(read)):
+                _tell(out, self._follow(rule, given, read_known(x)))
+        elif name in ("allgather", "allgather_coalesced", "gather", "alltoall"):
+            read = given.get("input_tensors", given.get("input_list"))
+            gathered = zip(written, _listed(read))
+            for outs, x in [(written, read[group.rank()])] if name == "alltoall" else gathered:
+                value, kind = read_known(x), "all_to_all" if name == "alltoall" else "all_gather"
+                for out, part in zip(outs, [None] * len(outs) if value is None else self.held(kind, group, value)):
+                    _tell(out, part)
+        elif name in ("reduce_scatter", "scatter"):
+            is_given = name != "scatter" or group.rank() == given["root_rank"]
+            for out, parts in zip(written, given["input_tensors"]):
+                mine = read_known(parts[group.rank()]) if parts and is_given else None
+                _tell(out, mine if name == "scatter" else self._follow(_reduced_part, given, mine))
+        else:  # what came from another rank is not known
+            for tensor in [t for item in _listed(written) for t in _listed(item) if isinstance(t, Tensor)]:
+                _tell(tensor, None)
+
+    def _follow(self, rule: Rule, given: dict[str, Any], value: Tensor | None) -> Tensor | None:
+        """What one rank has after a collective of which it gave ``value``."""
+        if value is None:
+            return None
+        with without_modes():
+            return rule(self, given, value)
 
     def held(self, kind: str, group: Any, value: Tensor) -> Held:
         """What each rank of a group holds where this one holds ``value``."""
@@ -176,25 +197,32 @@ def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:
     return total / len(held) if name == "avg" else total
 
 
-# -- the same for both families: the value of one rank's tensor in, of one rank's result out ---------------------------
+# The value of one rank's tensor in, of one rank's result out.
+
+def _unknown(rule: ContentRule, given: dict[str, Any], value: Tensor) -> None:
+    return None
+
+
+def _same(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
+    return value
 
 
 def _all_reduced(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
-    with without_modes():
-        return _reduce(rule.held("all_reduce", find_process_group(given), value), given)
+    return _reduce(rule.held("all_reduce", find_process_group(given), value), given)
 
 
 def _all_gathered(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
-    group = find_process_group(given)
-    with without_modes():
-        return torch.cat([v.reshape(1) if v.dim() == 0 else v for v in rule.held("all_gather", group, value)])
+    held = rule.held("all_gather", find_process_group(given), value)
+    return torch.cat([v.reshape(1) if v.dim() == 0 else v for v in held])
+
+
+def _reduced_part(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
+    return _reduce(rule.held("reduce_scatter", find_process_group(given), value), given)
 
 
 def _reduce_scattered(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
-    group = find_process_group(given)
-    with without_modes():
-        total = _reduce(rule.held("reduce_scatter", group, value), given)
-        return None if total is None else total.chunk(group.size())[group.rank()]
+    group, total = find_process_group(given), _reduced_part(rule, given, value)
+    return None if total is None else total.chunk(group.size())[group.rank()]
 
 
 def _exchanged(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor | None:
@@ -203,8 +231,7 @@ def _exchanged(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tenso
     splits = given.get("input_split_sizes") or [len(value) // group.size()] * group.size()
     if not all(isinstance(s, int) for s in splits):
         return None
-    with without_modes():
-        return torch.cat([v.split(list(splits))[group.rank()] for v in rule.held("all_to_all", group, value)])
+    return torch.cat([v.split(list(splits))[group.rank()] for v in rule.held("all_to_all", group, value)])
 
 
 def _broadcast(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
@@ -212,107 +239,22 @@ def _broadcast(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tenso
     return rule.held("broadcast", find_process_group(given), value)[root]
 
 
-def _same(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:
-    return value
-
-
 _REDUCED = frozenset({"all_reduce", "all_reduce_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"})
-_FUNCTIONAL: dict[str, Callable[..., Tensor | None]] = {
+_FUNCTIONAL: dict[str, Rule] = {
     **dict.fromkeys(("all_reduce", "all_reduce_coalesced"), _all_reduced),
     **dict.fromkeys(("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
                     _all_gathered),
     **dict.fromkeys(("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"), _reduce_scattered),
     "all_to_all_single": _exchanged, "broadcast": _broadcast, "wait_tensor": _same, "wrap_tensor_autograd": _same}
-
-
-# -- operators of c10d, which write to their arguments (their schemas declare no writes) -------------------------------
+_WRITES_NOTHING = frozenset({"send", "barrier", "monitored_barrier", "check_for_nan"})
+#: Of operators of c10d the rule, and by which names what is read is given; where there are none, what is written.
+_IN_PLACE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("allreduce", "allreduce_coalesced", "reduce"), (_all_reduced,)), "broadcast": (_broadcast,),
+    **dict.fromkeys(("allgather_base", "allgather_into_tensor_coalesced"), (_all_gathered, "input_tensor", "inputs")),
+    **dict.fromkeys(("reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+                    (_reduce_scattered, "input_tensor", "inputs")),
+    "alltoall_base": (_exchanged, "input")}
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _forget(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    """What came from another rank is not known."""
-    for item in _listed(written):
-        for tensor in _listed(item):
-            if isinstance(tensor, Tensor):
-                _tell(tensor, None)
-
-
-def _keep(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    """Nothing is written."""
-
-
-def _reduce_in_place(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    if name == "reduce" and find_process_group(given).rank() != given["root_rank"]:
-        return  # nothing is written
-    for tensor in _listed(written):
-        value = read_known(tensor)
-        _tell(tensor, None if value is None else _all_reduced(rule, given, value))
-
-
-def _broadcast_in_place(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    for tensor in written:
-        value = read_known(tensor)
-        _tell(tensor, None if value is None else _broadcast(rule, given, value))
-
-
-def _gather_whole(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    sources = given.get("input_tensor", given.get("inputs"))
-    for out, x in zip(_listed(written), _listed(sources)):
-        value = read_known(x)
-        _tell(out, None if value is None else _all_gathered(rule, given, value))
-
-
-def _gather_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    sources = given.get("input_tensors", given.get("input_list"))
-    for outs, x in zip(written, _listed(sources)):
-        value = read_known(x)
-        held = [None] * len(outs) if value is None else rule.held("all_gather", find_process_group(given), value)
-        for out, part in zip(outs, held):
-            _tell(out, part)
-
-
-def _scatter_whole(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    for out, x in zip(_listed(written), _listed(given.get("input_tensor", given.get("inputs")))):
-        value = read_known(x)
-        _tell(out, None if value is None else _reduce_scattered(rule, given, value))
-
-
-def _scatter_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    group = find_process_group(given)
-    for out, parts in zip(written, given["input_tensors"]):
-        mine = read_known(parts[group.rank()]) if parts else None
-        if mine is None or name == "scatter" and group.rank() != given["root_rank"]:
-            _tell(out, None)
-        elif name == "scatter":
-            _tell(out, mine)
-        else:
-            with without_modes():
-                total = _reduce(rule.held("reduce_scatter", group, mine), given)
-            _tell(out, total)
-
-
-def _exchange(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    value = read_known(given["input"])
-    _tell(written, None if value is None else _exchanged(rule, given, value))
-
-
-def _exchange_listed(rule: ContentRule, name: str, given: dict[str, Any], written: Any) -> None:
-    group = find_process_group(given)
-    mine = read_known(given["input_tensors"][group.rank()])
-    held = [None] * len(written) if mine is None else rule.held("all_to_all", group, mine)
-    for out, part in zip(written, held):
-        _tell(out, part)
-
-
-_IN_PLACE: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("allreduce", "allreduce_coalesced", "reduce"), _reduce_in_place),
-    "broadcast": _broadcast_in_place,
-    **dict.fromkeys(("send", "barrier", "monitored_barrier", "check_for_nan"), _keep),
-    **dict.fromkeys(("allgather_base", "allgather_into_tensor_coalesced"), _gather_whole),
-    **dict.fromkeys(("allgather", "allgather_coalesced", "gather"), _gather_listed),
-    **dict.fromkeys(("reduce_scatter_base", "reduce_scatter_tensor_coalesced"), _scatter_whole),
-    **dict.fromkeys(("reduce_scatter", "scatter"), _scatter_listed),
-    "alltoall_base": _exchange, "alltoall": _exchange_listed}

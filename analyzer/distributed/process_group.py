@@ -38,7 +38,6 @@ def process_groups_kept_aside() -> Iterator[None]:
     default, count, backend, method = (c10d._world.default_pg, module._group_count, module._backend,
                                        module._default_pg_init_method)
     hook = sys.excepthook
-    names: dict[Any, Any] = dict(module._pg_names)
     try:
         _forget(module)
         yield
@@ -48,7 +47,7 @@ def process_groups_kept_aside() -> Iterator[None]:
             getattr(module, name).update(table)
         c10d._world.default_pg = default
         module._group_count, module._backend, module._default_pg_init_method = count, backend, method
-        for group, name in names.items():
+        for group, name in tables["_pg_names"].items():
             torch._C._distributed_c10d._register_process_group(name, group)
         sys.excepthook = hook
 
@@ -67,14 +66,8 @@ def make_default_group(size: int, rank: int) -> None:
     """Make the group of all ranks, which moves no data."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers the backend
 
-
-    _stores.append(SimulatedStore())
+    _stores.append(_SimulatedStore())
     dist.init_process_group(dist.Backend.FAKE, store=_stores[-1], world_size=size, rank=rank)
-
-
-def count_group(ranks: list[int]) -> None:
-    """Use up the name of a group that this rank is no member of, as torch does in every rank."""
-    c10d._process_group_name(ranks, use_hashed_name=False)
 
 
 # Operators of c10d on tensors without data, in process groups of no simulated world: torch has kernels for them since
@@ -88,8 +81,7 @@ def _answer(op: Any, *args: Any, **kwargs: Any) -> Any:
     return run(*args, **kwargs)
 
 
-def supply_kernels() -> None:
-    """Register what each operator of c10d returns that torch cannot run without data."""
+def _supply_kernels() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in (schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")):
         if not has_kernel(name, "Meta") and not has_kernel(name, "CompositeImplicitAutograd"):
@@ -99,7 +91,7 @@ def supply_kernels() -> None:
 
 
 if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
-    supply_kernels()
+    _supply_kernels()
 
 
 # A store of a world of which one rank runs: what other ranks would write is taken to be what this one does.
@@ -107,7 +99,7 @@ if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"
 _KINDS = ("TCPStore", "FileStore", "HashStore")
 
 
-class SimulatedStore(torch._C._distributed_c10d.Store):
+class _SimulatedStore(torch._C._distributed_c10d.Store):
     """Answers as a store that all ranks write to. Nothing is waited for: every rank is taken to have added what this
     one adds, and to have set the keys that this one sets; a key that this rank never set raises InputError.
     """
@@ -120,11 +112,9 @@ class SimulatedStore(torch._C._distributed_c10d.Store):
         self.host, self.port = "localhost", 29500
 
     def set(self, key: str, value: Any) -> None:
-        """Write a value."""
         self._values[key] = _encode(value)
 
     def get(self, key: str) -> bytes:
-        """Read a value."""
         if key not in self._values:
             spec = current_world()
             raise InputError(f"rank {0 if spec is None else spec.rank} waits for {key!r} in a store, which another "
@@ -132,13 +122,11 @@ class SimulatedStore(torch._C._distributed_c10d.Store):
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
-        """Add what every rank adds."""
         total = int(self._values.get(key, b"0")) + amount * self._ranks
         self._values[key] = str(total).encode()
         return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write a value in place of another."""
         found = self._values.get(key)
         if found is None and not expected or found == _encode(expected):
             self._values[key] = _encode(desired)
@@ -152,11 +140,9 @@ class SimulatedStore(torch._C._distributed_c10d.Store):
         return True
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """How many values there are."""
         return len(self._values)
 
     def set_timeout(self, timeout: Any) -> None:
@@ -167,12 +153,8 @@ def _encode(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _is_simulated(*args: Any, **kwargs: Any) -> bool:
-    return current_world() is not None
-
-
 def _simulated(original: Any) -> Any:
-    return simulated_class(original, SimulatedStore, _is_simulated)
+    return simulated_class(original, _SimulatedStore, lambda *args, **kwargs: current_world() is not None)
 
 
 def store_replacements() -> Iterator[Undo]:
@@ -225,7 +207,7 @@ def _new_group(original: Any, ranks: Any = None, timeout: Any = None, backend: A
                **kwargs: Any) -> Any:
     state = active_world_state()
     if ranks is not None and state.spec.rank not in ranks and not kwargs.get("use_local_synchronization"):
-        count_group(ranks)
+        c10d._process_group_name(ranks, use_hashed_name=False)  # as torch does in ranks that are no members
         return dist.GroupMember.NON_GROUP_MEMBER
     kwargs.pop("pg_options", None)
     kwargs.pop("device_id", None)

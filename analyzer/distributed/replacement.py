@@ -4,7 +4,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwarg
     collectives = current_collectives()
     with active_state().meaning(device_of(parameters[0])), collectives.making_buckets():  # where buckets are
         original(self, parameters, *args, **kwargs)
-    collectives.add_reducer(self)
+    collectives.reducers.add(self)
 
 
 def _rebuild_buckets(original: Any, self: Any) -> Any:
@@ -66,7 +65,7 @@ def _wait_for_buckets(original: Any, *args: Any, **kwargs: Any) -> Any:
     """At its end a backward pass waits for the futures of all buckets: reducer.cpp, ``finalize_backward``."""
     result = original(*args, **kwargs)
     collectives = current_collectives()
-    for group in {str(wrapper.process_group.group_name) for wrapper in collectives.list_reducers()}:
+    for group in {str(wrapper.process_group.group_name) for wrapper in collectives.reducers}:
         collectives.wait_for_group(group)
     return result
 
@@ -122,19 +121,18 @@ def _send(stage: Any, meta: Any, dst_stage: int) -> None:
         active_world_state().mail[dst_stage] = meta
 
 
-def _receive_objects(stage: Any, object_list: list[Any], *args: Any, **kwargs: Any) -> None:
-    object_list[0] = _receive(stage, stage.stage_index - 1)
-
-
-def _send_objects(stage: Any, object_list: list[Any], *args: Any, **kwargs: Any) -> None:
-    _send(stage, object_list[0], stage.stage_index + 1)
-
-
 def _infer_shapes(original: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch 2.9 to 2.11 has no functions for what a stage is told and tells, but objects that it receives and sends."""
+    def receive(object_list: list[Any], *args: Any, **kwargs: Any) -> None:
+        object_list[0] = _receive(stage, stage.stage_index - 1)
+
+    def send(object_list: list[Any], *args: Any, **kwargs: Any) -> None:
+        _send(stage, object_list[0], stage.stage_index + 1)
+
     with ExitStack() as undo:
-        for name, simulated in (("recv_object_list", _receive_objects), ("send_object_list", _send_objects)):
-            undo.callback(answer(dist, name, partial(simulated, stage), where=current_world))
+        for simulated in (receive, send):
+            name = "recv_object_list" if simulated is receive else "send_object_list"
+            undo.callback(answer(dist, name, simulated, where=current_world))
         return original(stage, *args, **kwargs)
 
 

@@ -29,10 +29,10 @@ from .allocator_segment import (
     replay_best_fit,
     replay_one_by_one,
 )
-from .journal import Journal, SegmentSnapshot, mapped_ranges, snapshot_segments
+from .journal import Journal, JournalAction
 from .segment_memory import SegmentMemory
 
-__all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError", "SegmentSnapshot"]
+__all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError"]
 
 _PYTORCH_DEFAULTS = AllocatorOptions()
 
@@ -156,11 +156,6 @@ class CachingAllocator(SegmentMemory):
                     fragmented_bytes += span.size_bytes
         return fragmented_bytes
 
-    @property
-    def fragmentation(self) -> float:
-        """``fragmented_bytes`` as a share of ``reserved_bytes``, from 0 to 1."""
-        return self.fragmented_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
-
     def reset_peaks(self) -> None:
         """Set the peaks to the current values: ``torch.cuda.reset_peak_memory_stats``."""
         self._lap_floors = self.lap_peaks()
@@ -190,8 +185,11 @@ class CachingAllocator(SegmentMemory):
 
         Raises InputError for a negative size, DeviceOutOfMemoryError where PyTorch would run out of memory.
         """
-        if nbytes <= 0:
-            return self._allocate_empty(nbytes, stream)
+        if nbytes < 0:
+            raise InputError(f"nbytes={nbytes!r}: must not be negative")
+        if nbytes == 0:  # PyTorch gives a null pointer; addresses above all segments keep these blocks apart as well
+            self._next_empty_address += MIN_BLOCK_BYTES
+            return Block(self._next_empty_address, 0, 0, stream, self._empty_span)
         # round_size; without divisions to the next multiple of kMinBlockSize
         if self._rounds_to_divisions:
             size_bytes = self.options.rounded_bytes(nbytes)
@@ -209,7 +207,7 @@ class CachingAllocator(SegmentMemory):
         if self.observer is not None:
             self.observer("alloc", span.address, size_bytes)
         if self.journal is not None:
-            self.journal.allocated(span.address, nbytes, stream)
+            self.journal.note(JournalAction.ALLOCATE, span.address, nbytes, stream)
         return Block(span.address, nbytes, size_bytes, stream, span)
 
     # free_block
@@ -229,7 +227,7 @@ class CachingAllocator(SegmentMemory):
         if self.observer is not None:
             self.observer("free", block.address, block.bytes)
         if self.journal is not None:
-            self.journal.freed(block.address)
+            self.journal.note(JournalAction.FREE, block.address)
         span.requested_bytes = None
         pool.give_back(span).freed_at = self._large_searches
 
@@ -258,9 +256,7 @@ class CachingAllocator(SegmentMemory):
         """
         before, self.observer = self.observer, placements.observe
         try:
-            if self.journal is not None:
-                replay_one_by_one(_Singly(self), instructions, slots, placements, elsewhere, 0, stream)
-            elif self._is_best_fit:
+            if self._is_best_fit and self.journal is None:
                 replay_best_fit(self, instructions, slots, placements, elsewhere, stream)
             else:
                 replay_one_by_one(self, instructions, slots, placements, elsewhere, 0, stream)
@@ -280,7 +276,7 @@ class CachingAllocator(SegmentMemory):
         """Give every segment without a live block (of expandable ones, every such page) back to the device."""
         self._release_cached()
         if self.journal is not None:
-            self.journal.emptied()
+            self.journal.note(JournalAction.EMPTY)
 
     def copy(self) -> tuple[CachingAllocator, dict[int, Block]]:
         """An allocator in the same state that has no limit, and its live blocks by address.
@@ -304,24 +300,27 @@ class CachingAllocator(SegmentMemory):
         copy.reset_peaks()
         return copy, blocks
 
-    def mapped_ranges(self) -> list[list[Span]]:
-        """The spans of all segments, those of each contiguous mapped range together, by address."""
-        return mapped_ranges(self._segments.values())
-
-    def snapshot(self, device: int = 0) -> list[SegmentSnapshot]:
+    def snapshot(self, device: int = 0) -> list[dict[str, Any]]:
         """The state of all segments, by address, in the form of ``torch.cuda.memory_snapshot``.
 
         An expandable segment appears as one entry per contiguous mapped range. ``frames`` are empty, and the
-        ``requested_size`` of inactive blocks is 0.
+        ``requested_size`` of inactive blocks is 0. Source: ``segmentInfoToDict`` in ``torch/csrc/cuda/Module.cpp``.
         """
-        return snapshot_segments(self._segments.values(), device)
-
-    def _allocate_empty(self, nbytes: int, stream: int) -> Block:
-        if nbytes < 0:
-            raise InputError(f"nbytes={nbytes!r}: must not be negative")
-        # PyTorch gives a null pointer; addresses above all segments keep these blocks apart as well.
-        self._next_empty_address += MIN_BLOCK_BYTES
-        return Block(self._next_empty_address, 0, 0, stream, self._empty_span)
+        found: list[dict[str, Any]] = []
+        for spans in self.mapped_ranges():
+            segment, live = spans[0].segment, [span for span in spans if span.requested_bytes is not None]
+            live_bytes = sum(span.size_bytes for span in live)
+            found.append({
+                "device": device, "address": spans[0].address, "total_size": sum(span.size_bytes for span in spans),
+                "allocated_size": live_bytes, "active_size": live_bytes,
+                "requested_size": sum(span.requested_bytes or 0 for span in live), "stream": segment.pool.stream,
+                "segment_type": "small" if segment.pool.is_small else "large", "segment_pool_id": (0, 0),
+                "is_expandable": segment.page_bytes is not None, "frames": [],
+                "blocks": [{"address": span.address, "size": span.size_bytes, "frames": [],
+                            "requested_size": span.requested_bytes or 0,
+                            "state": "inactive" if span.requested_bytes is None else "active_allocated"}
+                           for span in spans]})
+        return found
 
     # get_free_block
     def _find_free(self, pool: Pool, size_bytes: int) -> int:
@@ -371,17 +370,3 @@ class CachingAllocator(SegmentMemory):
 def _expandable_bytes(span: Span) -> int:
     after = span.next
     return span.size_bytes + (after.size_bytes if after is not None and not after.is_mapped else 0)
-
-
-class _Singly:
-    """An allocator for replays block by block, whose slots may hold what an earlier replay left."""
-
-    def __init__(self, memory: CachingAllocator) -> None:
-        self._memory, self.allocate = memory, memory.allocate
-
-    @property
-    def allocated_bytes(self) -> int:
-        return self._memory.allocated_bytes
-
-    def free(self, place: Block | Span) -> None:
-        self._memory.free(self._memory.block_of(place))

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
 
@@ -73,16 +73,22 @@ class Segment:
     def __deepcopy__(self, memo: dict[int, Any]) -> Segment:
         """Spans are copied one by one: along the chain, copies would be made in each other, deeper than Python goes."""
         made = memo[id(self)] = copy(self)
-        span: Span | None = self.head
         before: Span | None = None
-        while span is not None:
+        for span in self.spans():
             copied = memo[id(span)] = copy(span)
             copied.segment, copied.prev = made, before
             if before is not None:
                 before.next = copied
-            before, span = copied, span.next
+            before = copied
         made.head, made.pool = memo[id(self.head)], deepcopy(self.pool, memo)
         return made
+
+    def spans(self) -> Iterator[Span]:
+        """Its spans, by address."""
+        span: Span | None = self.head
+        while span is not None:
+            yield span
+            span = span.next
 
     def whole_pages(self, span: Span) -> tuple[int, int]:
         """Addresses of the first and the end of the last page that lie within ``span``; empty where start >= end."""
@@ -290,7 +296,7 @@ def replay_one_by_one(memory: Any, instructions: Iterable[Instruction], slots: l
     """Carry out the instructions, counted from ``first``, on any memory; ``slots`` then hold its blocks."""
     for at, (opcode, slot, size_bytes, requested_bytes) in enumerate(instructions, first):
         if opcode is Opcode.FREE:
-            memory.free(slots[slot])
+            memory.free(memory.block_of(slots[slot]))
             continue
         if opcode > Opcode.HOLD_APART:
             assert elsewhere is not None, opcode
@@ -311,16 +317,7 @@ def replay_one_by_one(memory: Any, instructions: Iterable[Instruction], slots: l
             memory.free(block)
 
 
-class _BestFitMemory(Protocol):
-    """What `replay_best_fit` needs of an allocator."""
-
-    usage: tuple[int, int, int, int]  #: bytes allocated, their peak, bytes requested, their peak
-
-    def pool(self, stream: int, size_bytes: int) -> Pool: ...
-    def add_new(self, pool: Pool, size_bytes: int, nbytes: int) -> int: ...
-
-
-def replay_best_fit(memory: _BestFitMemory, instructions: Sequence[Instruction], slots: list[Any],
+def replay_best_fit(memory: Any, instructions: Sequence[Instruction], slots: list[Any],
                     placements: Placements, elsewhere: Elsewhere | None, stream: int) -> None:
     """Carry out the instructions on an allocator of best fit, split and merge alone; ``slots`` then hold its spans."""
     ALLOCATE, FREE = Opcode.ALLOCATE, Opcode.FREE

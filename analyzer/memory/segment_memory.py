@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import groupby
 
 from analyzer.errors import InputError
 
@@ -63,8 +64,7 @@ class SegmentMemory:
             pool = self.pool(theirs.pool.stream, 0 if theirs.pool.is_small else SMALL_BYTES + 1)
             segment = self._segments[theirs.head.address] = Segment(theirs.head.address, 0, pool, theirs.page_bytes)
             last: Span | None = None
-            span: Span | None = theirs.head
-            while span is not None:
+            for span in theirs.spans():
                 mine = Span(span.address, span.size_bytes, segment, span.is_mapped, span.requested_bytes, last)
                 if last is None:
                     segment.head = mine
@@ -76,7 +76,13 @@ class SegmentMemory:
                     pool.insert(mine)
                 else:
                     pool.insert_unmapped(mine)
-                last, span = mine, span.next
+                last = mine
+
+    def mapped_ranges(self) -> list[list[Span]]:
+        """The spans of all segments, those of each contiguous mapped range together, by address."""
+        ranges = [list(spans) for segment in self._segments.values()
+                  for is_mapped, spans in groupby(segment.spans(), lambda span: span.is_mapped) if is_mapped]
+        return sorted(ranges, key=lambda spans: spans[0].address)
 
     def _pools(self) -> list[Pool]:
         return [*self._large_pools.values(), *self._small_pools.values()]

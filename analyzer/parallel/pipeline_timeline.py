@@ -32,13 +32,10 @@ from .rank_row import FAMILIES, StageCost
 
 # Which action of a pipeline waits for which, over all ranks, and when each begins and ends.
 #
-# The rules are CUDA's and ProcessGroupNCCL's (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp): computations of a
-# rank
+# The rules are CUDA's and ProcessGroupNCCL's (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp): computations of a rank
 # follow one another on its stream; a transfer begins when both ends have launched it, each after what its compute
-# stream
-# was given before and after what its communicator's stream holds; transfers of one batch are one kernel. Transfers
-# that
-# are not batched have a communicator for each pair of ranks, batches that of the whole group.
+# stream was given before and after what its communicator's stream holds; transfers of one batch are one kernel.
+# Transfers that are not batched have a communicator for each pair of ranks, batches that of the whole group.
 
 NodeId = Hashable
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.memory.allocator import Block, CachingAllocator
-from analyzer.memory.journal import Journal
+from analyzer.memory.journal import Journal, JournalAction
 from analyzer.meta.address_space import MetaStorage, Region, find_storage
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
@@ -191,7 +191,7 @@ class MemoryRecorder:
             log.journal_start = memory.copy()[0]
             log.journal = memory.journal = Journal(
                 lambda: (len(log.call_slots), len(log.streams), self.step), memory.capacity_bytes)
-        log.journal.used(region.address, stream)
+        log.journal.note(JournalAction.USE, region.address, stream=stream)
 
     # ---- what storages are for
 

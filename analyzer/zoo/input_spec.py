@@ -19,8 +19,7 @@ from .torchvision_ops import define_torchvision_ops
 # The `--input` of the command line: which tensors a model is called with.
 #
 # A text is `[NAME=][DTYPE:]SIZES`, sizes joined by `x`: `8x3x224x224`, `int64:8x512`, `input_ids=int64:8x512`. Without
-# a
-# name the tensor is a positional argument, without a dtype it is float32; `scalar` is a tensor of no dimensions.
+# a name the tensor is a positional argument, without a dtype it is float32; `scalar` is a tensor of no dimensions.
 
 GRAMMAR = "[NAME=][DTYPE:]SIZES, like 8x3x224x224 or input_ids=int64:8x512"
 

@@ -100,13 +100,6 @@ def count_blocks(q_len: int, kv_len: int, rows: float, block: int, causal: bool,
 
     Tiles on the diagonal count whole, which is what kernels execute. A causal query sees the keys up to its own place
     counted from the end (``kv_len - q_len`` are older); a window of w limits it to the last w + 1 of them.
-
-    >>> count_blocks(512, 512, 128, 128, causal=True, window=0)  # 1, 2, 3 and 4 blocks
-    (2.5, 4.0)
-    >>> count_blocks(512, 512, 128, 128, causal=False, window=0)
-    (4.0, 4.0)
-    >>> count_blocks(512, 512, 128, 128, causal=True, window=128)  # 1 for the first, 2 for the others
-    (1.75, 2.0)
     """
     tiles = math.ceil(q_len / rows)
     last = math.ceil(kv_len / block)
@@ -334,12 +327,6 @@ def attention_time(kernel: str, batch: int, heads: int, kv_heads: int, q_len: in
 
     Work is counted as executed: tiles on the diagonal whole, padded heads, whole waves of tiles over the
     multiprocessors. Constants: ``benchmarks/calibration/attention.py``. Raises InputError for an unknown kernel.
-
-    >>> from analyzer.hardware import find_device
-    >>> sizes = dict(batch=8, heads=12, kv_heads=12, q_len=512, kv_len=512, head_dim=64, value_dim=64)
-    >>> time = attention_time("cudnn", **sizes, dtype="bfloat16", device=find_device("h200"), causal=False)
-    >>> 15e-6 < time.seconds < 25e-6  # measured: 20 microseconds
-    True
     """
     if kernel not in FUSED_KERNELS + SERVING_KERNELS + ("paged",):
         raise InputError(f"attention_time(kernel={kernel!r}): unknown kernel; those known are "

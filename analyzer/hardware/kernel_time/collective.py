@@ -85,12 +85,9 @@ def _inside(link: LinkSpec, ranks: int, joined: int) -> Path:
 #
 # The algorithms are NCCL's (github.com/NVIDIA/nccl, src/graph/tuning.cc and src/device): rings, trees between hosts,
 # NVLink SHARP where switches add up, grouped sends. A ring has three protocols, of which the fastest for the size
-# counts:
-# LL flags every 8 bytes, so it starts at once and uses little of the bandwidth; LL128 flags every 128 bytes; Simple
-# waits
-# for whole chunks and reaches the full rate. Chunks are pipelined, which costs the square root of latency times
-# transfer
-# besides, as in every pipeline whose chunks are as large as balances filling it against starting them.
+# counts: LL flags every 8 bytes, so it starts at once and uses little of the bandwidth; LL128 flags every 128 bytes;
+# Simple waits for whole chunks and reaches the full rate. Chunks are pipelined, which costs the square root of latency
+# times transfer besides, as in every pipeline whose chunks are as large as balances filling it against starting them.
 
 #: What ``collective_time`` knows.
 COLLECTIVE_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send", "gather",
@@ -130,15 +127,10 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
 
     ``kind`` is one of `COLLECTIVE_KINDS`. ``nbytes`` is the whole buffer: the gathered output of an all-gather or
     gather, the unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
-    ``ranks_per_host``: how many ranks of the group share a host; by default as many as fit. ``dtype`` is a torch
-    dtype or its name: switches add up no 8-bit numbers. Nothing is waited for: all ranks come at once.
+    ``ranks_per_host``: how many ranks of the group share a host; by default as many as fit. ``dtype`` is a torch dtype
+    or its name: switches add up no 8-bit numbers. Nothing is waited for: all ranks come at once.
 
     Raises InputError for an unknown kind, a negative size, or ranks that cannot be.
-
-    >>> from analyzer.hardware import find_cluster
-    >>> time = collective_time("all_reduce", 2**30, 8, find_cluster("dgx_h100"))
-    >>> time.bound, 3.5e-3 < time.seconds < 4.5e-3
-    ('communication', True)
     """
     _check(kind, nbytes, ranks, cluster, ranks_per_host)
     if ranks == 1 or nbytes == 0 and kind != "barrier":
@@ -268,14 +260,8 @@ def host_copy_time(nbytes: int, device: DeviceSpec, *, pinned: bool, to_device: 
     """Time of one copy of ``nbytes`` bytes between host and ``device``; None where the bus's bandwidth is unknown.
 
     The copy engine moves pinned memory at a share of the bus's rate. The driver moves pageable memory through a pinned
-    buffer, at what the host copies beside; out of the device it is slower, since the pages of a fresh tensor are
-    first touched then. On hosts with NVLink-C2C pageable memory is as good as pinned. Raises InputError for a negative
-    size.
-
-    >>> from analyzer.hardware import find_device
-    >>> time = host_copy_time(2**30, find_device("h200"), pinned=True, to_device=True)
-    >>> f"{time.seconds * 1e3:.1f} ms", time.bound
-    ('19.4 ms', 'communication')
+    buffer, at what the host copies beside; out of the device it is slower, since the pages of a fresh tensor are first
+    touched then. On hosts with NVLink-C2C pageable memory is as good as pinned. Raises InputError for a negative size.
     """
     if nbytes < 0:
         raise InputError(f"host_copy_time(nbytes={nbytes}): a size is not negative")

@@ -108,8 +108,7 @@ def depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: D
 
 # How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones.
 #
-# On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two
-# algorithms;
+# On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two algorithms;
 # the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
 # PyTorch's default for convolutions) it has implicit products of channels-last tensors.
 
@@ -126,14 +125,6 @@ def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, 
     Sizes are those of the images that go in and of the results that come out, without batch and channels; ``dtype`` is
     a name such as ``"float32"``. ``channels_last``: whether tensors lie so, as tensor cores want them. None where a
     figure of the device is unknown, or it is no CUDA device. Raises InputError for an unknown ``way``.
-
-    >>> from analyzer.hardware import find_device
-    >>> layer = dict(stride=(1, 1), dilation=(1, 1), channels_last=False)
-    >>> sizes = (64, 256, 256, (14, 14), (14, 14), (3, 3), 1)
-    >>> tf32 = convolution_time("forward", *sizes, "float32", find_device("h200"), allow_tf32=True, **layer)
-    >>> fp32 = convolution_time("forward", *sizes, "float32", find_device("h200"), allow_tf32=False, **layer)
-    >>> tf32.seconds < fp32.seconds, tf32.kernels  # the product, and the copies of input, weight and output
-    (True, 4)
     """
     if way not in WAYS:
         raise InputError(f"convolution_time({way!r}): must be one of {', '.join(map(repr, WAYS))}")

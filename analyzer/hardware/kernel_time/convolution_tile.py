@@ -158,12 +158,6 @@ def gather_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: Devi
     """Seconds of the kernels whose loads, a vector for each tap of each pixel, outweigh what is multiplied.
 
     Each tile of 64 columns gathers again. Measured on an H200, it is the same for 16 and 32 bit, 7x7 and 16x16.
-
-    >>> from analyzer.hardware import find_device
-    >>> shape = make_shape("forward", 1, 3, 128, (64, 64), (64, 64), (3, 3), 1, 4, (1, 1), (1, 1))
-    >>> clocks = 2 * 64 * 64 * 9 / 0.25 / 132  # vectors of a multiprocessor
-    >>> round(gather_seconds(shape, {"gathered_vectors": 0.25}, find_device("h200")) / (clocks / 1.98e9), 6)
-    1.0
     """
     assert device.multiprocessors is not None
     rows, columns, depth = shape.product
@@ -236,9 +230,5 @@ def _product(shape: ConvolutionShape, rate: float, c: Mapping[str, float], devic
 
 
 def sum_seconds(arithmetic: float, memory: float, fixed: float) -> float:
-    """Seconds of a product whose loads and arithmetic overlap, not wholly, and of what comes before and after.
-
-    >>> sum_seconds(3.0, 4.0, 1.0)
-    6.0
-    """
+    """Seconds of a product whose loads and arithmetic overlap, not wholly, and of what comes before and after."""
     return math.hypot(arithmetic, memory) + fixed

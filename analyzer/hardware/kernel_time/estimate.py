@@ -78,14 +78,6 @@ class ErrorSum:
     libraries is true of each, so these parts add up. The other is its own: it is the same each time that the kernel
     runs on the same sizes, in every layer, and says nothing of other kernels, so those of different kernels add up as
     the root of their squares.
-
-    >>> errors = ErrorSum(common_share=0.36)
-    >>> errors.add("mm of 4096", calls=24, seconds=0.01, spread=0.25)
-    >>> round(errors.seconds, 6)  # one kernel goes with itself, however often it runs
-    0.06
-    >>> errors.add("gelu", calls=24, seconds=0.01, spread=0.25)
-    >>> round(errors.seconds, 6) == round(0.06 * math.hypot(2 * 0.6, 0.8, 0.8), 6)
-    True
     """
 
     def __init__(self, common_share: float | None = None) -> None:
@@ -125,10 +117,6 @@ class KernelTime:
     - ``spread``: nine in ten measured times lie between ``seconds / (1 + spread)`` and ``seconds * (1 + spread)``.
     - ``bound``: one of `BOUNDS`.
     - ``kernels``: how many kernels are launched.
-
-    >>> time = KernelTime(0.5, 0.25, "memory")
-    >>> time.low, time.high
-    (0.4, 0.625)
     """
 
     seconds: float
@@ -185,9 +173,5 @@ def join(times: Iterable[KernelTime]) -> KernelTime:
 
 
 def join_known(*times: KernelTime | None) -> KernelTime | None:
-    """The same; None if one of the times is not known.
-
-    >>> join_known(KernelTime(3.0, 0.5, "memory"), None) is None
-    True
-    """
+    """The same; None if one of the times is not known."""
     return None if any(time is None for time in times) else join(time for time in times if time is not None)

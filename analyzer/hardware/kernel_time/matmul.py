@@ -32,10 +32,6 @@ def slowdown_under_load(device: DeviceSpec, on_cuda_cores: bool, itemsize: int, 
     ``flops_per_second`` is what the kernels reach at the boost clock, ``joules_scale`` the fitted share of
     `BOARD_JOULES` that a FLOP really takes, on tensor cores in proportion to ``itemsize``, in bytes. 1 where the
     architecture or the limit is unknown.
-
-    >>> from analyzer.hardware import find_device
-    >>> slowdown_under_load(find_device("t4"), True, 4, 6e12, 1.0)  # 6e12 FLOP/s would draw 96 W of 70
-    1.3714285714285714
     """
     joules = BOARD_JOULES.get(device.architecture or "")
     if joules is None or device.power_watts is None:
@@ -47,11 +43,9 @@ def slowdown_under_load(device: DeviceSpec, on_cuda_cores: bool, itemsize: int, 
 # How a matrix product is cut into blocks: the tile and the split of k that take least time on the multiprocessors.
 #
 # A library's kernel gives each block of threads one tile of the output, ``rows`` by ``cols``, and blocks are dealt out
-# to
-# the multiprocessors: a multiprocessor with one block more than the others finishes last (wave quantisation), a tile
+# to the multiprocessors: a multiprocessor with one block more than the others finishes last (wave quantisation), a tile
 # that sticks out over the edge is computed whole (tile quantisation). A product with fewer tiles than multiprocessors
-# is
-# split over k, which costs adding the parts up. See NVIDIA, "Matrix Multiplication Background User's Guide"
+# is split over k, which costs adding the parts up. See NVIDIA, "Matrix Multiplication Background User's Guide"
 # (docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication), sections on both quantisations.
 
 Tile = tuple[int, int]
@@ -107,12 +101,7 @@ class Blocks(NamedTuple):
 
 def cut_into_blocks(batch: int, m: int, n: int, k: int, itemsize: float, multiprocessors: int, pipe: Pipe,
                     tiles_at_hand: tuple[Tile, ...] = TENSOR_TILES) -> Blocks:
-    """The tile and the split of least time for ``batch`` products [m, k] x [k, n] of ``itemsize`` bytes an element.
-
-    >>> pipe = Pipe(6e12, 90e9, 1.5e-9, 4e-7, 3e-6, 4e12, 1e-10)
-    >>> [cut_into_blocks(1, m, 4096, 4096, 2, 132, pipe)[1:] for m in (8, 100, 4096)]
-    [(16, 32, 1), (64, 64, 1), (256, 256, 1)]
-    """
+    """The tile and the split of least time for ``batch`` products [m, k] x [k, n] of ``itemsize`` bytes an element."""
     flops_rate, load_rate, k_seconds, wave_seconds, split_seconds, add_rate, store, element_seconds = pipe
     best = Blocks(float("inf"), 0, 0, 0)
     is_flexible = tiles_at_hand is HOPPER_TILES
@@ -278,11 +267,6 @@ def matmul_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceSp
       ``torch.nn.functional.linear``. Rows that are not whole 16 bytes are loaded bit by bit.
     - ``has_weights``: the second operand was not touched lately, as a parameter's, and comes from memory.
     - ``quantizes_input``: a 16-bit input is brought into the 8-bit ``dtype`` first, by a kernel of its own.
-
-    >>> from analyzer.hardware import find_device
-    >>> time = matmul_time(1, 4096, 4096, 4096, "bfloat16", find_device("h200"))
-    >>> 150e-6 < time.seconds < 250e-6, time.bound
-    (True, 'arithmetic')
     """
     if not batch * m * n:
         return NO_TIME

@@ -31,14 +31,7 @@ WELFORD_INSTRUCTIONS, GRADIENT_INSTRUCTIONS = 64, 25
 
 def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
                     written_itemsize: int | None = None) -> KernelTime | None:
-    """Forward: each row is read twice, the second time from the last cache where the rows in work fit it.
-
-    >>> from analyzer.hardware import find_device
-    >>> t4 = find_device("t4")
-    >>> short, long = (layer_norm_time(2**30 // n, n, 4, t4).seconds for n in (512, 8192))
-    >>> 1.3 < long / short < 1.5
-    True
-    """
+    """Forward: each row is read twice, the second time from the last cache where the rows in work fit it."""
     machine = read_machine(device)
     if machine is None:
         return None
@@ -57,10 +50,6 @@ def layer_norm_backward_time(rows: int, columns: int, itemsize: int, device: Dev
                              of_weight: bool = True) -> KernelTime | None:
     """Backward: a block a row for the input's gradient; 32 columns a block for those of weight and bias, so that a
     short row leaves most of the device idle.
-
-    >>> from analyzer.hardware import find_device
-    >>> layer_norm_backward_time(25216, 768, 4, find_device("h200")).bound
-    'latency'
     """
     machine = read_machine(device)
     if machine is None:
@@ -104,9 +93,6 @@ def channel_seconds(channels: int, loads: int, instructions: float, machine: Mac
 def channel_loads(batch: int, positions: int) -> int:
     """Loads of each of 512 threads that go through a channel: as many threads along the positions as the next power of
     two, the others along the batch (``getNumThreads``).
-
-    >>> channel_loads(128, 56 * 56), channel_loads(128, 7 * 7)
-    (896, 16)
     """
     along = min(max(32, 1 << (max(positions, 1) - 1).bit_length()), BLOCK_THREADS)
     return -(-batch // max(1, BLOCK_THREADS // along)) * -(-positions // along)
@@ -116,11 +102,6 @@ def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: 
                            training: bool = True) -> KernelTime | None:
     """PyTorch's own kernels: statistics by one block a channel, then a pointwise kernel of a block for each image and
     channel.
-
-    >>> from analyzer.hardware import find_device
-    >>> time = native_batch_norm_time(128, 64, 56 * 56, 2, find_device("h200"))
-    >>> time.bound, time.low < 448e-6 < time.high  # 448 us measured
-    ('latency', True)
     """
     machine = read_machine(device)
     if machine is None:
@@ -156,11 +137,6 @@ def cudnn_batch_norm_time(batch: int, channels: int, positions: int, itemsize: i
                           backward: bool = False) -> KernelTime | None:
     """CuDNN's kernels in training: a block of 512 threads a channel with 16 bytes each under way. Forward reads a
     channel twice unless it fits the multiprocessor, and writes it; backward reads two twice and writes one.
-
-    >>> from analyzer.hardware import find_device
-    >>> time = cudnn_batch_norm_time(32, 256, 56 * 56, 4, find_device("h200"))
-    >>> 90e-6 < time.seconds < 120e-6  # 105 us measured
-    True
     """
     machine = read_machine(device)
     if machine is None:
@@ -195,12 +171,6 @@ def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool =
                             backward: bool = False) -> KernelTime | None:
     """Batches whose channels lie side by side: sums over the columns of a tall matrix by many blocks, then a pointwise
     kernel. Forward reads twice and writes; backward reads two tensors twice and writes one.
-
-    >>> from analyzer.hardware import find_device
-    >>> first, last = (f(*args, find_device("h200")) for f, args in (
-    ...     (native_batch_norm_time, (128, 64, 56 * 56, 2)), (channels_last_norm_time, (128 * 64 * 56 * 56 * 2,))))
-    >>> last.seconds < first.seconds / 3
-    True
     """
     machine = read_machine(device)
     if machine is None:

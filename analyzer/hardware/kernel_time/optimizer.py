@@ -21,11 +21,7 @@ MAX_CHUNKS = 2240
 
 
 def count_launches(sizes: Sequence[int], lists: int) -> int:
-    """Launches for tensors of ``sizes`` elements in each of ``lists``.
-
-    >>> count_launches([65536] * 3000, 2), count_launches([10] * 400, 1), count_launches([0, 0], 2)
-    (7, 1, 0)
-    """
+    """Launches for tensors of ``sizes`` elements in each of ``lists``."""
     most = MAX_TENSORS[min(max(lists, 1), len(MAX_TENSORS)) - 1]
     counts = [-(-size // CHUNK_ELEMENTS) for size in sizes if size]
     if len(counts) <= most and sum(counts) <= MAX_CHUNKS:
@@ -47,11 +43,6 @@ def foreach_time(sizes: Sequence[int], bytes_per_element: float, lists: int, dev
     """Kernels over tensors of ``sizes`` elements that read and write ``bytes_per_element`` in all ``lists`` together.
 
     ``instructions``: of one element. None where the device's bandwidth is unknown.
-
-    >>> from analyzer.hardware import find_device
-    >>> time = foreach_time([2**20] * 100, 12, 2, find_device("h200"))
-    >>> time.kernels, 0.3e-3 < time.seconds < 0.4e-3
-    (1, True)
     """
     machine = read_machine(device)
     if machine is None:

@@ -60,13 +60,7 @@ class Machine(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def read_machine(device: DeviceSpec) -> Machine | None:
-    """The figures of a device, None where its memory's bandwidth is unknown.
-
-    >>> from analyzer.hardware import find_device
-    >>> machine = read_machine(find_device("a100_40gb"))
-    >>> machine.multiprocessors, 0.8 < machine.rate / 1555e9 < 1
-    (108, True)
-    """
+    """The figures of a device, None where its memory's bandwidth is unknown."""
     if device.memory_bandwidth is None:
         return None
     constants = dict(find_constants(FAMILY, device))
@@ -104,13 +98,6 @@ def stream_time(nbytes: float, device: DeviceSpec, instructions: float = 0.0, ke
     """Kernels that together move ``nbytes`` bytes to and from memory and issue ``instructions`` over all threads.
 
     None where the device's bandwidth is unknown.
-
-    >>> from analyzer.hardware import find_device
-    >>> time = stream_time(2**30, find_device("h200"))
-    >>> time.bound, 0.22e-3 < time.seconds < 0.28e-3
-    ('memory', True)
-    >>> stream_time(0, find_device("h200")).bound
-    'latency'
     """
     machine = read_machine(device)
     return None if machine is None else kernel_time(machine, nbytes, instructions, kernels=kernels)
@@ -133,10 +120,8 @@ def missed_fraction(resident_bytes: float, machine: Machine) -> float:
 # Time of pointwise kernels and of copies that PyTorch does with them.
 #
 # PyTorch (``ATen/native/cuda/CUDALoops.cuh``) has three kinds. Operands that all lie alike are taken as one row,
-# several
-# elements a load. Operands of several types are converted element by element. Operands that lie differently
-# (broadcast,
-# transposed) have each element's address computed, by a division per dimension.
+# several elements a load. Operands of several types are converted element by element. Operands that lie differently
+# (broadcast, transposed) have each element's address computed, by a division per dimension.
 
 SECTOR_BYTES = 32  #: what memory gives at least, whatever is asked for
 #: Assumed: part of a conversion's instructions that addresses computed element by element leave to be waited for.
@@ -170,17 +155,8 @@ def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instruct
     """A pointwise kernel over ``elements`` that moves ``nbytes``.
 
     ``instructions`` are those of the function, per element. ``dimensions`` are those left after joining such as follow
-    each other in all ``operands`` (results included): 1 if all lie alike. ``converts``: they have several types.
-    None where the device's bandwidth is unknown.
-
-    A row that is added to each of many takes addresses; a sum of two like tensors does not:
-
-    >>> from analyzer.hardware import find_device
-    >>> h200, n = find_device("h200"), 4096 * 3072
-    >>> alike = pointwise_time(n, 3 * n * 2, h200, operands=3)
-    >>> row = pointwise_time(n, 2 * n * 2, h200, operands=3, dimensions=2)
-    >>> alike.seconds < row.seconds, row.bound
-    (True, 'arithmetic')
+    each other in all ``operands`` (results included): 1 if all lie alike. ``converts``: they have several types. None
+    where the device's bandwidth is unknown.
     """
     machine = read_machine(device)
     if machine is None:
@@ -206,13 +182,6 @@ def joined_dimensions(sizes: Sequence[int], strides: Sequence[Sequence[int]]) ->
     ``strides``: of each operand, in elements, the result first; what is broadcast has stride 0. As TensorIterator does
     (``reorder_dimensions``, ``coalesce_dimensions`` in ``ATen/TensorIterator.cpp``), fastest dimension of the result
     first.
-
-    >>> joined_dimensions((8, 512, 768), [(393216, 768, 1), (393216, 768, 1)])
-    1
-    >>> joined_dimensions((8, 512, 768), [(393216, 768, 1), (0, 768, 1)])  # 512 and 768 join
-    2
-    >>> joined_dimensions((4, 32, 512, 64), [(1048576, 32768, 64, 1), (1048576, 64, 2048, 1)])
-    4
     """
     order = sorted((i for i, size in enumerate(sizes) if size > 1), key=lambda i: [s[i] for s in strides])
     left = 0
@@ -244,13 +213,7 @@ SORT_BYTES = 3                #: times that keys and values move in a pass: coun
 
 def sort_time(count: int, key_bytes: int, value_bytes: int, device: DeviceSpec, *,
               bits: int | None = None) -> KernelTime | None:
-    """CUB's radix sort of ``count`` keys with values: a histogram, then a pass for each 8 bits of the key.
-
-    >>> from analyzer.hardware import find_device
-    >>> h200 = find_device("h200")
-    >>> sort_time(10**8, 8, 8, h200).seconds > sort_time(10**8, 4, 8, h200).seconds
-    True
-    """
+    """CUB's radix sort of ``count`` keys with values: a histogram, then a pass for each 8 bits of the key."""
     machine = read_machine(device)
     return None if machine is None else sorting(count, key_bytes, value_bytes, bits, machine)
 
@@ -267,13 +230,7 @@ def sorting(count: int, key_bytes: int, value_bytes: int, bits: int | None, mach
 
 def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, device: DeviceSpec, *,
                             index_bytes: int = 8) -> KernelTime | None:
-    """The gradient of a table of ``rows`` by ``width``: cleared, then what was looked up is added to it.
-
-    >>> from analyzer.hardware import find_device
-    >>> h200 = find_device("h200")
-    >>> [embedding_backward_time(n, 768, 30522, 4, h200).kernels for n in (2048, 4096)]
-    [2, 14]
-    """
+    """The gradient of a table of ``rows`` by ``width``: cleared, then what was looked up is added to it."""
     machine = read_machine(device)
     if machine is None:
         return None
@@ -330,13 +287,7 @@ def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> Kernel
 
 
 def atomic_time(additions: int, distinct: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
-    """Sums by atomic additions: those to one address follow each other.
-
-    >>> from analyzer.hardware import find_device
-    >>> h200 = find_device("h200")
-    >>> atomic_time(10**7, 100, 8e7, h200).seconds > atomic_time(10**7, 10**6, 8e7, h200).seconds
-    True
-    """
+    """Sums by atomic additions: those to one address follow each other."""
     machine = read_machine(device)
     if machine is None:
         return None

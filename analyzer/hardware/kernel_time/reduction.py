@@ -40,13 +40,7 @@ def last_power(n: int) -> int:
 
 
 def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: int, resident_threads: int) -> Division:
-    """The division of a reduction of ``reduced`` elements for each of ``outputs``, as ``setReduceConfig`` does it.
-
-    >>> divide(768, 4096, False, 132, 2048)  # columns of a matrix on an H100: 6 blocks wide, 64 deep
-    Division(blocks=384, threads=128, values=16, sharing=64, rounds=16)
-    >>> divide(4096, 768, True, 132, 2048)  # rows of it: a warp each
-    Division(blocks=256, threads=512, values=6, sharing=1, rounds=0)
-    """
+    """The division of a reduction of ``reduced`` elements for each of ``outputs``, as ``setReduceConfig`` does it."""
     vector = VECTOR if not reduces_fastest or reduced >= 128 else 1
     if not reduces_fastest:
         while outputs % vector:
@@ -82,15 +76,6 @@ def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec
                    written_itemsize: int | None = None) -> KernelTime | None:
     """A reduction of ``reduced`` elements of ``itemsize`` bytes for each of ``outputs``; ``reduces_fastest``: along the
     dimension in which neighbours lie next to each other. None where the device's bandwidth is unknown.
-
-    The rows of a matrix take less time than its columns, for which blocks wait for each other:
-
-    >>> from analyzer.hardware import find_device
-    >>> h200 = find_device("h200")
-    >>> rows, columns = (reduction_time(n, m, 4, h200, reduces_fastest=fast)
-    ...                  for n, m, fast in ((4096, 768, True), (768, 4096, False)))
-    >>> rows.seconds < columns.seconds
-    True
     """
     machine = read_machine(device)
     if machine is None:
@@ -132,12 +117,6 @@ def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, 
                  backward: bool = False) -> KernelTime | None:
     """Softmax over rows of which neighbours lie next to each other. Backward reads two tensors, twice where the row is
     long. None where the device's bandwidth is unknown.
-
-    >>> from analyzer.hardware import find_device
-    >>> h200 = find_device("h200")
-    >>> short, long = (softmax_time(2**28 // n, n, 4, h200).seconds for n in (512, 2**17))
-    >>> 1.7 < long / short < 2.1
-    True
     """
     machine = read_machine(device)
     if machine is None:
