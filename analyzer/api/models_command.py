@@ -33,9 +33,6 @@ def run_devices(arguments: argparse.Namespace) -> int:
 def list_models(part: str = "", fmt: str = "text") -> str:
     """A table of the published shapes that have ``part`` in one of their names: name, parameters, type of the published
     weights, class; in CSV also the models of the same shape and the sources. Raises InputError where there is none.
-
-    >>> print(list_models("mistral-7b", "csv").splitlines()[1][:79])
-    mistralai/Mistral-7B-v0.1,7241732096,bfloat16,MistralForCausalLM,mistralai/Mist
     """
     found = [shape for shape in list_shapes() if any(part.lower() in name.lower() for name in shape.names)]
     if not found:
@@ -53,11 +50,7 @@ def _list_cells(shape: PublishedShape) -> list[str]:
 
 
 def describe_shape(shape: PublishedShape) -> str:
-    """A published shape with the sources of its figures.
-
-    >>> print(describe_shape(find_shape("pythia-70m")).splitlines()[1])
-    parameters: 70,426,624 (GPTNeoXForCausalLM)
-    """
+    """A published shape with the sources of its figures."""
     said, own = shape.published, shape.config.items()
     count = f"{said.parameters:,}" if isinstance(said.parameters, int) else said.parameters
     published = f"published: {count}" + (f" for {said.of}" if said.of else "") + f", {said.source}"

@@ -118,16 +118,6 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
 def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) -> fx.GraphModule:
     """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with
     `reprofile` after each. A graph that has not been profiled is left without annotations. Raises what a pass raises.
-
-    >>> import torch
-    >>> from analyzer import symbolic_profile, symbolic_trace
-    >>> from analyzer.fx import set_region
-    >>> x = torch.empty(2, 4)
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-    >>> gm = symbolic_profile(symbolic_trace(model, meta_args={"input": x}), x)
-    >>> gm = run_passes(gm, lambda gm: set_region(gm, ["_0", "_1"]))
-    >>> [(n.name, n.meta["info"].recompute_flops) for n in gm.graph.nodes if n.op.startswith("call")]
-    [('_0', 128), ('_1', 16)]
     """
     for edit in passes:
         edit(gm)

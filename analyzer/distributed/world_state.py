@@ -55,11 +55,7 @@ class WorldSpec:
     @classmethod
     def of(cls, size: int, rank: int = 0, devices_per_host: int | None = None,
            cluster: str | ClusterSpec | None = None) -> WorldSpec:
-        """As the class; ``cluster`` may be a name, and hosts are the cluster's where they are not given.
-
-        >>> WorldSpec.of(32, cluster="dgx_h100").devices_per_host
-        8
-        """
+        """As the class; ``cluster`` may be a name, and hosts are the cluster's where they are not given."""
         found = None if cluster is None else find_cluster(cluster)
         if devices_per_host is None:
             devices_per_host = 8 if found is None else found.devices_per_host

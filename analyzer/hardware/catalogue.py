@@ -1,18 +1,108 @@
-"""The devices that come with the package, those of files, and the one that this thread simulates."""
+"""Specs that can be named: those that come with the package, how to add one, and the device that is simulated."""
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
+import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
-from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
+from analyzer.registry import Registry
 
 from .device_file import is_device_file, list_shipped, read_device, read_shipped
 from .device_spec import DeviceSpec
-from .spec_catalogue import SpecCatalogue, fold_name
+
+
+class Named(Protocol):
+    """What a catalogue holds."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def aliases(self) -> tuple[str, ...]: ...  # noqa: D102
+
+
+S = TypeVar("S", bound=Named)
+
+
+def fold_name(name: str) -> str:
+    """A name as names are compared: case, spaces, hyphens and underscores do not tell them apart.
+
+    >>> fold_name(" NVIDIA A100-SXM4-80GB")
+    'nvidia_a100_sxm4_80gb'
+    """
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+class SpecCatalogue(Generic[S]):
+    """Specs of ``kind`` by name and alias, as ``fold`` compares them; ``read`` gives those that come with the package,
+    which are read at the first use.
+
+    Calling it registers a spec and returns it. A name that is taken is refused, unless ``override`` is true or the
+    call stands inside ``scope()``, which undoes its registrations at the end; an alias of another spec always is.
+    ``noun`` and ``example`` stand in errors.
+    """
+
+    def __init__(self, kind: type[S], noun: str, example: str, read: Callable[[], Iterable[S]],
+                 fold: Callable[[str], str] = fold_name) -> None:
+        self.kind, self.noun, self.example, self.fold, self._read = kind, noun, example, fold, read
+        self.is_filled = False  #: whether what comes with the package has been read
+        self._specs: Registry[str, Any] = Registry(f"register_{noun}")  # Any: elsewhere a registry's values are called
+        self._lock = threading.RLock()
+        self._named: dict[str, S] = {}
+        self._named_version = -1
+
+    def _fill(self) -> Registry[str, Any]:
+        with self._lock:
+            if not self.is_filled:
+                shipped = list(self._read())
+                self.is_filled = True
+                for spec in shipped:
+                    self._specs.add(self.fold(spec.name), spec)
+        return self._specs
+
+    def __call__(self, spec: S, *, override: bool = False) -> S:
+        """Raises InputError for what is no spec of this kind, DuplicateRegistrationError if a name of it is taken."""
+        if not isinstance(spec, self.kind):
+            raise InputError(
+                f"register_{self.noun}({spec!r}): takes a {self.kind.__name__}, for example {self.example}")
+        key = self.fold(spec.name)
+        for name in (spec.name, *spec.aliases):
+            other = self.find(name)
+            if other is not None and self.fold(other.name) != key:
+                raise DuplicateRegistrationError(
+                    f"register_{self.noun}({spec!r}): {name!r} already stands for {other!r}; give this {self.noun} "
+                    "another name or alias")
+        self._specs.add(key, spec, override)
+        return spec
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Undo, at the end of the block, every registration made inside it."""
+        return self._fill().scope()
+
+    def __iter__(self) -> Iterator[S]:
+        specs = self._fill()
+        return iter([specs.find(key) for key in specs])
+
+    def find(self, name: str) -> S | None:
+        """The spec of that name or alias."""
+        if self._named_version != self._fill().version:
+            version = self._specs.version
+            self._named = {self.fold(known): spec for spec in self for known in (*spec.aliases, spec.name)}
+            self._named_version = version
+        return self._named.get(self.fold(name))
+
+    def list_near(self, name: str, most: int) -> str:
+        """What an error says after an unknown ``name``: the nearest ones, and all that the catalogue holds."""
+        keys = difflib.get_close_matches(self.fold(name), self._named, most, 0.5)
+        close = dict.fromkeys(self._named[key].name for key in keys)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        return f"{hint}The catalogue holds {', '.join(spec.name for spec in self)}"
+
 
 # The devices that can be named, and how to add one.
 
@@ -26,30 +116,9 @@ def _place(spec: DeviceSpec) -> tuple[Any, ...]:
     return vendor, -major, -minor, -(spec.memory_bytes or 0), spec.name
 
 
-def _read_all() -> list[DeviceSpec]:
-    return sorted((spec for name in list_shipped() if (spec := read_shipped(name)) is not None), key=_place)
-
-
-class DeviceCatalogue(SpecCatalogue[DeviceSpec]):
-    """Devices by name and alias; case, spaces, hyphens and underscores do not tell names apart. See `SpecCatalogue`.
-
-    >>> with register_device.scope():
-    ...     _ = register_device(DeviceSpec("lab_card", aliases=("bench",)))
-    ...     find_device("Bench")
-    DeviceSpec('lab_card', cuda, -)
-    """
-
-    def __init__(self) -> None:
-        super().__init__(DeviceSpec, "device", "DeviceSpec('lab_card', memory_bytes=24 * 2**30)", _read_all)
-
-    def find(self, name: str) -> DeviceSpec | None:
-        """The device of that name. What comes with the package is read one by one until a list is asked for."""
-        key = fold_name(name)
-        shipped = None if self.is_filled else read_shipped(key)
-        return self.by_key().get(key) if shipped is None else shipped
-
-
-register_device = DeviceCatalogue()
+register_device = SpecCatalogue(
+    DeviceSpec, "device", "DeviceSpec('lab_card', memory_bytes=24 * 2**30)",
+    lambda: sorted((spec for name in list_shipped() if (spec := read_shipped(name)) is not None), key=_place))
 """Add a `DeviceSpec` to the catalogue, so that its name is known wherever a device is named."""
 
 
@@ -69,11 +138,9 @@ def knowing(device: object) -> Iterator[None]:
 
 
 def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
-    """The spec that ``device`` names, or ``device`` itself if it is one.
-
-    Takes names of the catalogue, their aliases and what ``torch.cuda.get_device_name()`` returns for them, and the path
-    of a JSON file as `read_device` reads it. Raises UnknownDeviceError with the nearest names, InputError for something
-    that is not a name and for a file that describes no device.
+    """The spec that ``device`` is or names: a name of the catalogue, an alias, what ``torch.cuda.get_device_name()``
+    returns, or the path of a JSON file as `read_device` reads it. Raises UnknownDeviceError with the nearest names,
+    InputError for something that is not a name and for a file that describes no device.
 
     >>> find_device("H100"), find_device("NVIDIA A100-SXM4-80GB").name
     (DeviceSpec('h100_sxm', cuda, 79.19 GiB), 'a100_80gb')
@@ -85,7 +152,9 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
     if not isinstance(device, str):
         raise InputError(f"find_device({device!r}): takes a name, for example 'h200', the path of a "
                          "file, or a DeviceSpec")
-    spec = register_device.find(device)
+    # what comes with the package is read one by one until a list is asked for
+    shipped = None if register_device.is_filled else read_shipped(fold_name(device))
+    spec = shipped or register_device.find(device)
     if spec is None and is_device_file(device):
         return read_device(device)
     if spec is None and device.partition(":")[0].lower() in ("cuda", "gpu", "mps", "hip", "rocm"):

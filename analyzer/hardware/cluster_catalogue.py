@@ -8,11 +8,10 @@ from importlib import resources
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.saved_format import load_json
 
-from .catalogue import find_device
+from .catalogue import SpecCatalogue, find_device, fold_name
 from .cluster_spec import ClusterSpec, LinkSpec
 from .device_file import is_device_file, list_shipped
 from .device_spec import DeviceSpec
-from .spec_catalogue import SpecCatalogue, fold_name
 
 _PER_HOST = 8
 # What the usual design gives each device of a host: bytes/s of the network in one direction, by compute capability.
@@ -25,83 +24,53 @@ _ALONE = frozenset(("gh200_96gb", "gh200_144gb"))  # hosts of one device
 
 
 def _read_all() -> list[ClusterSpec]:
-    names = list_shipped("clusters")
     folder = resources.files(__package__).joinpath("clusters")
-    return [ClusterSpec.from_dict(json.loads(folder.joinpath(f"{name}.json").read_text("utf-8"))) for name in names]
+    return [ClusterSpec.from_dict(json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")))
+            for name in list_shipped("clusters")]
 
 
-def _fold(name: str) -> str:
-    return fold_name(name.replace(".", "_"))  # instances of clouds have dots in their names
-
-
-class ClusterCatalogue(SpecCatalogue[ClusterSpec]):
-    """Clusters by name and alias; case, spaces, dots, hyphens and underscores do not tell names apart. See
-    `SpecCatalogue`.
-
-    >>> from analyzer.hardware import find_device
-    >>> with register_cluster.scope():
-    ...     _ = register_cluster(ClusterSpec("lab", find_device("l4"), 2))
-    ...     find_cluster("Lab")
-    ClusterSpec('lab', hosts of 2 l4)
-    """
-
-    def __init__(self) -> None:
-        super().__init__(ClusterSpec, "cluster", "ClusterSpec('lab', find_device('l4'), 4, "
-                         "host_link=LinkSpec('pcie', 32e9))", _read_all, _fold)
-
-
-register_cluster = ClusterCatalogue()
+register_cluster = SpecCatalogue(
+    ClusterSpec, "cluster", "ClusterSpec('lab', find_device('l4'), 4, host_link=LinkSpec('pcie', 32e9))", _read_all,
+    lambda name: fold_name(name.replace(".", "_")))  # instances of clouds have dots in their names
 """Add a `ClusterSpec` to the catalogue, so that its name is known wherever a cluster is named."""
 
 
 def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
-    """The spec that ``cluster`` names, or ``cluster`` itself if it is one.
-
-    Takes names of the catalogue, their aliases, and the path of a JSON file that holds ``ClusterSpec.to_dict()``.
-    Raises InputError with the nearest names for one that is unknown, and for something that is not a name.
-
-    >>> find_cluster("DGX-H100"), find_cluster("p5.48xlarge").name
-    (ClusterSpec('dgx_h100', hosts of 8 h100_sxm), 'aws_p5')
+    """The spec that ``cluster`` is or names: a name of the catalogue, an alias, or the path of a JSON file that holds
+    ``ClusterSpec.to_dict()``. Raises InputError with the nearest names for an unknown one.
     """
     if isinstance(cluster, ClusterSpec):
         return cluster
     if not isinstance(cluster, str):
         raise InputError(f"find_cluster({cluster!r}): takes a name, for example 'dgx_h100', or a ClusterSpec")
-    if is_device_file(cluster):
-        return _read_cluster(cluster)
-    spec = register_cluster.by_key().get(_fold(cluster))
-    if spec is None:
-        raise InputError(
-            f"unknown cluster {cluster!r}: {register_cluster.list_near(cluster, 4)}; cluster_of('h100') gives the "
-            "usual one of a device; describe another one with ClusterSpec and pass it, or add it with register_cluster")
-    return spec
-
-
-def _read_cluster(path: str) -> ClusterSpec:
+    if not is_device_file(cluster):
+        spec = register_cluster.find(cluster)
+        if spec is None:
+            raise InputError(
+                f"unknown cluster {cluster!r}: {register_cluster.list_near(cluster, 4)}; cluster_of('h100') gives the "
+                "usual one of a device; describe another one with ClusterSpec and pass it, or add it with "
+                "register_cluster")
+        return spec
     try:
-        data = load_json(path)
+        data = load_json(cluster)
     except (OSError, ValueError) as error:
-        raise InputError(f"cluster file {path!r}: cannot be read as JSON: {error}; ClusterSpec.to_dict gives what "
+        raise InputError(f"cluster file {cluster!r}: cannot be read as JSON: {error}; ClusterSpec.to_dict gives what "
                          "json.dump is to write") from error
     if not isinstance(data, dict):
-        raise InputError(f"cluster file {path!r}: holds a {type(data).__name__}, not the fields of a ClusterSpec by "
+        raise InputError(f"cluster file {cluster!r}: holds a {type(data).__name__}, not the fields of a ClusterSpec by "
                          "name")
     try:
         return ClusterSpec.from_dict(data)
     except (InputError, UnknownDeviceError) as error:
-        raise InputError(f"cluster file {path!r}: {error}") from error
+        raise InputError(f"cluster file {cluster!r}: {error}") from error
 
 
 def cluster_of(device: str | DeviceSpec) -> ClusterSpec:
     """The cluster that a device usually stands in: hosts of 8 with its data sheet's links; the network is assumed.
 
     NVLink is taken to be switched from Ampere on and to reduce in the switch from Hopper on; devices without links of
-    their own use PCI Express, with peer access. GB200 and GB300 stand in racks of 72. Each figure's source says what
-    is assumed.
-
-    >>> cluster = cluster_of("h200")
-    >>> cluster.link.kind, cluster.link.bandwidth, cluster.fabric.bandwidth
-    ('nvswitch', 450000000000.0, 50000000000.0)
+    their own use PCI Express, with peer access. GB200 and GB300 stand in racks of 72. Each figure's source says what is
+    assumed.
     """
     spec = find_device(device)
     return find_cluster(_RACKS[spec.name]) if spec.name in _RACKS else _usual(spec)
@@ -114,20 +83,17 @@ def _usual(device: DeviceSpec) -> ClusterSpec:
     rate, design = next((rate, design) for least, rate, design in _FABRICS if capability >= least)
     fabric = LinkSpec("infiniband", rate, sources={"bandwidth": f"assumed: {design}"})
     assumed = f"assumed: hosts of {per_host}"
+    links, pcie = ({"bandwidth": device.sources.get(name, "the device's specification"), "devices": assumed}
+                   for name in ("nvlink_bandwidth", "pcie_bandwidth"))
     link = host_link = None
     if device.nvlink_bandwidth is not None and per_host > 1:
         kind = ("infinity_fabric" if device.vendor == "AMD" else
                 "nvswitch" if capability >= _SWITCHED_CAPABILITY else "nvlink_mesh")
         reduces = kind == "nvswitch" and capability >= _SHARP_CAPABILITY
         link = LinkSpec(kind, device.nvlink_bandwidth, per_host, reduces_in_switch=reduces,
-                        sources=_sources(device, "nvlink_bandwidth", assumed))
+                        sources=links)
     if device.pcie_bandwidth is not None:
-        sources = _sources(device, "pcie_bandwidth", assumed)
-        host_link = (LinkSpec("pcie", device.pcie_bandwidth, per_host, sources=sources) if per_host > 1 else
-                     LinkSpec("nvlink_c2c", device.pcie_bandwidth, sources=sources))
+        host_link = (LinkSpec("pcie", device.pcie_bandwidth, per_host, sources=pcie) if per_host > 1 else
+                     LinkSpec("nvlink_c2c", device.pcie_bandwidth, sources=pcie))
     return ClusterSpec(f"{device.name}_hosts", device, per_host, link, host_link, fabric,
                        sources={"devices_per_host": assumed})
-
-
-def _sources(device: DeviceSpec, name: str, assumed: str) -> dict[str, str]:
-    return {"bandwidth": device.sources.get(name, "the device's specification"), "devices": assumed}

@@ -19,16 +19,14 @@ from .kernel_time.estimate import find_constants
 class HostSpec:
     """The pace of a host that runs a PyTorch step, seconds each.
 
-    - ``module_seconds``: one call of a module: Python's own work in its forward, hooks looked up.
-    - ``forward_seconds``, ``backward_seconds``, ``update_seconds``: one operator called by the model's code, by
-      autograd's engine, by the optimizer: arguments parsed, dispatched, outputs made; the launch of kernels left out.
-    - ``gradient_seconds``: more for an operator called by the model's code while gradients are recorded.
-    - ``list_tensor_seconds``: one tensor in the lists of an operator that takes lists (``_foreach_*``, ``_fused_*``).
-    - ``library_seconds``: one convolution more, as cuDNN looks up its plan.
-    - ``checkpoint_seconds``: more for each operator of a checkpointed region, when it runs and when it runs again: the
-      hooks that pack what it would save and unpack what the recomputation gives.
-    - ``launch_seconds``: one kernel given to the driver.
-    - ``gap_seconds``: between two kernels of a full queue, on the device.
+    - ``module_seconds``: a call of a module: Python's own work, hooks looked up.
+    - ``forward_seconds``, ``backward_seconds``, ``update_seconds``: an operator called by the model's code, by
+      autograd's engine, by the optimizer, without the launch of kernels. ``gradient_seconds``: more while gradients are
+      recorded.
+    - ``list_tensor_seconds``: a tensor in the lists of an operator (``_foreach_*``, ``_fused_*``).
+    - ``library_seconds``: a convolution more, as cuDNN looks up its plan. ``checkpoint_seconds``: more for each
+      operator of a checkpointed region, both times: the hooks that pack and unpack what it would save.
+    - ``launch_seconds``: a kernel given to the driver. ``gap_seconds``: between two kernels of a full queue.
     - ``synchronize_seconds``: from a kernel's end to the host's going on after it waited for it.
     - ``spread``: nine in ten measured hosts take at most that part more for all of it, or less by the same factor.
     """
@@ -53,12 +51,7 @@ class HostSpec:
 
 
 def host_of(device: DeviceSpec) -> HostSpec:
-    """The host that a device is taken to stand in: its own calibration, else the one that the constants were fitted on.
-
-    >>> from analyzer.hardware import find_device
-    >>> 0 < host_of(find_device("h200")).launch_seconds < 1e-4
-    True
-    """
+    """The host that a device is taken to stand in: its own calibration, else the one of the fit."""
     return HostSpec.from_constants(find_constants("host", device))
 
 
@@ -75,24 +68,14 @@ _UNITS = {"devices": "", "bandwidth": "B/s", "latency_seconds": "s"}
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """What joins a number of devices.
+    """What joins a number of devices. Raises InputError for a value that cannot be.
 
-    - ``kind``: one of `LINK_KINDS`.
-    - ``bandwidth``: bytes/s of one device in one direction, all its links of this kind together.
-    - ``devices``: how many devices are joined; None for a network, which joins any number.
+    - ``kind``: one of `LINK_KINDS`. ``bandwidth``: bytes/s of one device in one direction, all its links together.
+    - ``devices``: how many are joined; None for a network, which joins any number.
     - ``latency_seconds``: of one hop; None where the kernels' own constants hold it.
     - ``reduces_in_switch``: whether the switches add up what they pass on (NVLink SHARP, InfiniBand SHARP).
     - ``has_peer_access``: False where devices reach each other through the host's memory only.
     - ``sources``: figure name to where it comes from.
-
-    Raises InputError for a value that cannot be.
-
-    >>> LinkSpec("nvswitch", 450e9, devices=8, reduces_in_switch=True).bandwidth
-    450000000000.0
-    >>> LinkSpec("wifi", 1e9)
-    Traceback (most recent call last):
-    analyzer.errors.InputError: LinkSpec(kind='wifi'): must be one of 'nvswitch', 'nvlink_mesh', 'nvlink_bridge', \
-'infinity_fabric', 'pcie', 'nvlink_c2c', 'infiniband', 'ethernet'
     """
 
     kind: str
@@ -123,11 +106,7 @@ class LinkSpec:
         object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change
 
     def figures(self, prefix: str = "") -> Iterator[Figure]:
-        """Every figure, known or not, named with ``prefix`` before it.
-
-        >>> [figure.name for figure in LinkSpec("pcie", 64e9).figures("host_link.")][:2]
-        ['host_link.devices', 'host_link.bandwidth']
-        """
+        """Every figure, known or not, named with ``prefix`` before it."""
         for name, unit in _UNITS.items():
             yield Figure(prefix + name, getattr(self, name), unit, self.sources.get(name))
 
@@ -152,25 +131,15 @@ _LINKS = ("link", "host_link", "fabric")
 
 @dataclass(frozen=True, repr=False)
 class ClusterSpec:
-    """Hosts of devices and what joins them. A link is None where it is unknown or there is none.
+    """Hosts of devices and what joins them; a link is None where it is unknown or there is none. Raises InputError for
+    a value that cannot be.
 
     - ``name``, ``aliases``: what ``find_cluster`` knows it by. ``device``: what every host holds.
-    - ``devices_per_host``: devices of one host, of one operating system.
     - ``link``: the devices' own links: NVLink, Infinity Fabric. It may join fewer devices than a host holds (bridges
       between pairs) or more (a rack whose hosts share one NVLink switch).
     - ``host_link``: the bus between a device and its host, which devices without links of their own use among them.
     - ``fabric``: the network between hosts; its bandwidth is one device's share.
     - ``sources``: where ``devices_per_host`` comes from; each link has its own. ``note``: what else one should know.
-
-    Raises InputError for a value that cannot be.
-
-    >>> from analyzer.hardware import find_device
-    >>> lab = ClusterSpec("lab", find_device("l4"), 4, host_link=LinkSpec("pcie", 32e9, devices=4),
-    ...                   sources={"devices_per_host": "counted"})
-    >>> lab
-    ClusterSpec('lab', hosts of 4 l4)
-    >>> ClusterSpec.from_dict(lab.to_dict()) == lab
-    True
     """
 
     name: str
@@ -212,12 +181,7 @@ class ClusterSpec:
         return f"ClusterSpec({self.name!r}, hosts of {self.devices_per_host} {self.device.name})"
 
     def figures(self) -> Iterator[Figure]:
-        """Every figure of the hosts and links, known or not; those of the device are ``device.figures()``.
-
-        >>> from analyzer.hardware import find_cluster
-        >>> [figure.value for figure in find_cluster("dgx_h100").figures()][:3]
-        [8, 8, 450000000000.0]
-        """
+        """Every figure of the hosts and links, known or not; those of the device are ``device.figures()``."""
         yield Figure("devices_per_host", self.devices_per_host, "", self.sources.get("devices_per_host"))
         for name in _LINKS:
             link = getattr(self, name)
@@ -230,9 +194,8 @@ class ClusterSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterSpec:
-        """The spec that ``to_dict`` gave, also after a round trip through JSON; ``device`` may be a name.
-
-        Raises InputError for an unknown field, a missing one or a value that cannot be.
+        """The spec that ``to_dict`` gave, also after JSON; ``device`` may be a name. Raises InputError as the class
+        does.
         """
         fields = known_fields("ClusterSpec", cls, data)
         for name in ("name", "device"):

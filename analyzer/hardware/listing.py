@@ -29,18 +29,10 @@ _FIRST_CAPABILITY = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0)}
 def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
     """Dense peak in FLOP/s that bounds an operation on ``dtype`` (a torch.dtype or its name), or None if unknown.
 
-    ``uses_tensor_cores``: whether the operation is one of matrix products (linear, matmul, convolution, attention).
-    ``allow_tf32``: whether float32 products may use TF32. In PyTorch matrix products may not by default
-    (``torch.backends.cuda.matmul.allow_tf32`` is False) and convolutions may (``torch.backends.cudnn.allow_tf32`` is
-    True). Other operations on 16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's
-    ``OpMathType.h``), and so do products in a format that the device's tensor cores lack.
-
-    >>> from analyzer.hardware import find_device
-    >>> a100 = find_device("a100")
-    >>> [find_peak("float32", a100, True, allow_tf32=tf32) / 1e12 for tf32 in (False, True)]
-    [19.5, 156.0]
-    >>> [find_peak("bfloat16", a100, uses_tensor_cores) / 1e12 for uses_tensor_cores in (False, True)]
-    [19.5, 312.0]
+    ``uses_tensor_cores``: whether it is one of matrix products (linear, matmul, convolution, attention).
+    ``allow_tf32``: whether float32 products may use TF32; in PyTorch convolutions may by default. Other operations on
+    16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's ``OpMathType.h``), as do products in a
+    format that the device's tensor cores lack.
     """
     name = str(dtype).removeprefix("torch.")
     kind = _FORMATS.get(name)
@@ -71,19 +63,9 @@ def _has_tensor_cores(device: DeviceSpec, kind: str) -> bool:
 
 def roofline_seconds(flops: int | None, bytes_moved: int | None, dtype: object, device: DeviceSpec,
                      uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
-    """Seconds that the slower of arithmetic and memory needs at its peak, or None if a figure that it takes is unknown.
-
-    max(``flops`` / peak, ``bytes_moved`` / memory bandwidth): the roofline of Williams, Waterman and Patterson
-    (CACM 52:4, 2009), nothing else. Uncalibrated: no efficiency, no launch, no cache. For ``dtype``,
-    ``uses_tensor_cores`` and ``allow_tf32`` see ``find_peak``. Work of no FLOPs takes no peak, and work of no bytes no
-    bandwidth. Raises InputError for a negative count.
-
-    A float32 product of two 4096x4096 matrices on an H100, without and with TF32:
-
-    >>> from analyzer.hardware import find_device
-    >>> work = dict(flops=2 * 4096**3, bytes_moved=3 * 4096**2 * 4, dtype="float32", device=find_device("h100"))
-    >>> [f"{roofline_seconds(**work, uses_tensor_cores=True, allow_tf32=tf32) * 1e3:.3f} ms" for tf32 in (False, True)]
-    ['2.054 ms', '0.278 ms']
+    """Seconds that the slower of arithmetic and memory needs at its peak, or None if a figure that it takes is unknown:
+    the roofline of Williams, Waterman and Patterson (CACM 52:4, 2009), nothing else. For ``dtype``,
+    ``uses_tensor_cores`` and ``allow_tf32`` see ``find_peak``. Raises InputError for a negative count.
     """
     if flops is None or bytes_moved is None:
         return None
@@ -107,11 +89,7 @@ _RATES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def format_catalogue() -> str:
-    """A table of the registered devices: memory, its bandwidth and dense peak rates; ``-`` is unknown or absent.
-
-    >>> [row.split()[:5] for row in format_catalogue().splitlines() if row.startswith("h200 ")]
-    [['h200', '139.80', 'GiB', '4.80', 'TB/s']]
-    """
+    """A table of the registered devices: memory, its bandwidth and dense peak rates; ``-`` is unknown or absent."""
     rows = [(spec.name, format_bytes(spec.memory_bytes), format_rate(spec.memory_bandwidth),
              *(format_count(getattr(spec.flops_per_second, name)) for name in _RATES)) for spec in register_device]
     table = _lay_out(rows, ("name", "memory", "bandwidth", *_RATES))
@@ -119,11 +97,7 @@ def format_catalogue() -> str:
 
 
 def format_device(device: str | DeviceSpec) -> str:
-    """Every figure of a device with its source. Raises UnknownDeviceError for a name that the catalogue does not hold.
-
-    >>> print(format_device("cpu").splitlines()[0])
-    cpu (cpu)
-    """
+    """Every figure of a device with its source. Raises UnknownDeviceError for a name that is in no catalogue."""
     spec = find_device(device)
     about = [spec.kind, spec.vendor, spec.architecture]
     if spec.compute_capability is not None:

@@ -92,12 +92,6 @@ class CachingAllocator(SegmentMemory):
     >>> block = allocator.allocate(1)
     >>> block.bytes, allocator.allocated_bytes, allocator.reserved_bytes
     (512, 512, 2097152)
-    >>> allocator.free(block)
-    >>> allocator.allocated_bytes, allocator.reserved_bytes, allocator.peak_allocated_bytes
-    (0, 2097152, 512)
-    >>> allocator.empty_cache()
-    >>> allocator.reserved_bytes
-    0
     """
 
     def __init__(
@@ -279,15 +273,7 @@ class CachingAllocator(SegmentMemory):
             self.journal.note(JournalAction.EMPTY)
 
     def copy(self) -> tuple[CachingAllocator, dict[int, Block]]:
-        """An allocator in the same state that has no limit, and its live blocks by address.
-
-        >>> allocator = CachingAllocator()
-        >>> block = allocator.allocate(3 << 20)
-        >>> copy, blocks = allocator.copy()
-        >>> copy.free(blocks[block.address])
-        >>> copy.allocated_bytes, copy.reserved_bytes, allocator.allocated_bytes
-        (0, 20971520, 3145728)
-        """
+        """An allocator in the same state that has no limit, and its live blocks by address."""
         options = replace(self.options, per_process_memory_fraction=1.0, garbage_collection_threshold=0.0)
         copy = CachingAllocator(None, options, self._lowest_address)
         copy.kept_streams = set(self.kept_streams)

@@ -67,27 +67,22 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class AllocatorOptions:
-    """What ``PYTORCH_CUDA_ALLOC_CONF`` sets; the defaults are PyTorch's. ``_mb`` counts MiB, as PyTorch does.
+    """What ``PYTORCH_CUDA_ALLOC_CONF`` sets; the defaults are PyTorch's. ``_mb`` counts MiB, as PyTorch does. Raises
+    InputError where PyTorch would refuse the setting.
 
     - ``expandable_segments``: one growing segment per stream and pool, in place of one segment per request.
     - ``max_split_size_mb``: free blocks of this size or more are not split; None: all are.
-    - ``roundup_power2_divisions``: round requests up to one of so many steps between powers of two; a mapping gives
-      the number of steps by size, ``{256: 1, 512: 2, ">": 8}``, keys being MiB and ``">"`` all that is larger.
-    - ``garbage_collection_threshold``: share of the allowed memory above which idle segments are freed; 0: never.
-      As in PyTorch it acts only where ``per_process_memory_fraction`` is below 1.
+    - ``roundup_power2_divisions``: round requests up to one of so many steps between powers of two; a mapping gives the
+      number of steps by size, ``{256: 1, 512: 2, ">": 8}``, keys being MiB and ``">"`` all that is larger.
+    - ``garbage_collection_threshold``: share of the allowed memory above which idle segments are freed; 0: never. As in
+      PyTorch it acts only where ``per_process_memory_fraction`` is below 1.
     - ``max_non_split_rounding_mb``: how much larger than the request an unsplittable block may be; None: as
-      ``large_segment_size_mb``.
-    - ``large_segment_size_mb``: what requests above 1 MiB and below 10 MiB take from the device, and the page of
-      the large pool's expandable segments.
+      ``large_segment_size_mb``, what requests above 1 MiB and below 10 MiB take from the device.
     - ``per_process_memory_fraction``: share of the device's memory that may be reserved.
     - ``throw_on_cudamalloc_oom``: beyond that share, fail at once, without freeing the cache first.
 
-    Raises InputError where PyTorch would refuse the setting.
-
     >>> AllocatorOptions(expandable_segments=True) == AllocatorOptions.from_string("expandable_segments:True")
     True
-    >>> AllocatorOptions().rounded_bytes(1000), AllocatorOptions(roundup_power2_divisions=4).rounded_bytes(2100)
-    (1024, 2560)
     """
 
     expandable_segments: bool = False
@@ -127,9 +122,6 @@ class AllocatorOptions:
 
         Options that change no size (pinned memory, locks) are accepted and have no effect. Raises InputError for
         unknown keys, values that PyTorch refuses, and the ``cudaMallocAsync`` backend, which is the driver's.
-
-        >>> AllocatorOptions.from_string("max_split_size_mb:128,roundup_power2_divisions:[256:1,>:4]").max_split_size_mb
-        128
         """
         values: dict[str, Any] = {}
         # ConfigTokenizer drops white space; commas inside brackets belong to the value.

@@ -266,9 +266,8 @@ class Placements:
 
     ``addresses`` of its blocks in order, ``odd`` the sizes of those that are larger than asked for (by position in
     ``addresses``), ``extras`` (position, action, address, bytes) of what else the allocator did before it gave the
-    block of that position. ``top_bytes`` is the highest use at an allocation or while blocks were held, if above what
-    it was set to before; ``top_at`` the instruction that reached it (-1: none) and ``top_workspace_bytes`` what was
-    held then.
+    block of that position. ``top_bytes`` is the highest use, if above what it was before; ``top_at`` the instruction
+    that reached it (-1: none) and ``top_workspace_bytes`` what was held then.
     """
 
     __slots__ = ("addresses", "odd", "extras", "top_bytes", "top_at", "top_workspace_bytes")

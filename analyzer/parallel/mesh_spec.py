@@ -83,11 +83,7 @@ class MeshSpec:
         return time.seconds
 
     def parts(self, placements: Sequence[str]) -> int:
-        """Among how many devices a tensor of this layout is divided.
-
-        >>> MeshSpec.of((2, 4), "dgx_h100").parts(("Replicate()", "Shard(1)"))
-        4
-        """
+        """Among how many devices a tensor of this layout is divided."""
         return math.prod(size for size, placement in zip(self.sizes, placements) if sharded_dim(placement) is not None)
 
     def redistribute(self, nbytes: int, given: Sequence[str], wanted: Sequence[str]) -> Redistribution | None:

@@ -27,9 +27,6 @@ class PipelineAction(NamedTuple):
       send names the stage that sends, a receive the stage that receives.
     - ``batch``: transfers next to one another with the same number start together (``batch_isend_irecv``).
     - ``waits``: whether the compute stream waits for the transfer at once; otherwise what needs the data waits.
-
-    >>> PipelineAction("forward", 2, 5)
-    2F5
     """
 
     kind: str
@@ -52,11 +49,7 @@ ActionLists = Sequence[Sequence[PipelineAction]]
 
 
 def place_stages(lists: ActionLists) -> dict[int, int]:
-    """The rank that each stage runs on.
-
-    >>> place_stages([[PipelineAction("forward", 0, 0)], [PipelineAction("forward", 1, 0)]])
-    {0: 0, 1: 1}
-    """
+    """The rank that each stage runs on."""
     return {action.stage: rank for rank, actions in enumerate(lists) for action in actions
             if action.kind in COMPUTE_KINDS and action.kind != "optimizer"}
 
@@ -68,11 +61,7 @@ def peer_of(action: PipelineAction, ranks: Mapping[int, int]) -> int:
 
 
 def message_of(action: PipelineAction) -> tuple[str, int, int | None]:
-    """What a send and its receive have in common: how it is sent, by which stage, of which micro-batch.
-
-    >>> message_of(PipelineAction("send_forward", 0, 3)) == message_of(PipelineAction("recv_forward", 1, 3))
-    True
-    """
+    """What a send and its receive have in common: how it is sent, by which stage, of which micro-batch."""
     sends = action.kind.replace("recv", "send")
     if sends == action.kind:
         return sends, action.stage, action.micro_batch

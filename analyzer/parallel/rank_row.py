@@ -34,9 +34,6 @@ class StageCost:
       known. ``compute_spread_below``: the factor less one by which computations are below, where it is another.
 
     Raises InputError for seconds that are negative or not finite.
-
-    >>> StageCost(1.0, 2.0).seconds_of("backward")
-    2.0
     """
 
     forward: float
@@ -66,11 +63,7 @@ class StageCost:
         return self.backward / 2 if seconds is None else float(seconds)
 
     def spread_of(self, family: str, way: int = 1) -> float | None:
-        """The spread of one of `FAMILIES`, above (``way`` 1) or below (-1); 0.0 where its seconds are none.
-
-        >>> StageCost(1.0, 2.0).spread_of("compute"), StageCost(1.0, 2.0).spread_of("transfer")
-        (None, 0.0)
-        """
+        """The spread of one of `FAMILIES`, above (``way`` 1) or below (-1); 0.0 where its seconds are none."""
         spread: float | None = getattr(self, f"{family}_spread")
         if (family, way) == ("compute", -1) and spread is not None and self.compute_spread_below is not None:
             spread = self.compute_spread_below

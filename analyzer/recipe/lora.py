@@ -112,13 +112,7 @@ class LoraLinear(nn.Module):
 
 
 def add_lora(model: nn.Module, spec: LoraSpec) -> None:
-    """Freeze ``model`` and give its linear layers adapters. Raises InputError where none is a target.
-
-    >>> model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-    >>> add_lora(model, LoraSpec(r=4))
-    >>> [name for name, p in model.named_parameters() if p.requires_grad]
-    ['0.lora_A.weight', '0.lora_B.weight']
-    """
+    """Freeze ``model`` and give its linear layers adapters. Raises InputError where none is a target."""
     model.requires_grad_(False)
     seen: list[str] = []
 

@@ -256,11 +256,7 @@ FORM = "module:Class, e.g. torch.optim:RAdam"
 
 
 def fold_optimizer(optimizer: Any) -> Any:
-    """The name of `OPTIMIZERS` that ``optimizer`` is but for case, hyphens and underscores; all else as it is.
-
-    >>> fold_optimizer("AdamW"), fold_optimizer("AdamW-8bit"), fold_optimizer("torch.optim:RAdam")
-    ('adamw', 'adamw8bit', 'torch.optim:RAdam')
-    """
+    """The name of `OPTIMIZERS` that ``optimizer`` is but for case, hyphens and underscores; all else as it is."""
     if not isinstance(optimizer, str):
         return optimizer
     return {_fold(name): name for name in OPTIMIZERS}.get(_fold(optimizer), optimizer)
@@ -273,9 +269,6 @@ def _fold(name: str) -> str:
 def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., torch.optim.Optimizer] | None:
     """The factory that ``optimizer`` names or is: one of `OPTIMIZERS`, or ``module:Class``, which is imported. Raises
     InputError for an unknown name.
-
-    >>> find_optimizer("torch.optim:RAdam")
-    <class 'torch.optim.radam.RAdam'>
     """
     if optimizer is None or callable(optimizer):
         return optimizer

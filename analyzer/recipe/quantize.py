@@ -304,11 +304,6 @@ def quantize(model: nn.Module, quantization: str) -> None:
     """Hold the weights of all linear layers but the output head quantized, as transformers does; no parameter of
     ``model`` requires a gradient afterwards, for quantized weights cannot be trained. Raises InputError for an unknown
     name, and where the model has no linear layers besides its head.
-
-    >>> model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 8))
-    >>> quantize(model, "nf4")
-    >>> model[0].weight.dtype, model[0].weight.numel()
-    (torch.uint8, 4096)
     """
     kind = find_layer(quantization)
     model.requires_grad_(False)

@@ -57,10 +57,6 @@ class KeyValueCache:
     """Keys and values of the tokens that a model has seen, a `LayerCache` a layer.
 
     It grows with each token, or with ``max_tokens`` takes room for that many at once.
-
-    >>> cache, new = KeyValueCache(), lambda tokens: torch.zeros(1, 2, tokens, 4)
-    >>> [cache.layer(0).extend(new(n), new(n))[0].shape[2] for n in (5, 1)], cache.tokens
-    ([5, 6], 6)
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:

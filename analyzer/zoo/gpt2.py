@@ -85,12 +85,6 @@ class GPT2(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
 
     With a ``cache`` the tokens follow those that it has seen.
-
-    >>> import torch
-    >>> model = GPT2(vocabulary=11, positions=8, hidden=16, layers=1, heads=2)
-    >>> ids = torch.zeros(2, 8, dtype=torch.int64)
-    >>> model(ids).shape, model(ids, labels=ids).loss.shape
-    (torch.Size([2, 8, 11]), torch.Size([]))
     """
 
     def __init__(self, vocabulary: int = 50257, positions: int = 1024, hidden: int = 768, layers: int = 12,

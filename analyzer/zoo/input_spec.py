@@ -79,11 +79,7 @@ class InputSpec:
         return places[size]
 
     def resize(self, size: str, value: int) -> InputSpec:
-        """The same input with ``value`` in those dimensions.
-
-        >>> str(parse_input("8x3x224x224").resize("image", 384)), str(parse_input("int64:8x512").resize("image", 384))
-        ('float32:8x3x384x384', 'int64:8x512')
-        """
+        """The same input with ``value`` in those dimensions."""
         places = self.find_dims(size)
         return replace(self, shape=tuple([value if i in places else n for i, n in enumerate(self.shape)]))
 
@@ -93,13 +89,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read one `--input`. Raises InputError, which repeats the text and says what part of it is wrong.
-
-    >>> parse_input("8x3x224x224")
-    InputSpec(name=None, dtype=torch.float32, shape=(8, 3, 224, 224))
-    >>> parse_input("x=bf16:2x8").dtype
-    torch.bfloat16
-    """
+    """Read one `--input`. Raises InputError, which repeats the text and says what part of it is wrong."""
     name, equals, rest = text.rpartition("=")
     if equals and not name.isidentifier():
         raise InputError(f"--input {text}: {name!r} is no argument name; write {GRAMMAR}")
@@ -109,11 +99,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
-    """Read several `--input`, in their order. Raises InputError, also where a name is given twice.
-
-    >>> [str(spec) for spec in parse_inputs(["8x16", "mask=bool:8"])]
-    ['float32:8x16', 'mask=bool:8']
-    """
+    """Read several `--input`, in their order. Raises InputError, also where a name is given twice."""
     specs: list[InputSpec] = []
     for text in texts:
         spec = parse_input(text)
@@ -182,11 +168,6 @@ class Target:
 
         If the main input is given by name, other inputs the model needs follow with its batch size. In training, labels
         follow wherever the model takes them and they are not given.
-
-        >>> ids, labels = InputSpec("ids", torch.int64, (8, 128)), LabelRule("labels", like="ids")
-        >>> target = Target("demo", nn.Identity, (ids,), (labels,))
-        >>> [str(spec) for spec in target.choose_inputs([InputSpec("ids", torch.int64, (2, 16))], train=True)]
-        ['ids=int64:2x16', 'labels=int64:2x16']
         """
         chosen = list(given or self.inputs or ())
         if not chosen:
@@ -205,11 +186,7 @@ class Target:
 
 
 def find_close(word: str, options: Iterable[str]) -> str:
-    """A sentence with the options that resemble the word, for the end of an error; empty if none does.
-
-    >>> find_close("resnet51", ["resnet50", "vgg16"])
-    '; did you mean resnet50?'
-    """
+    """A sentence with the options that resemble the word, for the end of an error; empty if none does."""
     by_lower = {option.lower(): option for option in options}
     near = difflib.get_close_matches(word.lower(), by_lower, n=4)
     return f"; did you mean {' or '.join(by_lower[lower] for lower in near)}?" if near else ""

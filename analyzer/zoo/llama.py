@@ -124,13 +124,6 @@ class Llama(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
 
     With a ``cache`` the tokens follow those that it has seen.
-
-    >>> import torch
-    >>> small = LlamaConfig(vocab_size=11, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-    ...                     num_attention_heads=4, num_key_value_heads=2)
-    >>> ids = torch.zeros(2, 8, dtype=torch.int64)
-    >>> Llama(small)(ids).shape, Llama(small)(ids, labels=ids).loss.shape
-    (torch.Size([2, 8, 11]), torch.Size([]))
     """
 
     def __init__(self, config: LlamaConfig) -> None:

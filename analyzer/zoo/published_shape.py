@@ -58,11 +58,7 @@ class PublishedShape:
 
 
 def shorten(name: str) -> str:
-    """A name on the hub without the organisation.
-
-    >>> shorten("meta-llama/Llama-3.1-8B")
-    'Llama-3.1-8B'
-    """
+    """A name on the hub without the organisation."""
     return name.partition("/")[2] or name
 
 

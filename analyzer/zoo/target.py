@@ -238,11 +238,7 @@ def load_target(text: str) -> Target:
 
 
 def names_own_code(text: str) -> bool:
-    """Whether `load_target` would import a file or module that ``text`` names, and not a model of a library.
-
-    >>> [names_own_code(text) for text in ("gpt2", "timm:vit_base_patch16_224", "mynet.py:Net", "os.path:join")]
-    [False, False, True, True]
-    """
+    """Whether `load_target` would import a file or module that ``text`` names, and not a model of a library."""
     scheme, colon, _ = text.partition(":")
     return scheme not in LIBRARIES and (bool(colon) or text.endswith(".py"))
 

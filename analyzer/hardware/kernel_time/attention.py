@@ -18,12 +18,12 @@ from .estimate import NO_TIME, KernelTime, find_constants
 class Design:
     """One generation of attention kernels.
 
-    - ``head_dims``: sizes of a head that are compiled; others are padded to the next one.
-    - ``tiles``: for each of them, rows of queries that a thread block takes, and keys it takes at a time.
-    - ``packs``: whether the query heads that share keys are rows of one tile (grouped queries), so that short
-      sequences fill it. ``short_rows``: smaller tiles that it has for fewer rows. ``decode_group``: the most heads
-      that it packs when decoding, if there is such a limit.
     - ``generation``: the instructions of its matrix products, which make its constants.
+    - ``head_dims``: sizes of a head that are compiled; others are padded to the next one. ``tiles``: for each of them,
+      rows of queries that a thread block takes, and keys it takes at a time.
+    - ``packs``: whether the query heads that share keys are rows of one tile (grouped queries), so that short sequences
+      fill it. ``short_rows``: smaller tiles for fewer rows. ``decode_group``: the most heads that it packs when
+      decoding.
     """
 
     generation: str
@@ -317,16 +317,14 @@ def attention_time(kernel: str, batch: int, heads: int, kv_heads: int, q_len: in
                    stores_keys: bool = True) -> KernelTime | None:
     """Kernel time of fused attention of ``batch`` sequences, None where the device or the dtype has no model.
 
-    - ``kernel``: one of PyTorch's (``"flash" "cudnn" "efficient"``) or a serving library's (``"sglang" "vllm"
-      "trtllm"``, ``"paged"`` for any), which writes the new keys and values to its cache too.
+    - ``kernel``: one of PyTorch's or of a serving library's (``"paged"`` for any), which writes the new keys and values
+      to its cache too, unless ``stores_keys`` is False. ``kv_item_bytes``: of a cache of another type than ``dtype``.
     - ``kv_len``: all keys, the new ones included; the queries are the last of them if ``causal``.
     - ``window``: keys before a query that it sees, 0 for all. ``masked``: an additive mask is read.
-    - ``kv_item_bytes``: of a cache of another type than ``dtype``. ``stores_keys``: False where the new keys and values
-      are written to the cache by another operator.
     - ``backward``: the gradients of queries, keys and values instead of the output.
 
     Work is counted as executed: tiles on the diagonal whole, padded heads, whole waves of tiles over the
-    multiprocessors. Constants: ``benchmarks/calibration/attention.py``. Raises InputError for an unknown kernel.
+    multiprocessors. Raises InputError for an unknown kernel.
     """
     if kernel not in FUSED_KERNELS + SERVING_KERNELS + ("paged",):
         raise InputError(f"attention_time(kernel={kernel!r}): unknown kernel; those known are "

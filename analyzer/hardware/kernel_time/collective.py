@@ -23,13 +23,11 @@ class Path(NamedTuple):
     """What bounds a group of ranks.
 
     - ``medium``: which constants hold: ``"nvlink"`` (Infinity Fabric too), ``"pcie"``, ``"host"`` (PCI Express without
-      peer access, so through the memory of the host), ``"sockets"`` (the same, and from one processor to the other),
+      peer access, so through the host's memory), ``"sockets"`` (the same, and from one processor to the other),
       ``"infiniband"`` or ``"ethernet"``.
     - ``bandwidth``: bytes/s of one rank in one direction over the slowest link, peak.
-    - ``domains``: groups of ranks between which the fabric lies; 1 where it is not used.
-    - ``ranks_per_domain``: ranks that share links faster than the fabric.
-    - ``inner``: the path within a domain, where the fabric is used and a domain has several ranks.
-    - ``reduces_in_switch``: whether switches add up.
+    - ``domains``: groups of ranks between which the fabric lies, each of ``ranks_per_domain``, which share faster
+      links; ``inner``: the path within one, if it has several ranks.
     - ``hop_seconds``: latency of one hop, where the link's specification says it.
     """
 
@@ -125,12 +123,10 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
                     dtype: str = "float16") -> KernelTime | None:
     """Time of one collective of ``ranks`` ranks on ``cluster``; None where a link that it needs is unknown.
 
-    ``kind`` is one of `COLLECTIVE_KINDS`. ``nbytes`` is the whole buffer: the gathered output of an all-gather or
-    gather, the unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
+    ``kind`` is one of `COLLECTIVE_KINDS`, ``nbytes`` its whole buffer: the gathered output of an all-gather or gather,
+    the unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
     ``ranks_per_host``: how many ranks of the group share a host; by default as many as fit. ``dtype`` is a torch dtype
-    or its name: switches add up no 8-bit numbers. Nothing is waited for: all ranks come at once.
-
-    Raises InputError for an unknown kind, a negative size, or ranks that cannot be.
+    or its name: switches add up no 8-bit numbers. All ranks come at once. Raises InputError for values that cannot be.
     """
     _check(kind, nbytes, ranks, cluster, ranks_per_host)
     if ranks == 1 or nbytes == 0 and kind != "barrier":

@@ -71,12 +71,10 @@ LEAST_K = 128  #: assumed: what a split of k leaves to each block at least, some
 class Pipe(NamedTuple):
     """What a multiprocessor does for one block of a product, in seconds and bytes.
 
-    - ``flops_per_second``, ``load_bytes_per_second``: of one multiprocessor, arithmetic and reading operands.
     - ``k_seconds``: a block that is alone takes at least this for each element of k, its loads being under way.
     - ``wave_seconds``: a block's start and end, which its own work does not hide.
-    - ``split_seconds``: adding up the parts of a product that is split over k, besides its bytes.
-    - ``add_bytes_per_second``: at which the whole device moves the parts.
-    - ``store_seconds``: of one element of the output.
+    - ``split_seconds``: adding up the parts of a product that is split over k, besides its bytes, which the whole
+      device moves at ``add_bytes_per_second``. ``store_seconds``: of one element of the output.
     - ``element_seconds``: what loading an operand costs besides, an element, where rows are not whole 16 bytes.
     """
 
@@ -261,8 +259,7 @@ def matmul_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceSp
                 row_elements: int | None = None, has_weights: bool = True) -> KernelTime | None:
     """The time of ``batch`` products [m, k] x [k, n] of ``dtype`` (torch's name), or None for an unknown device figure.
 
-    - ``allow_tf32``: float32 products run on tensor cores in TF32.
-    - ``has_bias``: a bias is added, which the same kernel does.
+    - ``allow_tf32``: float32 products run on tensor cores in TF32. ``has_bias``: the same kernel adds one.
     - ``row_elements``: of which all operands' rows in memory are whole numbers; by default of ``k`` and ``n``, as in
       ``torch.nn.functional.linear``. Rows that are not whole 16 bytes are loaded bit by bit.
     - ``has_weights``: the second operand was not touched lately, as a parameter's, and comes from memory.

@@ -41,7 +41,6 @@ class Machine(NamedTuple):
 
     - ``rate``: bytes per second of a long stream. ``cache_rate``: of data that lies in the last cache.
     - ``issue_rate``: instructions per second over all threads.
-    - ``multiprocessors``, ``resident_threads`` (of one multiprocessor), ``l2_bytes``.
     - ``floor``: seconds of a kernel that does nothing. ``latency``: seconds between a load and its data.
     - ``constants``: all that is fitted of the family. ``spread``: see `KernelTime`.
     """
@@ -106,11 +105,6 @@ def stream_time(nbytes: float, device: DeviceSpec, instructions: float = 0.0, ke
 def missed_fraction(resident_bytes: float, machine: Machine) -> float:
     """Part of a second reading that the last cache no longer holds, where what is in work at a time is
     ``resident_bytes``: none well below the cache's size, all well above it.
-
-    >>> from analyzer.hardware import find_device
-    >>> machine = read_machine(find_device("a100"))
-    >>> [round(missed_fraction(part * machine.l2_bytes, machine), 2) for part in (0.5, 1, 2)]
-    [0.03, 0.5, 0.97]
     """
     # assumed: how steep it is; a cache is shared by more than one tensor and is not replaced in order of use
     ratio: float = (resident_bytes / machine.l2_bytes)**5
