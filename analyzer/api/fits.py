@@ -22,11 +22,10 @@ from .profile import profile
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
          kwargs: dict[str, Any] | None = None, *, devices: Iterable[str | DeviceSpec] | None = None,
          world_size: int | None = None, options: ProfileOptions | None = None, **profile_options: Any) -> FitTable:
-    """Whether a step of ``model`` fits on each of ``devices``, by default the host and all whose memory is known.
-
-    The step is profiled for each of them, for what kernels take differs. ``args``, ``kwargs``, ``options`` and
-    ``profile_options`` are those of `analyzer.profile`. ``world_size`` above 1 counts communication buffers where
-    their size is known. Raises InputError for ``device``, UnknownDeviceError, and what `profile` raises.
+    """Whether a step of ``model`` fits on each of ``devices``, by default the host and all whose memory is known: it is
+    profiled for each, for what kernels take differs. ``args``, ``kwargs``, ``options`` and ``profile_options`` are
+    those of `analyzer.profile`. ``world_size`` above 1 counts communication buffers where their size is known. Raises
+    InputError for ``device``, UnknownDeviceError, and what `profile` raises.
 
     >>> import torch
     >>> rows = torch.empty(2**21, 1024, device="meta")  # 8 GiB, and as much of outputs

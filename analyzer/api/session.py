@@ -61,9 +61,9 @@ class Session:
     """What all runs of one request share: the simulated device, its options, the profilers and the facts of the result.
 
     ``device`` is a name of the catalogue, a `DeviceSpec`, or None for a device whose speed and memory are unknown;
-    tensors are then on ``place``, which a named device decides itself. A session that ``evaluates`` calls ``eval()`` of
-    the module that it has borrowed. ``remarks`` are assumptions of each profile. Raises InputError for settings that no
-    run could use and UnknownDeviceError for a name that the catalogue does not hold.
+    tensors are then on ``place``. A session that ``evaluates`` calls ``eval()`` of the module that it has borrowed.
+    ``remarks`` are assumptions of each profile. Raises InputError for settings that no run could use, and
+    UnknownDeviceError.
     """
 
     def __init__(self, device: str | DeviceSpec | None, options: ProfileOptions | None = None, *, mode: str = "infer",

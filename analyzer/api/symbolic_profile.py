@@ -47,8 +47,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     (real, meta or `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and
     backward. ``device`` is what tensors are taken to be on; by default that of the arguments and parameters, and then
     seconds are unknown. ``profilers`` adds to the default ones, or replaces them by name (``flops memory communication
-    latency``). ``verbose`` prints the node table. The whole `Profile` is kept in ``gm.meta["profile"]``. Raises
-    InputError for arguments that do not fit the graph, and what `profile` raises.
+    latency``). ``verbose`` prints the node table; ``gm.meta["profile"]`` is the whole `Profile`. Raises InputError for
+    arguments that do not fit the graph, and what `profile` raises.
 
     >>> import torch
     >>> from analyzer import symbolic_trace, symbolic_profile

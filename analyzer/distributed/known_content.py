@@ -126,11 +126,11 @@ class ContentRule:
             return
         if name in _IN_PLACE:
             rule, *sources = _IN_PLACE[name]
-            read = next((given[source] for source in sources if source in given), written)
-            for out, x in zip(_listed(written), _listed(read)):
+            source = next((given[name] for name in sources if name in given), written)
+            for out, x in zip(_listed(written), _listed(source)):
                 _tell(out, self._follow(rule, given, read_known(x)))
         elif name in ("allgather", "allgather_coalesced", "gather", "alltoall"):
-            read = given.get("input_tensors", given.get("input_list"))
+            read: Any = given.get("input_tensors", given.get("input_list"))
             gathered = zip(written, _listed(read))
             for outs, x in [(written, read[group.rank()])] if name == "alltoall" else gathered:
                 value, kind = read_known(x), "all_to_all" if name == "alltoall" else "all_gather"

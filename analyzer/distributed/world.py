@@ -63,12 +63,12 @@ def world(size: int, rank: int = 0, devices_per_host: int | None = None, cluster
     """A context in which `torch.distributed` is initialised for ``size`` ranks, of which ``rank`` runs.
 
     Groups of any backend and meshes of any size cost nothing, and collectives move no data. Models are built and run
-    without data in it, wrapped as a script would wrap them: `DistributedDataParallel`, FSDP, ``fully_shard``,
-    ``parallelize_module``, a pipeline schedule. ``devices_per_host`` devices are on a host of ``cluster`` (a name, or a
-    `ClusterSpec`), by default as many as the cluster's hosts have. The environment is that of ``torchrun``. What there
-    was of process groups is there again afterwards. A small integer tensor whose contents are known has known contents
-    after a collective too: those that follow if every rank held what this one holds, or if rank ``i`` of the group held
-    ``contents(kind, ranks, value)[i]`` (``kind`` is a name such as ``"all_to_all"``, ``ranks`` are the group's).
+    without data in it, wrapped as a script would wrap them. ``devices_per_host`` devices are on a host of ``cluster``
+    (a name, or a `ClusterSpec`), by default as many as the cluster's hosts have. The environment is that of
+    ``torchrun``. What there was of process groups is there again afterwards. A small integer tensor whose contents are
+    known has known contents after a collective too: those that follow if every rank held what this one holds, or if
+    rank ``i`` of the group held ``contents(kind, ranks, value)[i]`` (``kind`` is a name such as ``"all_to_all"``,
+    ``ranks`` are the group's).
 
     `profile` inside it reports that rank. Raises InputError for a rank that is not in the world, inside another world,
     and while another thread is in one.

@@ -85,7 +85,7 @@ class SpecCatalogue(Generic[S]):
         return self._fill().scope()
 
     def __iter__(self) -> Iterator[S]:
-        specs = self._fill()
+        specs: Any = self._fill()
         return iter([specs.find(key) for key in specs])
 
     def find(self, name: str) -> S | None:

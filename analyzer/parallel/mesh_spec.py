@@ -44,15 +44,12 @@ class Redistribution(NamedTuple):
 @dataclass(frozen=True)
 class MeshSpec:
     """Devices of ``cluster`` in a grid of ``sizes``, numbered as `torch.distributed.device_mesh.init_device_mesh` does:
-    the last dimension counts fastest, so its devices are neighbours.
-
-    Raises InputError for sizes below 1 and for links whose rates are unknown, when they are asked for.
+    the last dimension counts fastest, so its devices are neighbours. Raises InputError for sizes below 1 and for links
+    whose rates are unknown, when they are asked for.
 
     >>> mesh = MeshSpec.of((2, 8), "dgx_h100")
     >>> [mesh.ranks_per_host(axis) for axis in range(2)]  # the first dimension joins hosts, the second is one of them
     [1, 8]
-    >>> mesh.redistribute(2**20, ("Replicate()", "Shard(0)"), ("Replicate()", "Replicate()")).forward[0].kind
-    'all_gather'
     """
 
     sizes: tuple[int, ...]

@@ -14,7 +14,6 @@ from analyzer.report.page.document import Part, choice_part, columns_of, headlin
 from analyzer.report.page.part import sort_categories, thin_out
 from analyzer.report.page.profile_page import list_parts
 from analyzer.results.profile import Profile
-from analyzer.results.verdict import Verdict
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 from .pipeline_schedule import COMPUTE_KINDS, TRANSFER_KINDS, RankTime, StageAction
@@ -24,6 +23,8 @@ from .rank_row import RankRow
 
 _LEGEND = ("0-9 forward, a-j backward of a micro-batch (its last digit; a is 0), w weight gradient, + gradients and "
            "what stages share, = update, . waiting")
+_MARKS = {"forward": "0123456789", "backward": "abcdefghij", "backward_input": "abcdefghij", "backward_weight": "w",
+          "optimizer": "=", "reduce_grad": "+", "shared": "+", "unshard": "+"}
 _COLUMNS = ("rank", "stages", "compute", "update", "transfers", "collectives", "bubble", "share", "warm-up")
 
 
@@ -31,31 +32,18 @@ def draw_bars(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_se
     """A bar a rank, of at most ``width`` columns, and what its marks mean."""
     label = len(str(len(ranks) - 1))
     columns = max(10, width - len("rank  ") - label)
-    bars = [f"rank {rank.rank:>{label}} " + _draw([a for a in actions if a.rank == rank.rank], step_seconds, columns)
-            for rank in ranks]
-    return [*bars, *textwrap.wrap(_LEGEND, width)]
-
-
-def _draw(actions: Sequence[StageAction], step_seconds: float, columns: int) -> str:
-    """A column shows what takes most of it."""
     column = step_seconds / columns or 1.0
-    shown = [(1e-6 * column, ".")] * columns  # what rounding leaves of a neighbour is not shown
-    for action in actions:
-        mark = _mark(action)
-        if not mark:
-            continue
-        for i in range(int(action.start / column), min(columns, int(action.end / column) + 1)):
-            share = min(action.end, (i + 1) * column) - max(action.start, i * column)
-            if share > shown[i][0]:
-                shown[i] = share, mark
-    return "".join(mark for _, mark in shown)
-
-
-def _mark(action: StageAction) -> str:
-    number = (action.micro_batch or 0) % 10
-    marks = {"forward": str(number), "backward": "abcdefghij"[number], "backward_input": "abcdefghij"[number],
-             "backward_weight": "w", "optimizer": "=", "reduce_grad": "+", "shared": "+", "unshard": "+"}
-    return marks.get(action.kind, "")
+    bars = []
+    for rank in ranks:
+        shown = [(1e-6 * column, ".")] * columns  # what rounding leaves of a neighbour is not shown
+        for action in actions:
+            marks = _MARKS.get(action.kind, "") if action.rank == rank.rank else ""
+            for i in range(int(action.start / column), min(columns, int(action.end / column) + 1)) if marks else ():
+                share = min(action.end, (i + 1) * column) - max(action.start, i * column)
+                if share > shown[i][0]:  # a column shows what takes most of it
+                    shown[i] = share, marks[(action.micro_batch or 0) % len(marks)]
+        bars.append(f"rank {rank.rank:>{label}} " + "".join(mark for _, mark in shown))
+    return [*bars, *textwrap.wrap(_LEGEND, width)]
 
 
 def list_seconds(ranks: Sequence[RankTime], step_seconds: float) -> list[str]:
@@ -84,8 +72,23 @@ def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], ste
     """
     if names is None:
         names = [f"rank {rank.rank}: stage {', '.join(map(str, rank.stages))}" for rank in ranks]
-    data = describe_pipeline(ranks, actions, step_seconds)
-    return Part("pipeline", "Schedule of the pipeline", {**data, "names": list(names)})
+    shown = [a for a in actions if a.end > a.start]
+    leaves_out = len(shown) > _MOST_ACTIONS
+    if leaves_out:
+        shown = [a for a in shown if a.kind not in TRANSFER_KINDS]
+    spans = [*shown, *(wait for rank in ranks for wait in _list_waits(rank.rank, actions, step_seconds))]
+    # a rank is warming up until its first backward pass begins, and cooling down from its last forward pass on
+    last_forward = {a.rank: a.end for a in actions if a.kind == "forward"}  # each rank's are in its order
+    cooldown = [max(0.0, step_seconds - max(rank.warmup_seconds, last_forward.get(rank.rank, 0.0))) for rank in ranks]
+    return Part("pipeline", "Schedule of the pipeline", {
+        "step_seconds": step_seconds, "leaves_out_transfers": leaves_out, "names": list(names),
+        "spans": {**columns_of(spans, _SPAN_FIELDS), "start": [round(a.start * PICOSECONDS) for a in spans],
+                  "end": [round(a.end * PICOSECONDS) for a in spans]},
+        "ranks": {"rank": [rank.rank for rank in ranks],
+                  "stages": [", ".join(map(str, rank.stages)) for rank in ranks], **columns_of(ranks, _SECONDS),
+                  "steady_seconds": [max(0.0, step_seconds - rank.warmup_seconds - cool)
+                                     for rank, cool in zip(ranks, cooldown)],
+                  "cooldown_seconds": cooldown}})
 
 
 def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | None, micro_batches: int,
@@ -101,27 +104,6 @@ def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | Non
              Tile("Micro-batches", str(micro_batches)), Tile("Ranks", str(len(ranks)))]
     said = f"one step of {len(ranks)} ranks takes {format_seconds(step_seconds)}, {format_percent(bubble)} of it bubble"
     return headline_part(Headline.of(None, said), tiles)
-
-
-def describe_pipeline(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_seconds: float) -> dict[str, Any]:
-    """What each rank does when, its waits among them, in picoseconds of the step; and its seconds by what they are
-    spent on. A rank is warming up until its first backward pass begins, and cooling down from its last forward pass on.
-    """
-    shown = [a for a in actions if a.end > a.start]
-    leaves_out = len(shown) > _MOST_ACTIONS
-    if leaves_out:
-        shown = [a for a in shown if a.kind not in TRANSFER_KINDS]
-    spans = [*shown, *(wait for rank in ranks for wait in _list_waits(rank.rank, actions, step_seconds))]
-    last_forward = {a.rank: a.end for a in actions if a.kind == "forward"}  # each rank's are in its order
-    cooldown = [max(0.0, step_seconds - max(rank.warmup_seconds, last_forward.get(rank.rank, 0.0))) for rank in ranks]
-    return {"step_seconds": step_seconds, "leaves_out_transfers": leaves_out,
-            "spans": {**columns_of(spans, _SPAN_FIELDS), "start": [round(a.start * PICOSECONDS) for a in spans],
-                      "end": [round(a.end * PICOSECONDS) for a in spans]},
-            "ranks": {"rank": [rank.rank for rank in ranks],
-                      "stages": [", ".join(map(str, rank.stages)) for rank in ranks], **columns_of(ranks, _SECONDS),
-                      "steady_seconds": [max(0.0, step_seconds - rank.warmup_seconds - cool)
-                                         for rank, cool in zip(ranks, cooldown)],
-                      "cooldown_seconds": cooldown}}
 
 
 def _list_waits(rank: int, actions: Sequence[StageAction], step_seconds: float) -> Iterator[StageAction]:
@@ -152,7 +134,7 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
     """What a page of ranks says first: the verdict on the rank that decides, and the figures of the job; ``step_range``
     is low and high of its step.
     """
-    verdict = _find_verdict(deciding, profiles)
+    verdict = None if deciding is None or deciding.rank not in profiles else profiles[deciding.rank].verdict
     said = [f"which of {size} ranks needs most memory is not known"]
     tiles = [Tile("Ranks", format_count(size), f"{len(rows)} kind{'s' if len(rows) > 1 else ''} in the table")]
     if deciding is not None:
@@ -172,11 +154,6 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
     return headline_part(Headline.of(None if verdict is None else verdict.fits, said[0], said[1:]), tiles)
 
 
-def _find_verdict(row: RankRow | None, profiles: Mapping[int, Profile]) -> Verdict | None:
-    """That of the profile of the row's rank, where there is one."""
-    return None if row is None or row.rank not in profiles else profiles[row.rank].verdict
-
-
 def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], deciding: RankRow | None,
                    slowest: RankRow | None) -> dict[str, Any]:
     """The kinds of ranks by column; quantities of which nothing is known are left out. ``categories`` add up to what is
@@ -190,7 +167,7 @@ def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], dec
     quantities = [("Peak allocated", "bytes", [row.peak_allocated_bytes for row in rows]),
                   *((title, unit, [getattr(row, field) for row in rows]) for title, unit, field in _QUANTITIES),
                   ("Exposed communication", "seconds", exposed)]
-    verdict = _find_verdict(deciding, profiles)
+    verdict = None if deciding is None or deciding.rank not in profiles else profiles[deciding.rank].verdict
     return {"ranks": [format_ranks(row.ranks) for row in rows], "kind": [row.kind for row in rows],
             "alike": [len(row.ranks) for row in rows], "peak_phase": [row.peak_phase for row in rows],
             "quantities": [{"title": title, "unit": unit, "values": values} for title, unit, values in quantities

@@ -1,7 +1,7 @@
 """Schedules of pipeline stages: the actions of each rank, in order."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ class PipelineAction(NamedTuple):
 
     - ``kind``: one of `COMPUTE_KINDS`, `TRANSFER_KINDS` or `GROUP_KINDS`; ``"shared"`` is a collective that ranks of
       several stages call together, all under one ``name``.
-    - ``stage``, ``micro_batch``: which stage and micro-batch it is of; the micro-batch is None where there is none. A
-      send names the stage that sends, a receive the stage that receives.
+    - ``stage``, ``micro_batch``: which it is of; the micro-batch is None where there is none. A send names the stage
+      that sends, a receive the stage that receives.
     - ``batch``: transfers next to one another with the same number start together (``batch_isend_irecv``).
     - ``waits``: whether the compute stream waits for the transfer at once; otherwise what needs the data waits.
     """
@@ -72,10 +72,8 @@ def message_of(action: PipelineAction) -> tuple[str, int, int | None]:
 
 @dataclass(frozen=True)
 class StageAction:
-    """An action of a rank with its time: seconds since the step began.
-
-    ``kind``, ``stage`` and ``micro_batch`` as in `PipelineAction`; ``peer`` is the rank at the other end of a transfer.
-    A transfer begins when both ends are there.
+    """An action of a rank with its time: seconds since the step began; a transfer begins when both ends are there.
+    Fields are as in `PipelineAction`; ``peer`` is the rank at the other end of a transfer.
     """
 
     rank: int
@@ -119,11 +117,9 @@ _ONE_STAGE = ("GPipe", "1F1B")
 def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> ActionLists:
     """What each rank does in one step of a schedule, sends and receives included.
 
-    ``schedule`` is a name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes ("GPipe", "1F1B",
-    "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"), or "megatron_1f1b". Those of
-    one or two stages a rank take no other number of ``stages_per_rank``.
-
-    Raises InputError for an unknown schedule, or numbers that it cannot run.
+    ``schedule`` is "megatron_1f1b", or a name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes
+    ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"). Those of
+    one or two stages a rank take no other number of ``stages_per_rank``. Raises InputError for what cannot be run.
 
     >>> list_actions("1F1B", ranks=2, micro_batches=2)[1]
     [1RECV_F0, 1F0, 1B0, 1SEND_B0, 1RECV_F1, 1F1, 1B1, 1SEND_B1]
@@ -182,26 +178,19 @@ def _make_torch_schedule(name: str, ranks: int, micro_batches: int, stages_per_r
     if takes_one and stages_per_rank > 1:
         raise InputError(f"{said}: has one stage a rank")
     try:
-        return cls(stages[0] if takes_one else stages, micro_batches, loss_fn=_no_loss)
+        return cls(stages[0] if takes_one else stages, micro_batches, loss_fn=lambda *_: None)
     except ValueError as error:
         raise InputError(f"{said}: {error}") from error
-
-
-def _no_loss(*values: object) -> object:
-    raise AssertionError("schedules that only list their actions compute no loss")
-
-
-# ---- transfers of schedules whose lists are of computations alone
 
 
 def _one_forward_one_backward(ranks: int, micro_batches: int, waits_for_sends: bool) -> ActionLists:
     """1F1B with the transfers of ``Schedule1F1B._step_microbatches``, or of ``forward_backward_pipelining_without_\
 interleaving`` in Megatron-LM's megatron/core/pipeline_parallel/schedules.py, which waits for its sends too.
     """
-    return [_one_rank(rank, ranks, micro_batches, waits_for_sends) for rank in range(ranks)]
+    return [_list_one_rank(rank, ranks, micro_batches, waits_for_sends) for rank in range(ranks)]
 
 
-def _one_rank(rank: int, ranks: int, micro_batches: int, waits_for_sends: bool) -> list[PipelineAction]:
+def _list_one_rank(rank: int, ranks: int, micro_batches: int, waits_for_sends: bool) -> list[PipelineAction]:
     out = _Transfers(rank, ranks)
     warmup = min(ranks - rank - 1, micro_batches)
     for i in range(warmup):
@@ -251,7 +240,7 @@ class _Transfers:
 def _send_when_done(lists: ActionLists) -> ActionLists:
     """Receives are waited for by what needs them, sends by nothing: ``ScheduleGPipe._step_microbatches``."""
     ranks = place_stages(lists)
-    return [[step for action in actions for step in (*_needs(action, ranks), action, *_gives(action, ranks))]
+    return [[step for a in actions for step in (*_edges(a, ranks, "recv"), a, *_edges(a, ranks, "send"))]
             for actions in lists]
 
 
@@ -265,10 +254,10 @@ def _wait_for_transfers(lists: ActionLists) -> ActionLists:
         found: list[PipelineAction] = []
         given: list[PipelineAction] = []
         for number, group in enumerate([*groups, []]):
-            batch = [*given, *(need for action in group for need in _needs(action, ranks))]
+            batch = [*given, *(need for action in group for need in _edges(action, ranks, "recv"))]
             found += [a._replace(batch=number, waits=True) for a in batch]
             found += group
-            given = [gift for action in group for gift in _gives(action, ranks)]
+            given = [gift for action in group for gift in _edges(action, ranks, "send")]
         out.append(found)
     return out
 
@@ -284,19 +273,11 @@ def _pair(actions: Sequence[PipelineAction]) -> Iterator[list[PipelineAction]]:
         i += size
 
 
-def _needs(action: PipelineAction, ranks: dict[int, int]) -> Iterator[PipelineAction]:
-    """The receive that comes before a computation, where its data is another rank's."""
-    yield from _edges(action, ranks, "recv", {"forward": -1, "backward": 1, "backward_input": 1})
-
-
-def _gives(action: PipelineAction, ranks: dict[int, int]) -> Iterator[PipelineAction]:
-    """The send that follows a computation, where another rank needs what it gives."""
-    yield from _edges(action, ranks, "send", {"forward": 1, "backward": -1, "backward_input": -1})
-
-
-def _edges(action: PipelineAction, ranks: dict[int, int], verb: str, steps: dict[str, int]) -> Iterator[PipelineAction]:
-    step: Callable[[str], int | None] = steps.get
-    other = ranks.get(action.stage + (step(action.kind) or 0))
-    if action.kind in steps and other is not None and other != ranks[action.stage]:
-        way = "forward" if action.kind == "forward" else "backward"
+def _edges(action: PipelineAction, ranks: dict[int, int], verb: str) -> Iterator[PipelineAction]:
+    """The ``"recv"`` that comes before a computation, where its data is another rank's, or the ``"send"`` after it."""
+    if action.kind not in ("forward", *BACKWARD_KINDS):
+        return
+    way = "forward" if action.kind == "forward" else "backward"
+    other = ranks.get(action.stage + (1 if (way == "forward") == (verb == "send") else -1))
+    if other is not None and other != ranks[action.stage]:
         yield PipelineAction(f"{verb}_{way}", action.stage, action.micro_batch)

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -83,29 +84,22 @@ class ActionGraph:
         last: list[NodeId] = []  # what the compute stream did last
         waits: list[NodeId] = []  # transfers that its next computation waits for
         lanes: dict[Hashable, list[NodeId]] = {}
-        i = 0
-        while i < len(actions):
-            action, batch = actions[i], [actions[i]]
+        # transfers of a batch are next to each other; what has no number is alone
+        for _, found in groupby(enumerate(actions), lambda item: (item[1].batch, item[1].batch is None and item[0])):
+            batch = [action for _, action in found]
+            action = batch[0]
             if action.kind in COMPUTE_KINDS:
-                key = self._add_computation(rank, action, [*last, *waits], waits, lanes)
-                last, waits = [key], []
-                places.append(key)
-            else:
-                while action.batch is not None and i + len(batch) < len(actions) and (
-                        actions[i + len(batch)].batch == action.batch):
-                    batch.append(actions[i + len(batch)])
-                lane = self._lane_of(rank, action)
-                keys = [self._add_transfer(rank, a, [*last, *waits, *lanes.get(lane, ())]) for a in batch]
-                lanes[lane] = keys if action.kind in TRANSFER_KINDS else [*lanes.get(lane, ()), *keys]
-                waits += keys if any(a.waits for a in batch) or action.kind == "shared" else []
-                places += keys
-            i += len(batch)
+                places.append(self._add_computation(rank, action, [*last, *waits], waits, lanes))
+                last, waits = places[-1:], []
+                continue
+            lane: Hashable = "unshard" if action.kind == "unshard" else "gradients"
+            if action.kind in TRANSFER_KINDS:
+                lane = "group" if action.batch is not None else peer_of(action, self.ranks)
+            keys = [self._add_transfer(a, [*last, *waits, *lanes.get(lane, ())]) for a in batch]
+            lanes[lane] = keys if action.kind in TRANSFER_KINDS else [*lanes.get(lane, ()), *keys]
+            waits += keys if any(a.waits for a in batch) or action.kind == "shared" else []
+            places += keys
         return places
-
-    def _lane_of(self, rank: int, action: PipelineAction) -> Hashable:
-        if action.kind not in TRANSFER_KINDS:
-            return "unshard" if action.kind == "unshard" else "gradients"
-        return "group" if action.batch is not None else peer_of(action, self.ranks)
 
     def _add_computation(self, rank: int, action: PipelineAction, before: list[NodeId], waits: list[NodeId],
                          lanes: Mapping[Hashable, list[NodeId]]) -> NodeId:
@@ -118,7 +112,7 @@ class ActionGraph:
         else:
             awaited += [node for node in lanes.get("unshard", ()) if self.nodes[node].stage == action.stage][-1:]
             awaited += self._find_inputs(rank, action)
-        seconds = self._seconds_of(action.kind, action.stage)
+        seconds = self.costs[action.stage].seconds_of(action.kind)
         self.nodes[key] = Node("compute", seconds, [*before, *awaited], tuple(awaited))
         return key
 
@@ -139,7 +133,7 @@ class ActionGraph:
             return [*found, source]
         message = f"send_{way}", stage, action.micro_batch
         if (f"recv_{way}", action.stage, action.micro_batch) not in self._made:  # lists of computations alone
-            self.nodes[message] = Node("transfer", self._seconds_of(*message[:2]), [source])
+            self.nodes[message] = Node("transfer", self.costs[stage].seconds_of(message[0]), [source])
         return [*found, message]
 
     def _find(self, action: PipelineAction, kinds: Sequence[str], stage: int) -> NodeId:
@@ -148,25 +142,23 @@ class ActionGraph:
                 return kind, stage, action.micro_batch
         raise InputError(f"join_timeline: {action!r} needs {kinds[0]} of stage {stage}, which no list has")
 
-    def _add_transfer(self, rank: int, action: PipelineAction, before: list[NodeId]) -> NodeId:
+    def _add_transfer(self, action: PipelineAction, before: list[NodeId]) -> NodeId:
         key: NodeId
         if action.kind in TRANSFER_KINDS:
             key = message = message_of(action)
             self._ends.setdefault(key, set()).add(action.kind)
-            node = self.nodes.setdefault(key, Node("transfer", self._seconds_of(*message[:2])))
+            node = self.nodes.setdefault(key, Node("transfer", self.costs[message[1]].seconds_of(message[0])))
         elif action.kind == "shared":
             key = "shared", action.name
             node = self.nodes.setdefault(key, Node("group", self.shared[action.name]))
         elif action.kind in GROUP_KINDS:
             key = action.kind, action.stage, len(self.nodes)  # parameters may be gathered several times
-            node = self.nodes[key] = Node("group", self._seconds_of(action.kind, action.stage), stage=action.stage)
+            seconds = self.costs[action.stage].seconds_of(action.kind)
+            node = self.nodes[key] = Node("group", seconds, stage=action.stage)
         else:
             raise InputError(f"join_timeline: {action.kind!r} is no kind of action")
         node.before += before
         return key
-
-    def _seconds_of(self, kind: str, stage: int) -> float:
-        return self.costs[stage].seconds_of(kind)
 
     def _run(self) -> None:
         """Start and end of each node: the longest way to it."""
@@ -190,24 +182,18 @@ class ActionGraph:
                 if not left[other]:
                     ready.append(other)
         if done < len(self.nodes):
-            raise InputError(f"join_timeline: ranks wait for each other: {self._stuck(left)}")
-
-    def _stuck(self, left: Mapping[NodeId, int]) -> str:
-        """Of each rank that does not come to its end, where it stops."""
-        firsts = [next((f"rank {rank} at {action!r}" for action, key in zip(self.lists[rank], keys) if left[key]), None)
-                  for rank, keys in enumerate(self.places)]
-        return ", ".join(first for first in firsts if first)
+            stuck = [next((f"rank {rank} at {a!r}" for a, key in zip(self.lists[rank], keys) if left[key]), "")
+                     for rank, keys in enumerate(self.places)]
+            raise InputError(f"join_timeline: ranks wait for each other: {', '.join(filter(None, stuck))}")
 
 
 # Stages of a pipeline joined into one timeline: what each rank does when, and what it waits for.
 
 @dataclass(frozen=True)
 class PipelineTimeline:
-    """One step of all ranks of a pipeline, as plain data.
-
-    ``step_seconds`` is that of the rank that ends last. ``actions`` are by rank, each in its order. ``assumptions``
-    says what was taken for granted. ``step_seconds_range`` is low and high, which hold nine of ten measured steps; None
-    where a spread of a stage's seconds is not known.
+    """One step of all ranks of a pipeline, as plain data: ``actions`` are by rank, each in its order, and
+    ``step_seconds`` is that of the rank that ends last. ``step_seconds_range`` holds nine of ten measured steps; None
+    where a spread of a stage's seconds is not known. ``assumptions`` says what was taken for granted.
     """
 
     step_seconds: float
@@ -282,9 +268,8 @@ def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
     ``lists``: of each rank, what it does in its order (`list_actions`, `read_schedule`); of computations alone too,
     then every transfer takes its time and holds up no other work. ``costs``: of each stage. ``shared``: collectives
     between the last backward pass and the update that several ranks call together: name, ranks, seconds. Exchange of
-    gradients and update are added to each list that does not have them, where they take any time.
-
-    Raises InputError where a stage has no costs, data that is needed is never made, or ranks wait for each other.
+    gradients and update are added to each list that does not have them. Raises InputError where a stage has no costs,
+    data that is needed is never made, or ranks wait for each other.
 
     >>> from analyzer.parallel import list_actions
     >>> timeline = join_timeline(list_actions("1F1B", ranks=4, micro_batches=8), [StageCost(1.0, 2.0)] * 4)
@@ -304,7 +289,8 @@ def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
                     for rank, keys in enumerate(graph.places) for a, key in zip(lists[rank], keys))
     numbers = {a.micro_batch for a in actions if a.kind == "forward"}
     assumptions: tuple[str, ...] = ()
-    if not all(cost.splits_backward for cost in costs) and any(a.kind == "backward_weight" for a in actions):
+    if any(None in (cost.backward_input, cost.backward_weight) for cost in costs) and any(
+            a.kind == "backward_weight" for a in actions):
         assumptions = ("of a backward pass whose parts are not known, each takes half", )
     ranks = tuple(_sum_rank(rank, graph, end) for rank in range(len(lists)))
     return PipelineTimeline(end, len(numbers), ranks, actions, assumptions,

@@ -45,9 +45,9 @@ def profile_ranks(build: Callable[[], Any], args: Any = (), kwargs: Any = None, 
     Each rank that is run is so in a `world` of its own: ``build()`` is called there and wraps as the rank would;
     ``args`` and ``kwargs`` are those of `profile`, or functions of no arguments that make them there; ``options`` are
     `profile`'s. Without ``ranks``, rank 0 is run, and those that it exchanges messages with, which are other stages of
-    a pipeline: ranks that only take part in the same collectives are taken to be alike, as they hold equal parts (of
-    what cannot be divided evenly, rank 0 holds the largest). A schedule of torch.distributed.pipelining joins the
-    stages into a timeline. Raises what `world` and `profile` raise.
+    a pipeline: ranks that only take part in the same collectives hold equal parts (of what cannot be divided evenly,
+    rank 0 holds the largest). A schedule of torch.distributed.pipelining joins the stages into a timeline. Raises what
+    `world` and `profile` raise.
 
     >>> import torch
     >>> def build():
@@ -128,7 +128,11 @@ def _tabulate(size: int, runs: Mapping[int, _Run], alike: Mapping[int, tuple[int
     ordered = {rank: runs[rank] for rank in (peers if set(peers) == set(runs) else sorted(runs))}
     profiles = {rank: one.profile for rank, one in ordered.items()}
     timeline, assumptions = _join(ordered)
-    kinds = _name_kinds(ordered)
+    kinds = {}  # what tells a rank from the others: its stages
+    for rank, one in ordered.items():
+        stages = [] if one.schedule is None else list_stages(one.schedule)
+        kinds[rank] = ("each" if len(ordered) == 1 else f"rank {rank}") if not stages else (
+            f"stage {'+'.join(str(stage.stage_index + 1) for stage in stages)} of {stages[0].num_stages}")
     rows = [describe_rank(one, rank, alike[rank], kinds[rank]) for rank, one in profiles.items()]
     if timeline is None:
         rows = merge_alike(rows)
@@ -136,18 +140,6 @@ def _tabulate(size: int, runs: Mapping[int, _Run], alike: Mapping[int, tuple[int
     if missing:
         assumptions = (*assumptions, f"{missing} of {size} ranks were not run and are in no row")
     return RankTable(size, tuple(rows), timeline, assumptions, profiles)
-
-
-def _name_kinds(runs: Mapping[int, _Run]) -> dict[int, str]:
-    """What tells a rank from the others: its stages."""
-    if len(runs) == 1 and next(iter(runs.values())).schedule is None:
-        return dict.fromkeys(runs, "each")
-    kinds = {}
-    for rank, one in runs.items():
-        stages = [] if one.schedule is None else list_stages(one.schedule)
-        kinds[rank] = f"rank {rank}" if not stages else (
-            f"stage {'+'.join(str(stage.stage_index + 1) for stage in stages)} of {stages[0].num_stages}")
-    return kinds
 
 
 def _join(runs: Mapping[int, _Run]) -> tuple[PipelineTimeline | None, tuple[str, ...]]:

@@ -34,11 +34,9 @@ def list_group(schedule: Any) -> tuple[int, ...]:
 def join_profiles(profiles: Sequence[Profile], lists: ActionLists
                   ) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
     """The timeline of ranks that were profiled alone, in the order of the pipeline's ranks, and what it takes for
-    granted. None where seconds are not known.
-
-    What a rank computes is the wall time of its forward and backward passes without what it waited for messages, an
-    equal part for each micro-batch and stage. Sums over groups that the forward pass does not use are the exchange of
-    gradients.
+    granted; None where seconds are not known. What a rank computes is the wall time of its forward and backward passes
+    without what it waited for messages, an equal part for each micro-batch and stage. Sums over groups that the forward
+    pass does not use are the exchange of gradients.
     """
     ranks, micro_batches = place_stages(lists), len({a.micro_batch for a in lists[0] if a.kind == "forward"})
     costs = []
@@ -67,8 +65,8 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
         return None
     exchange = sum(s for s in sums if s is not None)
     parts = micro_batches * stages
-    computes = [((forward or 0.0) - sum(s for s in waited["forward"] if s is not None)) / parts,
-                ((backward or 0.0) - sum(s for s in waited["backward"] if s is not None) - exchange) / parts]
+    computes = [((seconds or 0.0) - sum(s for s in waited[phase] if s is not None) - more) / parts
+                for phase, seconds, more in (("forward", forward, 0.0), ("backward", backward, exchange))]
     above, below = find_compute_spreads(profile)
     return StageCost(max(0.0, computes[0]), max(0.0, computes[1]),
                      send_forward=_send_seconds(rows, ranks, stage, 1),

@@ -22,18 +22,17 @@ FAMILIES = {"compute": ("forward", "backward", *_PARTS, "optimizer"), "transfer"
 
 @dataclass(frozen=True)
 class StageCost:
-    """Seconds of one stage: of a micro-batch, except for the last three, which are of a step.
+    """Seconds of one stage, of a micro-batch; ``reduce_grad``, ``unshard`` and ``optimizer`` are of a step. Raises
+    InputError for seconds that are negative or not finite.
 
-    - ``forward``, ``backward``: of a micro-batch. ``backward_input``, ``backward_weight``: the two parts of a backward
-      pass that zero-bubble schedules run apart; None where not known.
+    - ``backward_input``, ``backward_weight``: the two parts of a backward pass that zero-bubble schedules run apart;
+      None where not known.
     - ``send_forward``, ``send_backward``: from this stage to the next one, and to the one before.
     - ``reduce_grad``: what of the exchange of gradients is left when the last backward pass ends. ``unshard``:
-      gathering the stage's parameters. ``optimizer``: the update.
+      gathering the stage's parameters.
     - ``compute_spread``, ``transfer_spread``, ``group_spread``: nine in ten measured seconds of computations, transfers
-      and collectives are at most that part above the predicted ones, or below by the same factor; None where not
-      known. ``compute_spread_below``: the factor less one by which computations are below, where it is another.
-
-    Raises InputError for seconds that are negative or not finite.
+      and collectives are at most that part above the predicted ones, or below by the same factor; None where not known.
+      ``compute_spread_below``: the factor less one by which computations are below, where it is another.
     """
 
     forward: float
@@ -75,11 +74,6 @@ class StageCost:
         known = {name: getattr(self, name) for name in FAMILIES[family] if getattr(self, name) is not None}
         return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
 
-    @property
-    def splits_backward(self) -> bool:
-        """Whether the two parts of the backward pass are known."""
-        return self.backward_input is not None and self.backward_weight is not None
-
 
 # What a kind of rank costs, by the profile of one of them.
 
@@ -91,8 +85,8 @@ class RankRow:
     - ``kind``: what tells it from the others, ``"stage 1 of 4"``; ``"each"`` where all ranks are alike.
     - ``peak_phase``: in which phase most is allocated. ``comm_bytes``: whole bytes of all collectives and messages.
     - ``host_peak_bytes``: of tensors on the host, of a script that was run dry.
-    - ``step_seconds``: of this rank alone, as if none made it wait; ``step_seconds_range`` is low and high, which hold
-      nine of ten measured steps.
+    - ``step_seconds``: of this rank alone, as if none made it wait; ``step_seconds_range`` holds nine of ten measured
+      steps.
     """
 
     rank: int

@@ -170,14 +170,11 @@ class RankTable:
                 raise ProfileFormatError(f'no table of ranks: expected "table" and the "profiles" by rank, got '
                                          f"{', '.join(map(repr, data))}; give what RankTable.to_json wrote")
             found = cls.from_dict(data["table"])
+            for text in given:
+                if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < found.size):
+                    raise ProfileFormatError(f"profiles[{text!r}]: expected a rank below {found.size}")
             return dataclasses.replace(found, profiles={
-                _read_rank(rank, found.size): read_data(profile) for rank, profile in given.items()})
-
-
-def _read_rank(text: str, size: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < size):
-        raise ProfileFormatError(f"profiles[{text!r}]: expected a rank below {size}")
-    return int(text)
+                int(rank): read_data(profile) for rank, profile in given.items()})
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,7 @@ def _quantize_rows_int8(x: Tensor, codes: Tensor, absmax: Tensor) -> None:
 
 
 def _dequantize_product_int8(product: Tensor, row_absmax: Tensor, column_absmax: Tensor) -> Tensor:
-    scale = row_absmax.unsqueeze(-1) * column_absmax / INT8_MAX**2
-    return (product * scale).to(torch.float16)
+    return (product * (row_absmax.unsqueeze(-1) * column_absmax / INT8_MAX**2)).to(torch.float16)
 
 
 NESTED_BLOCK = 256  # of the second quantization: bitsandbytes/functional.py, quantize_4bit with compress_statistics

@@ -55,10 +55,6 @@ class LoraSpec:
                                  "dropout=0.05, dtype=bf16") from None
         return cls(**settings)
 
-    def matches(self, path: str) -> bool:
-        """Whether a linear layer of that path gets an adapter."""
-        return not self.targets or any(path == name or path.endswith("." + name) for name in self.targets)
-
 
 _READERS: dict[str, Any] = {
     "r": int, "dropout": float, "dtype": str,
@@ -120,7 +116,8 @@ def add_lora(model: nn.Module, spec: LoraSpec) -> None:
         if not isinstance(module, QuantizedLinear) and find_linear(module) is None:
             return None
         seen.append(path)
-        return LoraLinear(module, spec) if spec.matches(path) else None
+        is_target = not spec.targets or f".{path}".endswith(tuple(f".{name}" for name in spec.targets))
+        return LoraLinear(module, spec) if is_target else None
 
     if not replace_layers(model, make):
         names = sorted({path.rpartition(".")[2] for path in seen})

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,19 @@ BLOCK = 256          # bitsandbytes/optim/optimizer.py, Optimizer2State.init_sta
 SMALLEST = 4096      # elements from which states have 8 bits: its min_8bit_size
 
 
+def _evaluate(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _list_updated(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each parameter that has a gradient, after its group."""
+    for group in optimizer.param_groups:
+        yield from [(group, parameter) for parameter in group["params"] if parameter.grad is not None]
+
+
 class AdamW8bit(torch.optim.Optimizer):
     """AdamW whose two states are codes of a byte an element with a float32 scale for each 256; parameters below 4,096
     elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`).
@@ -44,28 +57,19 @@ class AdamW8bit(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update each parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+        loss = _evaluate(closure)
+        for group, parameter in _list_updated(self):
+            state = self.state[parameter]
+            if not state:
+                self._begin(parameter, state)
+            state["step"] += 1
+            rates = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+            both = parameter, parameter.grad.contiguous(), state["state1"], state["state2"]
+            if "absmax1" in state:
+                ops.adamw_8bit(*both, state["absmax1"], state["absmax2"], *self.values[parameter.device], *rates)
+            else:
+                ops.adamw_32bit(*both, *rates)
         return loss
-
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            self._begin(parameter, state)
-        state["step"] += 1
-        assert parameter.grad is not None
-        rates = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-        both = parameter, parameter.grad.contiguous(), state["state1"], state["state2"]
-        if "absmax1" in state:
-            ops.adamw_8bit(*both, state["absmax1"], state["absmax2"], *self.values[parameter.device], *rates)
-        else:
-            ops.adamw_32bit(*both, *rates)
 
     def _begin(self, parameter: Tensor, state: dict[str, Any]) -> None:
         state["step"] = 0
@@ -138,19 +142,15 @@ class Lion(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update each parameter that has a gradient."""
         loss = _evaluate(closure)
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                if group["weight_decay"]:
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                update = state["exp_avg"].lerp(parameter.grad, 1 - beta1).sign_()
-                parameter.add_(update, alpha=-group["lr"])
-                state["exp_avg"].lerp_(parameter.grad, 1 - beta2)
+        for group, parameter in _list_updated(self):
+            (beta1, beta2), state = group["betas"], self.state[parameter]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+            if group["weight_decay"]:
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            update = state["exp_avg"].lerp(parameter.grad, 1 - beta1).sign_()
+            parameter.add_(update, alpha=-group["lr"])
+            state["exp_avg"].lerp_(parameter.grad, 1 - beta2)
         return loss
 
 
@@ -163,11 +163,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         chosen, rest = list(params), list(others)
         super().__init__([*chosen, *rest], {"lr": lr})
         apart = set(map(id, rest))
-        matrices = [p for p in chosen if p.ndim == 2 and id(p) not in apart]
-        taken = set(map(id, matrices))
-        left = [p for p in [*chosen, *rest] if id(p) not in taken]
+        matrices = {id(p): p for p in chosen if p.ndim == 2 and id(p) not in apart}
+        left = [p for p in [*chosen, *rest] if id(p) not in matrices]
         self.parts: list[torch.optim.Optimizer] = [
-            *([torch.optim.Muon(matrices, lr=lr)] if matrices else []),
+            *([torch.optim.Muon(matrices.values(), lr=lr)] if matrices else []),
             *([torch.optim.AdamW(left, lr=lr)] if left else [])]
 
     @torch.no_grad()
@@ -219,13 +218,6 @@ class OffloadedAdamW(torch.optim.Optimizer):
         return loss
 
 
-def _evaluate(closure: Callable[[], Any] | None) -> Any:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
 def make_muon(params: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
     """Muon for the hidden matrices of ``model``: those that are neither an embedding's nor the output head's."""
     get = getattr(model, "get_output_embeddings", None)
@@ -275,7 +267,14 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., to
     if isinstance(optimizer, str) and (name := fold_optimizer(optimizer)) in OPTIMIZERS:
         return OPTIMIZERS[name]
     if isinstance(optimizer, str) and ":" in optimizer:
-        return _import_optimizer(optimizer)
+        module_name, _, name = optimizer.partition(":")
+        try:
+            found: Any = getattr(importlib.import_module(module_name), name, None)
+        except ImportError as error:
+            raise InputError(f"optimizer={optimizer!r}: {module_name} cannot be imported: {error}") from error
+        if not callable(found):
+            raise InputError(f"optimizer={optimizer!r}: {module_name} has no class or function {name!r}; give {FORM}")
+        return found
     shipped = {_fold(name): name for name in OPTIMIZERS}
     known = {**{_fold(name): f"torch.optim:{name}" for name in dir(torch.optim) if name[0].isupper()}, **shipped}
     given = _fold(str(optimizer))
@@ -284,15 +283,3 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., to
     hint = f"did you mean {known[near[0]]}? " if near else ""
     raise InputError(f"optimizer={optimizer!r}: {hint}give one of {', '.join(OPTIMIZERS)}, or {FORM}; in "
                      "Python also a function that makes a torch.optim.Optimizer of parameters")
-
-
-def _import_optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:
-    module_name, _, name = text.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except ImportError as error:
-        raise InputError(f"optimizer={text!r}: {module_name} cannot be imported: {error}") from error
-    if not callable(found):
-        raise InputError(f"optimizer={text!r}: {module_name} has no class or function {name!r}; give {FORM}")
-    made: Callable[..., torch.optim.Optimizer] = found
-    return made

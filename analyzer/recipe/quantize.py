@@ -108,7 +108,9 @@ class Nf4Linear(QuantizedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of a linear layer, in the dtype of ``x``."""
-        compute = _compute_dtype(x, self.dtype)
+        # in autocast's dtype where there is one, else in that of the weight it was made from
+        kind = x.device.type
+        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
         output: Tensor = _Nf4Product.apply(x.to(compute), self)  # type: ignore[no-untyped-call]
         return output.to(x.dtype)
 
@@ -170,7 +172,14 @@ class _Int8Product(torch.autograd.Function):
             active.state.assume("int8 weights: no input has columns with outliers, which LLM.int8() would multiply in "
                                 "half precision")
         rows = x.reshape(-1, x.shape[-1])
-        codes, absmax = _quantize_rows(rows.to(torch.float16), layer.THRESHOLD)
+        # backends/cuda/ops.py, `int8_vectorwise_quant`: the search for outliers comes between allocation and kernel
+        half = rows.to(torch.float16)
+        absmax = half.new_empty(half.shape[0], dtype=torch.float32)
+        codes = torch.empty_like(half, dtype=torch.int8)
+        outliers = half.abs() >= layer.THRESHOLD
+        outliers.any()
+        ops.quantize_rows_int8(half, codes, absmax)
+        del half, outliers
         product = torch._int_mm(codes, layer.weight.t())
         output: Tensor = ops.dequantize_product_int8(product, absmax, layer.absmax)
         if layer.bias is not None:
@@ -184,16 +193,6 @@ class _Int8Product(torch.autograd.Function):
         weight = layer.weight.to(dtype, copy=True).mul_(layer.absmax.unsqueeze(1).mul(1.0 / INT8_MAX))
         rows = gradient.reshape(-1, gradient.shape[-1]).to(dtype)
         return torch.matmul(rows, weight).view(ctx.input_shape), None
-
-
-def _quantize_rows(rows: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """backends/cuda/ops.py, `int8_vectorwise_quant`: the search for outliers comes between allocation and kernel."""
-    absmax = rows.new_empty(rows.shape[0], dtype=torch.float32)
-    codes = torch.empty_like(rows, dtype=torch.int8)
-    outliers = rows.abs() >= threshold
-    outliers.any()
-    ops.quantize_rows_int8(rows, codes, absmax)
-    return codes, absmax
 
 
 class Fp8Linear(QuantizedLinear):
@@ -279,11 +278,6 @@ def _split(values: Tensor, block: int) -> Tensor:
     """Rows of ``block`` values in float32, the last filled up with zeros."""
     flat = values.reshape(-1).float()
     return functional.pad(flat, (0, -flat.numel() % block)).reshape(-1, block)
-
-
-def _compute_dtype(x: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """What a 4-bit layer computes in: autocast's dtype where there is one, else that of the weight it was made from."""
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else dtype
 
 
 # `quantize`: puts quantized linear layers in the place of those of a model.

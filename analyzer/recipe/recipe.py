@@ -158,7 +158,14 @@ class Recipe:
         if self.dtype is not None:
             model.to(self.dtype)
         if self.attention is not None:
-            _set_attention(model, self.attention)
+            choose, said = getattr(model, "set_attn_implementation", None), f"attention={self.attention!r}"
+            if not callable(choose):
+                raise InputError(f"{said}: {type(model).__name__} has no attention to choose; it is no model of "
+                                 "transformers")
+            try:
+                choose(self.attention)
+            except (ValueError, ImportError) as error:  # how transformers says that a model has none of that name
+                raise InputError(f"{said}: {type(model).__name__} cannot take it: {error}") from error
         if self.quantize is not None:
             quantize(model, self.quantize)
         if self.lora is not None:
@@ -204,14 +211,3 @@ def _accumulate(count: int, loss_fn: Callable[[Any], torch.Tensor], model: nn.Mo
     if optimizer is not None:
         optimizer.step()
     model.zero_grad()
-
-
-def _set_attention(model: nn.Module, name: str) -> None:
-    choose = getattr(model, "set_attn_implementation", None)
-    if not callable(choose):
-        raise InputError(f"attention={name!r}: {type(model).__name__} has no attention to choose; it is no model of "
-                         "transformers")
-    try:
-        choose(name)
-    except (ValueError, ImportError) as error:  # how transformers says that a model has none of that name
-        raise InputError(f"attention={name!r}: {type(model).__name__} cannot take it: {error}") from error

@@ -74,9 +74,8 @@ class InputSpec:
         and masks), or the height and width of an ``"image"`` (the last two of four or more, of floating ones).
         """
         is_floating, dims = self.dtype.is_floating_point, len(self.shape)
-        places = {"batch": (0,) if dims else (), "sequence": (1,) if dims == 2 and not is_floating else (),
-                  "image": (dims - 2, dims - 1) if dims >= 4 and is_floating else ()}
-        return places[size]
+        return {"batch": (0,) if dims else (), "sequence": (1,) if dims == 2 and not is_floating else (),
+                "image": (dims - 2, dims - 1) if dims >= 4 and is_floating else ()}[size]
 
     def resize(self, size: str, value: int) -> InputSpec:
         """The same input with ``value`` in those dimensions."""
@@ -145,13 +144,17 @@ class LabelRule:
     dims: tuple[int, ...] | None = None
 
     def apply(self, inputs: Sequence[InputSpec]) -> InputSpec | None:
-        """The label's spec, int64, or None where `like` is no input (the first positional one stands for it)."""
-        source = next((spec for spec in inputs if spec.name in (self.like, None)), None)
+        """The label's spec, int64, or None where `like` is no input."""
+        source = self.find_source(inputs)
         if source is None:
             return None
         shape = source.shape if self.dims is None else tuple(
             source.shape[d] for d in self.dims if d < len(source.shape))
         return InputSpec(self.name, torch.int64, shape)
+
+    def find_source(self, inputs: Sequence[InputSpec]) -> InputSpec | None:
+        """The input that the label is like; the first positional one stands for it."""
+        return next((spec for spec in inputs if spec.name in (self.like, None)), None)
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,9 @@ class Target:
     labels: tuple[LabelRule, ...] = ()
 
     def choose_inputs(self, given: Sequence[InputSpec] = (), *, train: bool) -> tuple[InputSpec, ...] | None:
-        """The inputs to profile with: those given, else the defaults; None if neither is known.
-
-        If the main input is given by name, other inputs the model needs follow with its batch size. In training, labels
-        follow wherever the model takes them and they are not given.
+        """The inputs to profile with: those given, else the defaults; None if neither is known. If the main input is
+        given by name, other inputs that the model needs follow with its batch size. In training, labels follow wherever
+        the model takes them and they are not given.
         """
         chosen = list(given or self.inputs or ())
         if not chosen:

@@ -41,7 +41,7 @@ class PublishedShape:
     def names(self) -> tuple[str, ...]:
         """All that it is called: with the organisation, without it, and without what only the hub adds to a name."""
         full = (self.name, *self.alike)
-        short = [shorten(name) for name in full]
+        short = [name.partition("/")[2] or name for name in full]
         plain = [name.removeprefix("Meta-").removesuffix("-hf") for name in short]
         return tuple(dict.fromkeys((*full, *short, *plain)))
 
@@ -57,21 +57,13 @@ class PublishedShape:
         return packed or self.config.get("torch_dtype") or self.config.get("dtype")
 
 
-def shorten(name: str) -> str:
-    """A name on the hub without the organisation."""
-    return name.partition("/")[2] or name
-
-
 @cache
 def list_shapes() -> tuple[PublishedShape, ...]:
     """All published shapes, families by their names, in each the order of the file."""
-    return tuple(_read_shape(entry) for path in sorted(_FOLDER.glob("*.json"))
-                 for entry in json.loads(path.read_text(encoding="utf-8")))
-
-
-def _read_shape(entry: dict[str, Any]) -> PublishedShape:
-    lists = {name: tuple(entry.get(name, ())) for name in ("alike", "sources")}
-    return PublishedShape(**{**entry, **lists, "published": PublishedCount(**entry["published"])})
+    return tuple(PublishedShape(**{
+        **entry, "alike": tuple(entry.get("alike", ())), "sources": tuple(entry.get("sources", ())),
+        "published": PublishedCount(**entry["published"])})
+        for path in sorted(_FOLDER.glob("*.json")) for entry in json.loads(path.read_text(encoding="utf-8")))
 
 
 @cache

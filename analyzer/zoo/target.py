@@ -32,7 +32,6 @@ _WANTED = "give a callable of no arguments that returns an nn.Module"
 
 def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target:
     """The target ``text`` that is ``name`` (``Net``, ``Holder.make``) in ``module``, which users know as ``where``.
-
     Raises TargetError where there is none, or one that needs arguments, with the names that would do.
     """
     factory: Any = module
@@ -68,32 +67,26 @@ def describe_factories(module: ModuleType, where: str) -> str:
 
 def list_factories(module: ModuleType) -> list[str]:
     """Names that a Python module defines itself and that could be asked for: classes of models, then functions and
-    `functools.partial` of them, all without required arguments.
-
-    A function may return anything, unless its annotation says otherwise.
+    `functools.partial` of them, all without required arguments. A function may return anything, unless its annotation
+    says otherwise.
     """
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    classes = [name for name, value in public.items() if _is_own_class(value, module) and not _needs_arguments(value)]
-    others = [name for name, value in public.items() if _may_return_model(value, module) and not
-              _needs_arguments(value)]
+    classes, others = [], []
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
+        is_own = getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, type):
+            if is_own and issubclass(value, nn.Module) and not _list_required_parameters(value):
+                classes.append(name)
+            continue
+        if isinstance(value, functools.partial):
+            may_return = not isinstance(value.func, type) or issubclass(value.func, nn.Module)
+        else:
+            said = value.__annotations__.get("return", nn.Module) if inspect.isfunction(value) and is_own else None
+            may_return = issubclass(said, nn.Module) if isinstance(said, type) else said not in (None, "None")
+        if may_return and not _list_required_parameters(value):
+            others.append(name)
     return classes + others
-
-
-def _is_own_class(value: Any, module: ModuleType) -> bool:
-    return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
-
-
-def _may_return_model(value: Any, module: ModuleType) -> bool:
-    if isinstance(value, functools.partial):
-        return not isinstance(value.func, type) or issubclass(value.func, nn.Module)
-    if not inspect.isfunction(value) or value.__module__ != module.__name__:
-        return False
-    said = value.__annotations__.get("return", nn.Module)
-    return issubclass(said, nn.Module) if isinstance(said, type) else said is not None and said != "None"
-
-
-def _needs_arguments(factory: Any) -> bool:
-    return bool(_list_required_parameters(factory))
 
 
 def _list_required_parameters(factory: Any) -> list[str]:
@@ -108,9 +101,8 @@ def _list_required_parameters(factory: Any) -> list[str]:
 
 def import_file(given: str, text: str) -> ModuleType:
     """Import the file ``given`` as ``python given`` would find what it imports: its folder is searched first; of a file
-    in a package, the folder that holds the package.
-
-    Raises TargetError where there is no such file, with the files that resemble it, or where importing it fails.
+    in a package, the folder that holds the package. Raises TargetError where there is no such file, with the files that
+    resemble it, or where importing it fails.
     """
     path = Path(given).absolute()
     if not path.is_file():
@@ -124,36 +116,28 @@ def import_file(given: str, text: str) -> ModuleType:
     with import_errors(given, text):
         importlib.invalidate_caches()  # the file may be younger than the last look into its folder
         if "." not in path.stem:
-            module = sys.modules.get(name) or _import_if_found_at(name, path)
-            if module is not None and _is_at(module, path):
+            module = sys.modules.get(name)
+            found = importlib.util.find_spec(name) if module is None else None
+            if found is not None and _is_file(found.origin, path):
+                module = importlib.import_module(name)
+            if module is not None and _is_file(getattr(module, "__file__", None), path):
                 return module
-        return _load(f"{name}@{path}", path)  # another module has its name
+        name = f"{name}@{path}"  # another module has its name
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # the file ends in .py
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
 
 
-def _import_if_found_at(name: str, path: Path) -> ModuleType | None:
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None or not os.path.exists(found.origin) or not path.samefile(found.origin):
-        return None
-    return importlib.import_module(name)
-
-
-def _is_at(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and os.path.exists(file) and path.samefile(file)
-
-
-def _load(name: str, path: Path) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the file ends in .py
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def _is_file(given: str | None, path: Path) -> bool:
+    return given is not None and os.path.exists(given) and path.samefile(given)
 
 
 def import_name(name: str, text: str, hint: str) -> ModuleType:
@@ -212,42 +196,37 @@ LIBRARIES = {"torchvision": find_torchvision_model, "timm": find_timm_model, "hf
 
 
 def load_target(text: str) -> Target:
-    """Find the model that `text` names; nothing is built until its `build()` is called.
+    """Find the model that `text` names; nothing is built until its `build()` is called. Raises TargetError if it names
+    none (with the names that resemble it), MissingExtraError if the library that it comes from is not installed.
 
-    Raises TargetError if it names none (with the names that resemble it), MissingExtraError if the library it comes
-    from is not installed.
-
-    >>> target = load_target("vit_b_16")
-    >>> [str(spec) for spec in target.choose_inputs(train=True)]
+    >>> [str(spec) for spec in load_target("vit_b_16").choose_inputs(train=True)]
     ['float32:8x3x224x224']
-    >>> load_target("vit_b_61")
-    Traceback (most recent call last):
-    analyzer.errors.TargetError: vit_b_61: no model of that name ships with analyzer; did you mean vit_b_16? ...
     """
     scheme, colon, rest = text.partition(":")
     path, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     if path.endswith(".py") and scheme not in LIBRARIES:
-        return _find_in_file(path, name, text)
+        module = import_file(path, text)
+        if not name:
+            raise TargetError(f"{text}: says not what in the file, as in {path}:Net{describe_factories(module, path)}")
+        return find_factory(module, path, name, text)
     if not colon:
         return _find_shipped_model(text)
     if not rest:
         raise TargetError(f"{text}: nothing follows the colon; TARGET is one of {', '.join(MODELS)}, {FILE}, {FORMS}")
     if scheme in LIBRARIES:
         return LIBRARIES[scheme](rest, text)
-    return _find_in_module(scheme, rest, text)
-
-
-def names_own_code(text: str) -> bool:
-    """Whether `load_target` would import a file or module that ``text`` names, and not a model of a library."""
-    scheme, colon, _ = text.partition(":")
-    return scheme not in LIBRARIES and (bool(colon) or text.endswith(".py"))
+    hint = f"TARGET is one of {FORMS}, {FILE}{find_close(scheme, LIBRARIES)}"
+    if not all(part.isidentifier() for part in scheme.split(".")):
+        raise TargetError(f"{text}: {scheme!r} is no module name; {hint}")
+    return find_factory(import_name(scheme, text, hint), scheme, rest, text)
 
 
 def import_own_code(text: str) -> None:
-    """Import the file or module of the user's own that ``text`` names, if it names one, for what it registers. Raises
-    TargetError as `load_target` does.
+    """Import the file or module of the user's own that ``text`` names, if it names one and no model of a library, for
+    what it registers. Raises TargetError as `load_target` does.
     """
-    if names_own_code(text):
+    scheme, colon, _ = text.partition(":")
+    if scheme not in LIBRARIES and (colon or text.endswith(".py")):
         load_target(text)
 
 
@@ -262,19 +241,3 @@ def _find_shipped_model(name: str) -> Target:
     spec = parse_input(input)
     labels = (LabelRule("labels", spec.name),) if labelled and spec.name else ()
     return Target(name, factory, (spec,), labels)
-
-
-def _find_in_file(path: str, name: str, text: str) -> Target:
-    module = import_file(path, text)
-    if not name:
-        raise TargetError(f"{text}: says not what in the file, as in {path}:Net{describe_factories(module, path)}")
-    return find_factory(module, path, name, text)
-
-
-def _find_in_module(module_name: str, factory_name: str, text: str) -> Target:
-    if not all(part.isidentifier() for part in module_name.split(".")):
-        raise TargetError(
-            f"{text}: {module_name!r} is no module name; TARGET is one of {FORMS}, {FILE}"
-            f"{find_close(module_name, LIBRARIES)}")
-    hint = f"TARGET is one of {FORMS}, {FILE}{find_close(module_name, LIBRARIES)}"
-    return find_factory(import_name(module_name, text, hint), module_name, factory_name, text)

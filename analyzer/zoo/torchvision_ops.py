@@ -59,8 +59,7 @@ def simulate_detection_ops() -> Mapping[str, Callable[[], Iterable[Undo]]]:
         return {}
     if not _fragments:
         _define()
-    modules = ("torchvision.ops.boxes", "torchvision.ops.roi_align")
-    return {name: partial(_allow, name) for name in modules}
+    return {name: partial(_allow, name) for name in ("torchvision.ops.boxes", "torchvision.ops.roi_align")}
 
 
 @contextmanager
@@ -93,8 +92,10 @@ def _define() -> None:
     library.define(f"_roi_align_backward(Tensor grad, Tensor rois, {where}, int batch_size, int channels, int height, "
                    f"int width, {how}) -> Tensor")
     library.impl("roi_align", _align, "CompositeImplicitAutograd")
-    library.impl("_roi_align_forward", _shape_forward, "Meta")
-    library.impl("_roi_align_backward", _shape_backward, "Meta")
+    library.impl("_roi_align_forward", lambda input, rois, scale, height, width, *_: input.new_empty(
+        (rois.shape[0], input.shape[1], height, width)), "Meta")
+    library.impl("_roi_align_backward", lambda grad, rois, scale, pooled_height, pooled_width, *shape: grad.new_empty(
+        shape[:4]), "Meta")
     torch.library.register_autograd("torchvision::_roi_align_forward", _backward, setup_context=_save, lib=library)
     _fragments.append(library)
 
@@ -104,15 +105,6 @@ def _align(input: Tensor, rois: Tensor, *settings: Any) -> Tensor:
     if torch.is_autocast_enabled(device_of(input).type):
         input, rois = input.float(), rois.float()
     return torch.ops.torchvision._roi_align_forward(input, rois, *settings).to(dtype)
-
-
-def _shape_forward(input: Tensor, rois: Tensor, scale: float, height: int, width: int, *_: Any) -> Tensor:
-    return input.new_empty((rois.shape[0], input.shape[1], height, width))
-
-
-def _shape_backward(grad: Tensor, rois: Tensor, scale: float, pooled_height: int, pooled_width: int, batch: int,
-                    channels: int, height: int, width: int, *_: Any) -> Tensor:
-    return grad.new_empty((batch, channels, height, width))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

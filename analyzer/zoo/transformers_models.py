@@ -31,16 +31,13 @@ SECOND_OF_SAMPLES = 16_000  # speech models are trained on 16 kHz audio (wav2vec
 
 def find_transformers_model(spec: str, target: str) -> Target:
     """The model of `CONFIG.json`, a directory with a config.json, the name of a published shape, or `ConfigClass`, each
-    optionally `:ModelClass`.
-
-    The model class is the one given, else the first of the config's "architectures", else the first task head that
-    transformers has for the config (see `HEADS`), else its base model. The parameters have the dtype that the config
-    names, as with transformers' own `from_config`.
+    optionally `:ModelClass`; else it is the first of the config's "architectures", the first task head that
+    transformers has for the config (see `HEADS`), or its base model. Parameters have the dtype that the config names.
 
     Raises TargetError for a file that is no config and for unknown names and classes, MissingExtraError without
     transformers, or diffusers for what is a model of that.
     """
-    source, model_name = _split(spec)
+    source, _, model_name = (spec, "", "") if _is_path(spec) or ":" not in spec else spec.rpartition(":")
     shape = None if _is_path(source) else find_shape(source)
     if shape is not None and shape.library == "diffusers":
         return find_diffusion_model(shape, target)
@@ -51,17 +48,16 @@ def find_transformers_model(spec: str, target: str) -> Target:
     elif shape is not None:
         config = _make_config(transformers, shape.config, f"the published config of {shape.name}", target)
     else:
-        config = _make_default_config(_find_config_class(transformers, source, target), target)
+        config_class = _find_config_class(transformers, source, target)
+        try:
+            config = config_class()
+        except Exception as error:  # a config made of others, which have no default
+            raise TargetError(
+                f"{target}: {config_class.__name__} has no default sizes: {error}; give a config.json") from error
     model_class = _choose_model_class(transformers, config, model_name, target)
     inputs = _derive_inputs(model_class, config)
     labels = _derive_labels(model_class, config, inputs) if inputs else ()
     return Target(target, partial(_build, model_class, config), inputs, labels)
-
-
-def _split(spec: str) -> tuple[str, str]:
-    """What holds the config, and the model class or nothing."""
-    source, _, model_name = (spec, "", "") if _is_path(spec) or ":" not in spec else spec.rpartition(":")
-    return source, model_name
 
 
 def _is_path(source: str) -> bool:
@@ -119,14 +115,6 @@ def _find_config_class(transformers: Any, name: str, target: str) -> Any:
     close = f"; did you mean {by_type}?" if by_type else find_close(name, [*names, *list_names()])
     raise TargetError(
         f"{target}: {name!r} is neither a config class of transformers nor a path that ends in .json{close}")
-
-
-def _make_default_config(config_class: Any, target: str) -> Any:
-    try:
-        return config_class()
-    except Exception as error:  # a config made of others, which have no default
-        raise TargetError(
-            f"{target}: {config_class.__name__} has no default sizes: {error}; give a config.json") from error
 
 
 def _find_class(transformers: Any, name: str, target: str, what: str) -> Any:
@@ -197,9 +185,8 @@ def _image_shape(config: Any) -> tuple[int, ...]:
 
 
 def _audio_shape(config: Any) -> tuple[int, ...]:
-    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram of fixed length (AST)
-        return (DEFAULT_BATCH, config.max_length, config.num_mel_bins)
-    return (DEFAULT_BATCH, SECOND_OF_SAMPLES)
+    has_length = hasattr(config, "num_mel_bins") and hasattr(config, "max_length")  # a spectrogram of that (AST)
+    return (DEFAULT_BATCH, *((config.max_length, config.num_mel_bins) if has_length else (SECOND_OF_SAMPLES,)))
 
 
 def spectrogram_shape(config: Any) -> tuple[int, ...] | None:

@@ -64,7 +64,7 @@ class DetectionRule(LabelRule):
 
     def apply(self, inputs: Sequence[InputSpec]) -> InputSpec | None:
         """The targets of the images, floating ones in their dtype."""
-        source = next((spec for spec in inputs if spec.name in (self.like, None)), None)
+        source = self.find_source(inputs)
         return None if source is None else DetectionTargets(self.name, source.dtype, source.shape, self.keys)
 
 
@@ -88,10 +88,9 @@ DETECTION_SIZE = (800, 800)  # GeneralizedRCNNTransform brings the shorter side 
 
 
 def find_torchvision_model(name: str, target: str) -> Target:
-    """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow.
-
-    Detection models take a batch of images, which they iterate over as over a list, and when they train made-up targets
-    (`detection_target`). Raises TargetError for an unknown name, MissingExtraError without it.
+    """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow. Detection
+    models take a batch of images, which they iterate over as over a list, and made-up targets when they train. Raises
+    TargetError for an unknown name, MissingExtraError without it.
     """
     models = import_extra("torchvision", target).models
     if name not in models.list_models():
@@ -132,9 +131,8 @@ def _choose_shapes(models: Any, name: str) -> list[tuple[int, ...]]:
 
 
 def find_timm_model(name: str, target: str) -> Target:
-    """The model `name` of timm, to be called with a batch of images of the size in its pretrained configuration.
-
-    Raises TargetError for an unknown name or tag, MissingExtraError without timm.
+    """The model `name` of timm, to be called with a batch of images of the size in its pretrained configuration. Raises
+    TargetError for an unknown name or tag, MissingExtraError without timm.
     """
     timm = import_extra("timm", target)
     if not timm.is_model(name):
@@ -156,20 +154,17 @@ TEXT_TOKENS = 77  # of the text encoder of Stable Diffusion, CLIP's
 
 
 def find_diffusion_model(shape: PublishedShape, target: str) -> Target:
-    """The denoiser of that shape, called with latents, the step of the noise and a text's hidden states.
-
-    Raises MissingExtraError without diffusers.
-    """
+    """The denoiser of that shape, called with latents, the step of the noise and a text's hidden states."""
     diffusers = import_extra("diffusers", target, "diffusion")
     config = shape.config
     size = config["sample_size"]
+
+    def build() -> torch.nn.Module:
+        model: torch.nn.Module = getattr(diffusers, shape.model_class).from_config(config)
+        return model
+
     inputs = (InputSpec("sample", torch.float32, (DEFAULT_BATCH, config["in_channels"], size, size)),
               InputSpec("timestep", torch.int64, (DEFAULT_BATCH, )),
               InputSpec("encoder_hidden_states", torch.float32,
                         (DEFAULT_BATCH, TEXT_TOKENS, config["cross_attention_dim"])))
-    return Target(target, partial(_build, getattr(diffusers, shape.model_class), config), inputs)
-
-
-def _build(model_class: Any, config: dict[str, Any]) -> torch.nn.Module:
-    model: torch.nn.Module = model_class.from_config(config)
-    return model
+    return Target(target, build, inputs)

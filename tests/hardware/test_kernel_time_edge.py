@@ -8,9 +8,7 @@ import torch
 
 from analyzer import profile
 from analyzer.hardware import DeviceSpec, find_device, register_device
-from analyzer.hardware.kernel_time import NO_TIME, KernelTime, norm, optimizer, pointwise, reduction
-from analyzer.hardware.kernel_time import pointwise as gather
-from analyzer.hardware.kernel_time import reduction as softmax
+from analyzer.hardware.kernel_time import NO_TIME, KernelTime, norm, pointwise, reduction
 
 Model = Callable[[int, DeviceSpec], KernelTime | None]
 #: A model of so much work, of which 0 is none.
@@ -26,19 +24,19 @@ MODELS: dict[str, Model] = {
     "pointwise": lambda n, device: pointwise.pointwise_time(n, 4.0 * n, device),
     "random": lambda n, device: pointwise.random_time(n, 4.0 * n, device),
     "cast": lambda n, device: pointwise.cast_time(n, 6.0 * n, device, converts=True),
-    "sort": lambda n, device: gather.sort_time(n, 8, 8, device),
-    "rows": lambda n, device: gather.gather_rows_time(n, 64, 2, device),
-    "sums": lambda n, device: gather.atomic_time(n, 4, 4.0 * n, device),
-    "softmax": lambda n, device: softmax.softmax_time(n, 64, 2, device),
-    "softmax of an inner dimension": lambda n, device: softmax.inner_softmax_time(n, 64, 4, 2, device),
+    "sort": lambda n, device: pointwise.sort_time(n, 8, 8, device),
+    "rows": lambda n, device: pointwise.gather_rows_time(n, 64, 2, device),
+    "sums": lambda n, device: pointwise.atomic_time(n, 4, 4.0 * n, device),
+    "softmax": lambda n, device: reduction.softmax_time(n, 64, 2, device),
+    "softmax of an inner dimension": lambda n, device: reduction.inner_softmax_time(n, 64, 4, 2, device),
     "reduction": lambda n, device: reduction.reduction_time(n, 64, 2, device),
-    "optimizer": lambda n, device: optimizer.foreach_time([64] * n, 16, 4, device),
+    "optimizer": lambda n, device: pointwise.foreach_time([64] * n, 16, 4, device),
 }
 #: Those in which no work is not no kernel.
 LAUNCHED: dict[str, Model] = {
-    "losses of few": lambda n, device: gather.lone_block_time(n, device),
-    "losses of images": lambda n, device: gather.position_loss_time(n, 64, device),
-    "gradient of a table": lambda n, device: gather.embedding_backward_time(n, 64, 128, 2, device),
+    "losses of few": lambda n, device: pointwise.lone_block_time(n, device),
+    "losses of images": lambda n, device: pointwise.position_loss_time(n, 64, device),
+    "gradient of a table": lambda n, device: pointwise.embedding_backward_time(n, 64, 128, 2, device),
 }
 
 

@@ -15,8 +15,8 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 define_torchvision_ops()
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-# config.json of meta-llama/Llama-3.1-8B
-HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, VOCAB = 4096, 14336, 32, 32, 8, 128256
+# config.json of meta-llama/Llama-3.1-8B, but for its 32 layers
+HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, VOCAB = 4096, 14336, 4, 32, 8, 128256
 KV = HIDDEN // HEADS * KV_HEADS
 LINEAR = {"q": (HIDDEN, HIDDEN), "k": (KV, HIDDEN), "v": (KV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate": (FFN, HIDDEN),
           "up": (FFN, HIDDEN), "down": (HIDDEN, FFN)}  # out, in
@@ -44,11 +44,11 @@ def adapters(rank: int, names=tuple(LINEAR)) -> int:
 
 
 def test_sizes_are_those_published():
-    assert IN_LINEAR + EMBEDDINGS + NORMS == 8_030_261_248
+    assert 8 * IN_LINEAR + EMBEDDINGS + 8 * (NORMS - HIDDEN) + HIDDEN == 8_030_261_248
 
 
 @pytest.mark.parametrize(("text", "count", "bytes_each"), [
-    ("r=16", adapters(16), 4),  # 41,943,040, in float32 as peft makes them
+    ("r=16", adapters(16), 4),  # in float32 as peft makes them
     ("r=8,targets=q_proj+v_proj", adapters(8, ("q", "v")), 4),
     ("r=64,dtype=bf16", adapters(64), 2),
 ])

@@ -9,13 +9,22 @@ from analyzer.cli import main
 SMALL = ("--input", "input_ids=int64:1x32")
 
 
+@pytest.fixture
+def small(tmp_path):
+    """A GPT-2 of two layers, by its config."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, '
+                    '"n_head": 2, "vocab_size": 256, "n_positions": 64}')
+    return f"hf:{path}"
+
+
 def run(capsys, *words):
     code = main(list(words))
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def profiled(tmp_path, *words, target="gpt2"):
+def profiled(tmp_path, target, *words):
     path = tmp_path / "p.json"
     assert main(["profile", target, *SMALL, "--show", "summary", "--json", str(path), *words]) == 0
     return Profile.from_json(path)
@@ -26,54 +35,37 @@ def profiled(tmp_path, *words, target="gpt2"):
     (("--optimizer", "adamw8bit"), "optimizer_bytes", None),
     (("--optimizer", "torch.optim:NAdam"), "optimizer_bytes", None),
 ])
-def test_profile(tmp_path, capsys, words, field, factor):
-    plain, found = profiled(tmp_path), profiled(tmp_path, *words)
+def test_profile(tmp_path, capsys, small, words, field, factor):
+    plain, found = profiled(tmp_path, small), profiled(tmp_path, small, *words)
     if factor is not None:
         assert getattr(found, field) == factor * getattr(plain, field)
     else:
         assert getattr(plain, field) == 0 < getattr(found, field)
 
 
-def test_all_at_once(tmp_path, capsys):
-    p = profiled(tmp_path, "--dtype", "bf16", "--quantize", "nf4", "--lora", "r=4", "--checkpointing", "--accumulate",
-                 "2", "--optimizer", "adamw8bit", "--attention", "eager", "--loss-chunks", "4",
-                 target="hf:GPT2Config")
-    layers = (768, 2304), (768, 768), (768, 3072), (3072, 768)
-    assert p.modules.trainable_params == 12 * sum(4 * (n + k) for n, k in layers)
+def test_all_at_once(tmp_path, capsys, small):
+    p = profiled(tmp_path, small, "--dtype", "bf16", "--quantize", "nf4", "--lora", "r=4", "--checkpointing",
+                 "--accumulate", "2", "--optimizer", "adamw8bit", "--attention", "eager", "--loss-chunks", "4")
+    layers = (64, 192), (64, 64), (64, 256), (256, 64)
+    assert p.modules.trainable_params == 2 * sum(4 * (n + k) for n, k in layers)
     assert p.recompute_flops > 0 and p.batch_size == 2 and p.optimizer == "adamw8bit"
 
 
-def test_a_compiled_model_is_told(tmp_path, capsys):
-    p = profiled(tmp_path, "--compile")
+def test_a_compiled_model_is_told(tmp_path, capsys, small):
+    p = profiled(tmp_path, small, "--compile")
     assert any("torch.compile" in text for text in p.assumptions)
 
 
-@pytest.mark.parametrize("command", [
-    ("fit", "gpt2", "--device", "t4", "--at-most", "4"), ("fit", "gpt2", *SMALL, "--device", "t4", "--device", "l4"),
-    ("sweep", "gpt2", "--workers", "0", "--accumulate", "1,2", "--sequence", "32", "--batch", "1"),
-])
-def test_other_commands(capsys, command):
-    code, out, err = run(capsys, *command, "--dtype", "bf16", "--lora", "r=4", "--quantize", "int8", "--optimizer",
-                         "lion")
-    assert code == 0, err
-
-
-def test_generate(capsys):
-    code, out, err = run(capsys, "generate", "gpt2", "--prompt", "16", "--new-tokens", "4", "--quantize", "int4",
-                         "--dtype", "bf16")
-    assert code == 0, err
-
-
-def test_plan(capsys):
-    code, out, err = run(capsys, "plan", "gpt2", *SMALL, "--budget", "60%", "--dtype", "bf16", "--lora", "r=4",
-                         "--optimizer", "adamw8bit")
-    assert code == 0, err
-
-
-def test_measure(capsys):
-    code, out, err = run(capsys, "measure", "hf:GPT2Config", "--input", "input_ids=int64:1x8", "--steps", "1",
-                         "--warm-up", "0", "--lora", "r=2", "--quantize", "nf4", "--optimizer", "adamw8bit",
-                         "--accumulate", "2")
+@pytest.mark.parametrize("words", [
+    "fit {} --device t4 --at-most 4 --dtype bf16 --lora r=4 --quantize int8 --optimizer lion",
+    "fit {} --input input_ids=int64:1x32 --device t4 --device l4 --dtype bf16 --lora r=4 --optimizer lion",
+    "sweep {} --workers 0 --accumulate 1,2 --sequence 32 --batch 1 --dtype bf16 --lora r=4 --quantize int8",
+    "generate {} --prompt 16 --new-tokens 4 --quantize int4 --dtype bf16",
+    "plan {} --input input_ids=int64:1x32 --budget 60% --dtype bf16 --lora r=4 --optimizer adamw8bit",
+    "measure {} --input input_ids=int64:1x8 --steps 1 --warm-up 0 --lora r=2 --quantize nf4 --optimizer adamw8bit "
+    "--accumulate 2"])
+def test_other_commands(capsys, small, words):
+    code, out, err = run(capsys, *words.format(small).split())
     assert code == 0, err
 
 

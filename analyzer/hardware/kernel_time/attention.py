@@ -154,20 +154,6 @@ class AttentionSize(NamedTuple):
     stores_keys: bool = True  #: whether a serving library's kernels also write the new keys to the cache
 
 
-def find_matrix_rate(item_bytes: int, device: DeviceSpec) -> float | None:
-    """FLOP/s of the tensor cores on attention's products, None if unknown.
-
-    16-bit products run at their peak. PyTorch's float32 kernels emulate float32 by three TF32 products from compute
-    capability 8.0 on (``OpMultiplyAddFastF32`` in its gemm_kernel_utils.h), and run on the CUDA cores before.
-    """
-    rates = device.flops_per_second
-    if item_bytes == 1:
-        return rates.fp8 or rates.fp16
-    if item_bytes == 2:
-        return rates.bf16 or rates.fp16 or rates.fp32
-    return rates.tf32 / 3 if rates.tf32 else rates.fp32
-
-
 def tile_seconds(size: AttentionSize, design: Design, device: DeviceSpec, matrix_rate: float, c: Constants) -> float:
     """Seconds in which the multiprocessors work off all tiles.
 
@@ -280,7 +266,11 @@ def predict(size: AttentionSize, kernel: str, phase: str, device: DeviceSpec, c:
     where p of 1 is one after the other. Serving libraries also write the new keys and values to the cache, at
     ``write`` times what the bytes take at the memory's rate; TensorRT-LLM rotates the queries in the same kernel.
     """
-    rate = find_matrix_rate(size.item_bytes, device)
+    rates = device.flops_per_second
+    # 16-bit products run at their peak. PyTorch's float32 kernels emulate float32 by three TF32 products from compute
+    # capability 8.0 on (``OpMultiplyAddFastF32`` in its gemm_kernel_utils.h), and run on the CUDA cores before.
+    rate = {1: rates.fp8 or rates.fp16, 2: rates.bf16 or rates.fp16 or rates.fp32}.get(
+        size.item_bytes, rates.tf32 / 3 if rates.tf32 else rates.fp32)
     if rate is None or device.memory_bandwidth is None or device.multiprocessors is None:
         return None
     memory = memory_seconds(count_bytes(size), device, c)

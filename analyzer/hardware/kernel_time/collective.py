@@ -149,13 +149,17 @@ def estimate_collective(kind: str, nbytes: int, ranks: int, path: Path, constant
     """
     if kind == "barrier":
         kind, nbytes = "all_reduce", _BARRIER_BYTES
-    if kind == "send":
-        return _send(nbytes, path, constants)
+    if kind == "send":  # one rank to one other, which waits for it
+        shared = path.ranks_per_domain if path.domains > 1 else 1
+        transfer = nbytes * shared / _usable(path, 2, constants, "pair")
+        return Cost(constants["pair_base_seconds"] + _hop(path, constants) + transfer, transfer)
     if kind not in _RING:
         return _sends(nbytes, ranks, path, constants)
-    cost = _ring(kind, nbytes, ranks, path, constants)
-    if kind == "all_reduce" and path.reduces_in_switch and str(dtype).removeprefix("torch.") not in _EIGHT_BIT:
-        cost = min((cost, *_in_switch(nbytes, ranks, path, constants)))
+    cost, c = _ring(kind, nbytes, ranks, path, constants), constants
+    is_added = kind == "all_reduce" and path.reduces_in_switch and str(dtype).removeprefix("torch.") not in _EIGHT_BIT
+    if is_added and path.medium == "nvlink" and ranks >= _SHARP_RANKS:  # a rank sends its buffer once and gets the sum
+        transfer, start = nbytes / (c["sharp_share"] * path.bandwidth), c["base_seconds"] * (1 + c["sharp_base"])
+        cost = min(cost, Cost(start + transfer + 2 * math.sqrt(c["sharp_fill"] * start * transfer), transfer))
     return cost
 
 
@@ -196,22 +200,6 @@ def _ring(kind: str, nbytes: int, ranks: int, path: Path, c: Mapping[str, float]
         middle = wire * (1 + c["ll128_own_block"] / blocks) / (c["ll128_share"] * path.bandwidth)
         best = min(best, Cost(start + c["ll128_base_seconds"] + steps * hop * c["ll128_hop"] + middle, middle))
     return best
-
-
-def _in_switch(nbytes: int, ranks: int, path: Path, c: Mapping[str, float]) -> tuple[Cost, ...]:
-    """NVLink SHARP: each rank sends its buffer once and receives the sum once."""
-    if path.medium != "nvlink" or ranks < _SHARP_RANKS:
-        return ()
-    transfer = nbytes / (c["sharp_share"] * path.bandwidth)
-    start = c["base_seconds"] * (1 + c["sharp_base"])
-    return (Cost(start + transfer + 2 * math.sqrt(c["sharp_fill"] * start * transfer), transfer),)
-
-
-def _send(nbytes: int, path: Path, c: Mapping[str, float]) -> Cost:
-    """One rank to one other, which waits for it."""
-    transfer = nbytes * path.ranks_per_domain / _usable(path, 2, c, "pair") if path.domains > 1 else (
-        nbytes / _usable(path, 2, c, "pair"))
-    return Cost(c["pair_base_seconds"] + _hop(path, c) + transfer, transfer)
 
 
 def _sends(nbytes: int, ranks: int, path: Path, c: Mapping[str, float]) -> Cost:

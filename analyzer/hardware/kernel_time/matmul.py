@@ -160,10 +160,6 @@ class ProductMachine:
     Raises KeyError for a dtype that is not of `KINDS`.
     """
 
-    __slots__ = ("multiprocessors", "pipe", "pipes", "bandwidth", "floor_seconds", "slowdown", "slow_seconds",
-                 "spreads", "unaligned_spread", "cache_bytes", "itemsize", "output_itemsize", "power", "tiles",
-                 "batched_tiles")
-
     def __init__(self, device: DeviceSpec, dtype: str, constants: Mapping[str, float]) -> None:
         kind, self.itemsize = KINDS[dtype]
         peak = find_peak(dtype, device, True)
@@ -180,8 +176,9 @@ class ProductMachine:
                          of("split_seconds"), of("add_share") * load * self.multiprocessors,
                          self.output_itemsize / (of("store_bytes_per_clock") * clock))
         self.pipes = {16: self.pipe}  # by bytes that rows of the operands are whole numbers of
+        is_hopper = (device.compute_capability or (0, 0))[0] in (9, 10)  # 12 has the instructions of Ampere
         single = self.pipe
-        if kind != "single" and (device.compute_capability or (0, 0))[0] in (9, 10):
+        if kind != "single" and is_hopper:
             single = single._replace(flops_per_second=single.flops_per_second * MMA_SHARE)
         for nbytes in (8, 4, 2, 1):
             loads = of("element_clocks") / clock * self.itemsize / nbytes
@@ -195,7 +192,6 @@ class ProductMachine:
         self.unaligned_spread = 0.0 if kind == "single" else constants["unaligned_spread"]
         self.cache_bytes = of("cache_share") * (device.l2_bytes or 0)
         self.power = of("power")
-        is_hopper = (device.compute_capability or (0, 0))[0] in (9, 10)  # 12 has the instructions of Ampere
         self.tiles = self.batched_tiles = HOPPER_TILES if is_hopper else TENSOR_TILES
         if kind == "single":
             self.tiles = SIMT_TILES

@@ -32,8 +32,7 @@ WELFORD_INSTRUCTIONS, GRADIENT_INSTRUCTIONS = 64, 25
 def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
                     written_itemsize: int | None = None) -> KernelTime | None:
     """Forward: each row is read twice, the second time from the last cache where the rows in work fit it."""
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if rows == 0:
         return NO_TIME
@@ -51,8 +50,7 @@ def layer_norm_backward_time(rows: int, columns: int, itemsize: int, device: Dev
     """Backward: a block a row for the input's gradient; 32 columns a block for those of weight and bias, so that a
     short row leaves most of the device idle.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if rows == 0:
         return NO_TIME
@@ -103,8 +101,7 @@ def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: 
     """PyTorch's own kernels: statistics by one block a channel, then a pointwise kernel of a block for each image and
     channel.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     elements = batch * channels * positions
     if elements == 0:
@@ -124,8 +121,7 @@ def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: 
 def native_batch_norm_backward_time(batch: int, channels: int, positions: int, itemsize: int,
                                     device: DeviceSpec) -> KernelTime | None:
     """PyTorch's own kernel: one block a channel goes through it twice."""
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if batch * channels * positions == 0:
         return NO_TIME
@@ -138,8 +134,7 @@ def cudnn_batch_norm_time(batch: int, channels: int, positions: int, itemsize: i
     """CuDNN's kernels in training: a block of 512 threads a channel with 16 bytes each under way. Forward reads a
     channel twice unless it fits the multiprocessor, and writes it; backward reads two twice and writes one.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     channel = batch * positions * itemsize
     if channel * channels == 0:
@@ -157,8 +152,7 @@ def cudnn_batch_norm_time(batch: int, channels: int, positions: int, itemsize: i
 def cudnn_normalize_time(batch: int, channels: int, positions: int, itemsize: int,
                          device: DeviceSpec) -> KernelTime | None:
     """CuDNN's kernel in inference: a block for each image and channel reads and writes it."""
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     rows = batch * channels
     if rows * positions == 0:
@@ -172,8 +166,7 @@ def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool =
     """Batches whose channels lie side by side: sums over the columns of a tall matrix by many blocks, then a pointwise
     kernel. Forward reads twice and writes; backward reads two tensors twice and writes one.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if nbytes == 0:
         return NO_TIME
@@ -189,8 +182,7 @@ def moments_time(groups: int, elements: int, itemsize: int, device: DeviceSpec) 
     """Mean and variance of each group of elements that lie side by side, by a block each: few groups leave most of the
     device idle.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if groups * elements == 0:
         return NO_TIME

@@ -1,4 +1,4 @@
-"""Time of kernels that memory bounds: pointwise, gathers, pooling."""
+"""Time of kernels that memory bounds: pointwise, gathers, pooling, lists of tensors."""
 from __future__ import annotations
 
 import functools
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analyzer.hardware.device_spec import DeviceSpec
 
-from .estimate import NO_TIME, KernelTime, find_constants, join
+from .estimate import NO_TIME, KernelTime, find_constants, join, join_known
 
 # What kernels that stream through memory have in common: pointwise, reductions, norms, copies, gathers, optimizers.
 #
@@ -126,8 +126,7 @@ def random_time(elements: int, nbytes: float, device: DeviceSpec) -> KernelTime 
     """A kernel that draws random numbers, dropout among them: each thread sets up its generator, then draws four at a
     time (``DistributionTemplates.h``, ``Dropout.cu``), which slows the stream. None where the bandwidth is unknown.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if elements == 0:
         return NO_TIME
@@ -152,8 +151,7 @@ def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instruct
     each other in all ``operands`` (results included): 1 if all lie alike. ``converts``: they have several types. None
     where the device's bandwidth is unknown.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if elements == 0:
         return NO_TIME
@@ -208,12 +206,8 @@ SORT_BYTES = 3                #: times that keys and values move in a pass: coun
 def sort_time(count: int, key_bytes: int, value_bytes: int, device: DeviceSpec, *,
               bits: int | None = None) -> KernelTime | None:
     """CUB's radix sort of ``count`` keys with values: a histogram, then a pass for each 8 bits of the key."""
-    machine = read_machine(device)
-    return None if machine is None else sorting(count, key_bytes, value_bytes, bits, machine)
-
-
-def sorting(count: int, key_bytes: int, value_bytes: int, bits: int | None, machine: Machine) -> KernelTime:
-    """As `sort_time`."""
+    if (machine := read_machine(device)) is None:
+        return None
     if count == 0:
         return NO_TIME
     passes = -(-(bits or 8 * key_bytes) // RADIX_BITS)
@@ -225,8 +219,7 @@ def sorting(count: int, key_bytes: int, value_bytes: int, bits: int | None, mach
 def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, device: DeviceSpec, *,
                             index_bytes: int = 8) -> KernelTime | None:
     """The gradient of a table of ``rows`` by ``width``: cleared, then what was looked up is added to it."""
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     table = kernel_time(machine, rows * width * itemsize)
     nbytes = 3 * indices * width * itemsize + indices * index_bytes
@@ -238,14 +231,13 @@ def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, 
                                         * machine.latency)])
     of_a_row = indices / max(rows, 1) / ROWS_OF_A_SUM  # partial sums that one thread adds, if indices are even
     waiting = GRADIENT_KERNELS * machine.constants["library_seconds"] + of_a_row * machine.latency / 2
-    return join([table, sorting(indices, index_bytes, index_bytes, max(rows - 1, 1).bit_length(), machine),
-                 kernel_time(machine, nbytes, waiting=waiting, kernels=GRADIENT_KERNELS)])
+    return join_known(table, sort_time(indices, index_bytes, index_bytes, device, bits=max(rows - 1, 1).bit_length()),
+                      kernel_time(machine, nbytes, waiting=waiting, kernels=GRADIENT_KERNELS))
 
 
 def gather_rows_time(indices: int, width: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
     """Rows of a table, copied by a block each where 16 bytes divide them; the device starts so many blocks a second."""
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if indices == 0:
         return NO_TIME
@@ -259,8 +251,7 @@ def lone_block_time(loads: int, device: DeviceSpec, latencies: float = 1.0) -> K
     """A kernel of one block that loads single elements from anywhere, as many at a time as a multiprocessor has under
     way: the losses of few targets. None where the device's bandwidth is unknown.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     waiting = latencies * machine.latency * (1 + min(loads, 1024) / machine.constants["lone_loads"])
     return kernel_time(machine, 32 * loads, waiting=waiting)
@@ -270,8 +261,7 @@ def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> Kernel
     """The loss of each position of images: a block of 1,024 threads an image, more only beyond 131,072 positions
     (``NLLLoss2d.cu``).
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     blocks = -(-positions // 1024)
     an_image = max(1, blocks // 128)
@@ -282,8 +272,7 @@ def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> Kernel
 
 def atomic_time(additions: int, distinct: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
     """Sums by atomic additions: those to one address follow each other."""
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if additions == 0:
         return NO_TIME
@@ -303,8 +292,7 @@ def window_time(elements: int, taps: float, nbytes: float, device: DeviceSpec) -
     """A kernel that looks at ``taps`` neighbours for each of ``elements``: pooling forward over its window, backward
     over the windows that hold an element. None where the device's bandwidth is unknown.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     return kernel_time(machine, nbytes, elements * taps * machine.constants["tap_instructions"])
 
@@ -314,11 +302,60 @@ def plane_time(planes: int, positions: int, nbytes: float, device: DeviceSpec,
     """Bilinear resampling forward: a thread a position goes through all ``planes`` (batch by channels), whose four
     neighbours are one and the same where the source has a single position.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     blocks = -(-positions // BLOCK_THREADS)
     waves = -(-blocks // (machine.multiprocessors * max(machine.resident_threads // BLOCK_THREADS, 1)))
     latencies = machine.constants["plane_latencies"] / (SINGLE_POSITION if source_positions == 1 else 1)
     waiting = waves * planes * latencies * machine.latency
     return kernel_time(machine, nbytes, waiting=waiting)
+
+
+# Time of operators over lists of tensors: ``_foreach_*`` and the fused optimizers.
+#
+# ``ATen/native/cuda/MultiTensorApply.cuh``: blocks of 512 threads work on chunks of 65,536 elements of any tensor; a
+# launch takes so many tensors and chunks as its arguments hold. The last chunks of a launch leave the device half idle.
+
+CHUNK_ELEMENTS, CHUNK_THREADS = 65536, 512
+#: Tensors and chunks of a launch by the number of lists, as built with CUDA 13 (arguments of 32 KiB):
+#: ``depth_to_max_tensors``, ``depth_to_max_blocks``.
+MAX_TENSORS = (770, 448, 336, 252, 210)
+MAX_CHUNKS = 2240
+
+
+def count_launches(sizes: Sequence[int], lists: int) -> int:
+    """Launches for tensors of ``sizes`` elements in each of ``lists``."""
+    most = MAX_TENSORS[min(max(lists, 1), len(MAX_TENSORS)) - 1]
+    counts = [-(-size // CHUNK_ELEMENTS) for size in sizes if size]
+    if len(counts) <= most and sum(counts) <= MAX_CHUNKS:
+        return 1 if counts else 0
+    launches = tensors = chunks = 0
+    for left in counts:
+        tensors += 1
+        while left:
+            taken = min(left, MAX_CHUNKS - chunks)
+            chunks += taken
+            left -= taken
+            if chunks == MAX_CHUNKS or tensors == most and not left:
+                launches, chunks, tensors = launches + 1, 0, 1 if left else 0
+    return launches + (chunks > 0)
+
+
+def foreach_time(sizes: Sequence[int], bytes_per_element: float, lists: int, device: DeviceSpec, *,
+                 instructions: float = 0.0) -> KernelTime | None:
+    """Kernels over tensors of ``sizes`` elements that read and write ``bytes_per_element`` in all ``lists`` together.
+
+    ``instructions``: of one element. None where the device's bandwidth is unknown.
+    """
+    if (machine := read_machine(device)) is None:
+        return None
+    launches = count_launches(sizes, lists)
+    if not launches:
+        return NO_TIME
+    elements = sum(sizes)
+    chunks = sum(-(-size // CHUNK_ELEMENTS) for size in sizes)
+    resident = machine.multiprocessors * machine.resident_threads // CHUNK_THREADS
+    time = kernel_time(machine, elements * bytes_per_element, elements * instructions, kernels=launches)
+    # the last chunks of each launch run beside ever fewer others: half a chunk's time in the mean
+    chunk = min(CHUNK_ELEMENTS, elements / chunks) * bytes_per_element * min(resident, chunks) / machine.rate
+    return KernelTime(math.fsum((time.seconds, launches * chunk / 2)), time.spread, time.bound, launches)

@@ -77,8 +77,7 @@ def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec
     """A reduction of ``reduced`` elements of ``itemsize`` bytes for each of ``outputs``; ``reduces_fastest``: along the
     dimension in which neighbours lie next to each other. None where the device's bandwidth is unknown.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if outputs == 0:
         return NO_TIME
@@ -118,8 +117,7 @@ def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, 
     """Softmax over rows of which neighbours lie next to each other. Backward reads two tensors, twice where the row is
     long. None where the device's bandwidth is unknown.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     if rows * columns == 0:
         return NO_TIME
@@ -149,8 +147,7 @@ def inner_softmax_time(outer: int, size: int, inner: int, itemsize: int, device:
     """Softmax over a dimension whose neighbours lie ``inner`` elements apart: a thread each goes through it, three
     times forward and twice backward, and finds it in the last cache again.
     """
-    machine = read_machine(device)
-    if machine is None:
+    if (machine := read_machine(device)) is None:
         return None
     elements = outer * size * inner
     if elements == 0:

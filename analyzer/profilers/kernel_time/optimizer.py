@@ -5,8 +5,7 @@ from functools import partial
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, find_constants, join_known
-from analyzer.hardware.kernel_time.optimizer import count_launches, foreach_time
-from analyzer.hardware.kernel_time.pointwise import stream_time
+from analyzer.hardware.kernel_time.pointwise import count_launches, foreach_time, stream_time
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.flop_registry import is_list
 from analyzer.profilers.traffic import plan_of

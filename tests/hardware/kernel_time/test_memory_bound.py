@@ -9,8 +9,15 @@ from analyzer.hardware.kernel_time.norm import (
     native_batch_norm_backward_time,
     native_batch_norm_time,
 )
-from analyzer.hardware.kernel_time.optimizer import MAX_TENSORS, count_launches, foreach_time
-from analyzer.hardware.kernel_time.pointwise import joined_dimensions, pointwise_time, read_machine, stream_time
+from analyzer.hardware.kernel_time.pointwise import (
+    MAX_TENSORS,
+    count_launches,
+    foreach_time,
+    joined_dimensions,
+    pointwise_time,
+    read_machine,
+    stream_time,
+)
 from analyzer.hardware.kernel_time.reduction import divide, reduction_time, softmax_time
 
 CARD = DeviceSpec("card", memory_bandwidth=1e12, flops_per_second=PeakRates(fp32=10e12), compute_capability=(8, 0),
