@@ -269,11 +269,12 @@ def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., to
     if isinstance(optimizer, str) and ":" in optimizer:
         module_name, _, name = optimizer.partition(":")
         try:
-            found: Any = getattr(importlib.import_module(module_name), name, None)
+            made: Any = getattr(importlib.import_module(module_name), name, None)
         except ImportError as error:
             raise InputError(f"optimizer={optimizer!r}: {module_name} cannot be imported: {error}") from error
-        if not callable(found):
+        if not callable(made):
             raise InputError(f"optimizer={optimizer!r}: {module_name} has no class or function {name!r}; give {FORM}")
+        found: Callable[..., torch.optim.Optimizer] = made
         return found
     shipped = {_fold(name): name for name in OPTIMIZERS}
     known = {**{_fold(name): f"torch.optim:{name}" for name in dir(torch.optim) if name[0].isupper()}, **shipped}
