@@ -186,9 +186,8 @@ def parse_bytes(size: str | int) -> int:
         return size
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if match is None:
-        raise InputError(
-            f"parse_bytes({size!r}): not a size; write a number and a unit, "
-            "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'")
+        raise InputError(f"parse_bytes({size!r}): not a size; write a number and a unit, "
+                         "for example '80GiB' (powers of 1024), '40 GB' (powers of 1000) or '512'")
     if match[2] is None and "." in match[1]:
         raise InputError(f"parse_bytes({size!r}): of what unit? write '{match[1]}GiB'; a bare number is bytes")
     number, prefix, binary = match.groups(default="")

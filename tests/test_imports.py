@@ -20,8 +20,7 @@ ORDER = [{"units", "errors", "registry", "output", "saved_format", "hardware", "
          {"dropins", "advice"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
-    ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")
-}
+    ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
 
 
 def imports_of(name: str) -> Iterator[str]:

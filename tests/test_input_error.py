@@ -26,14 +26,10 @@ def found():
 @pytest.mark.parametrize(("given", "words"), [
     ({"profilers": [None]}, "'profiler_0' is None, not a function of a log"),
     ({"profilers": {"flops": 3}}, "'flops' is 3, not a function of a log"),
-    ({"profilers": len}, "must be a list of functions"),
-    ({"profilers": "flops"}, "profilers='flops': must be a list"),
-    ({"loss_fn": "mse"}, "loss_fn='mse': must be callable"),
-    ({"step": "x"}, "step='x': must be callable"),
-    ({"optimizer": []}, r"optimizer=\[\]: give one of sgd"),
-    ({"kwargs": [1]}, r"kwargs=\[1\]: must be a dictionary"),
-    ({"kwargs": {1: 2}}, "kwargs={1: 2}: must be a dictionary"),
-])
+    ({"profilers": len}, "must be a list of functions"), ({"profilers": "flops"}, "profilers='flops': must be a list"),
+    ({"loss_fn": "mse"}, "loss_fn='mse': must be callable"), ({"step": "x"}, "step='x': must be callable"),
+    ({"optimizer": []}, r"optimizer=\[\]: give one of sgd"), ({"kwargs": [1]}, r"kwargs=\[1\]: must be a dictionary"),
+    ({"kwargs": {1: 2}}, "kwargs={1: 2}: must be a dictionary")])
 @pytest.mark.parametrize("driver", [profile, measure])
 def test_arguments_of_a_run(driver, given, words):
     if driver is measure and "profilers" in given:
@@ -43,10 +39,8 @@ def test_arguments_of_a_run(driver, given, words):
 
 
 @pytest.mark.parametrize(("given", "words"), [
-    ({"loss_fn": "mse"}, "loss_fn='mse'"),
-    ({"profilers": [None]}, "'profiler_0' is None"),
-    ({"kwargs": [1]}, r"kwargs=\[1\]"),
-])
+    ({"loss_fn": "mse"}, "loss_fn='mse'"), ({"profilers": [None]}, "'profiler_0' is None"),
+    ({"kwargs": [1]}, r"kwargs=\[1\]")])
 def test_arguments_of_a_graph_s_run(given, words):
     gm = symbolic_trace(MODEL, meta_args={"input": X})
     with pytest.raises(InputError, match=words):
@@ -55,8 +49,7 @@ def test_arguments_of_a_graph_s_run(given, words):
 
 @pytest.mark.parametrize(("given", "words"), [
     ({"capacity_bytes": "8GB"}, "capacity_bytes='8GB': must be positive.*parse_bytes"),
-    ({"capacity_bytes": float("nan")}, "capacity_bytes=nan"), ({"capacity_bytes": True}, "capacity_bytes=True"),
-])
+    ({"capacity_bytes": float("nan")}, "capacity_bytes=nan"), ({"capacity_bytes": True}, "capacity_bytes=True")])
 def test_options(given, words):
     with pytest.raises(InputError, match=words):
         ProfileOptions(**given)
@@ -81,23 +74,19 @@ def test_a_model_factory_that_makes_none():
 @pytest.mark.parametrize(("use", "words"), [
     (lambda p: p.table(depth="x"), "depth='x'; give a depth of 1 or more"),
     (lambda p: p.module_tree(depth="x"), "depth='x'; give a depth of 0 or more"),
-    (lambda p: p.table(sort=3), "no column '3'"),
-    (lambda p: p.table(columns=3), "columns=3: give names of columns"),
+    (lambda p: p.table(sort=3), "no column '3'"), (lambda p: p.table(columns=3), "columns=3: give names of columns"),
     (lambda p: p.module_tree(columns="params"), "columns='params': give names of columns"),
-    (lambda p: p.fits("h100", world_size="x"), "world_size='x'"),
-    (lambda p: p.mfu("x"), "seconds='x'"),
+    (lambda p: p.fits("h100", world_size="x"), "world_size='x'"), (lambda p: p.mfu("x"), "seconds='x'"),
     (lambda p: p.report("deepspeed", top_modules="x"), "top_modules='x'"),
     (lambda p: p.report("torchinfo", col_width="x"), "col_width='x'"),
-    (lambda p: p.report(None), "None.*must be one of"),
-    (lambda p: p.export(None), "None.*must be one of"),
+    (lambda p: p.report(None), "None.*must be one of"), (lambda p: p.export(None), "None.*must be one of"),
     (lambda p: Profile.from_json(None), r"from_json\(None\): give the path"),
     (lambda p: Profile.from_json(b"{}"), r"from_json\(b'{}'\): give the path"),
     (lambda p: Profile.from_json("a\0b"), "no such file"),
     (lambda p: Profile.from_json("x" * 300), "cannot be read: File name too long"),
     (lambda p: profile_generate(MODEL, prompt_tokens="x"), "prompt_tokens='x'"),
     (lambda p: measure(MODEL, args=(X,), steps="x"), "steps='x'"),
-    (lambda p: measure(MODEL, args=(X,), clock="x"), r"clock='x'\): must be a clock"),
-])
+    (lambda p: measure(MODEL, args=(X,), clock="x"), r"clock='x'\): must be a clock")])
 def test_arguments_of_views_and_others(found, use, words):
     with pytest.raises(InputError, match=words):
         use(found)

@@ -66,18 +66,16 @@ def inside(batch):
 
 
 #: how it is made of x and y, how its tensors are read, and the names of the inputs in a profile
-HOLDERS = {
-    "dataclass": (Batch, by_name, ["batch_x", "batch_y"]), "frozen": (Frozen, by_name, ["batch_x", "batch_y"]),
-    "object": (Own, by_name, ["batch_x", "batch_y"]), "slots": (Slotted, by_name, ["batch_x", "batch_y"]),
-    "namespace": (lambda x, y: SimpleNamespace(x=x, y=y), by_name, ["batch_x", "batch_y"]),
-    "user dictionary": (lambda x, y: UserDict(x=x, y=y), by_key, ["batch_x", "batch_y"]),
-    "batch encoding": (lambda x, y: BatchEncoding({"x": x, "y": y}), by_key, ["batch_x", "batch_y"]),
-    "batch feature": (lambda x, y: BatchFeature({"x": x, "y": y}), by_name, ["batch_x", "batch_y"]),
-    "named tuple": (Pair, by_name, ["batch_0", "batch_1"]),
-    "deque": (lambda x, y: deque([x, y]), lambda batch: (batch[0], batch[1]), ["batch_0", "batch_1"]),
-    "nested": (lambda x, y: {"rows": [SimpleNamespace(x=x), (Batch(None, y),)]}, inside,
-               ["batch_rows_0_x", "batch_rows_1_0_y"]),
-}
+HOLDERS = {"dataclass": (Batch, by_name, ["batch_x", "batch_y"]), "frozen": (Frozen, by_name, ["batch_x", "batch_y"]),
+           "object": (Own, by_name, ["batch_x", "batch_y"]), "slots": (Slotted, by_name, ["batch_x", "batch_y"]),
+           "namespace": (lambda x, y: SimpleNamespace(x=x, y=y), by_name, ["batch_x", "batch_y"]),
+           "user dictionary": (lambda x, y: UserDict(x=x, y=y), by_key, ["batch_x", "batch_y"]),
+           "batch encoding": (lambda x, y: BatchEncoding({"x": x, "y": y}), by_key, ["batch_x", "batch_y"]),
+           "batch feature": (lambda x, y: BatchFeature({"x": x, "y": y}), by_name, ["batch_x", "batch_y"]),
+           "named tuple": (Pair, by_name, ["batch_0", "batch_1"]),
+           "deque": (lambda x, y: deque([x, y]), lambda batch: (batch[0], batch[1]), ["batch_0", "batch_1"]),
+           "nested": (lambda x, y: {"rows": [SimpleNamespace(x=x), (Batch(None, y),)]}, inside,
+                      ["batch_rows_0_x", "batch_rows_1_0_y"])}
 HELD = pytest.mark.parametrize("name", HOLDERS)
 
 

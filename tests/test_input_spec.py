@@ -7,35 +7,21 @@ from analyzer.errors import InputError
 from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_input, parse_inputs
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "dtype", "shape"),
-    [
-        ("8x3x224x224", None, torch.float32, (8, 3, 224, 224)),
-        ("7", None, torch.float32, (7,)),
-        ("scalar", None, torch.float32, ()),
-        ("int64:8x512", None, torch.int64, (8, 512)),
-        ("input_ids=int64:8x512", "input_ids", torch.int64, (8, 512)),
-        ("x=bf16:2x3", "x", torch.bfloat16, (2, 3)),
-        ("x=2x3", "x", torch.float32, (2, 3)),
-        ("step=long:scalar", "step", torch.int64, ()),
-        ("x=half:1", "x", torch.float16, (1,)),
-        ("x=fp32:1", "x", torch.float32, (1,)),
-        ("x=f64:1", "x", torch.float64, (1,)),
-        ("x=i32:1", "x", torch.int32, (1,)),
-        ("mask=bool:4", "mask", torch.bool, (4,)),
-        ("x=float8_e4m3fn:4", "x", torch.float8_e4m3fn, (4,)),
-        ("x=complex64:4", "x", torch.complex64, (4,)),
-    ],
-)
+@pytest.mark.parametrize(("text", "name", "dtype", "shape"), [
+    ("8x3x224x224", None, torch.float32, (8, 3, 224, 224)), ("7", None, torch.float32, (7,)),
+    ("scalar", None, torch.float32, ()), ("int64:8x512", None, torch.int64, (8, 512)),
+    ("input_ids=int64:8x512", "input_ids", torch.int64, (8, 512)), ("x=bf16:2x3", "x", torch.bfloat16, (2, 3)),
+    ("x=2x3", "x", torch.float32, (2, 3)), ("step=long:scalar", "step", torch.int64, ()),
+    ("x=half:1", "x", torch.float16, (1,)), ("x=fp32:1", "x", torch.float32, (1,)),
+    ("x=f64:1", "x", torch.float64, (1,)), ("x=i32:1", "x", torch.int32, (1,)),
+    ("mask=bool:4", "mask", torch.bool, (4,)), ("x=float8_e4m3fn:4", "x", torch.float8_e4m3fn, (4,)),
+    ("x=complex64:4", "x", torch.complex64, (4,))])
 def test_parses(text: str, name: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert parse_input(text) == InputSpec(name, dtype, shape)
 
 
-@given(
-    st.none() | st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True),
-    st.sampled_from(sorted(set(DTYPES.values()), key=str)),
-    st.lists(st.integers(1, 10**6), max_size=5).map(tuple),
-)
+@given(st.none() | st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True),
+       st.sampled_from(sorted(set(DTYPES.values()), key=str)), st.lists(st.integers(1, 10**6), max_size=5).map(tuple))
 def test_text_of_a_spec_parses_back(name: str | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     spec = InputSpec(name, dtype, shape)
     assert parse_input(str(spec)) == spec

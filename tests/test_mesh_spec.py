@@ -16,8 +16,7 @@ MIB = 2**20
 
 # 4 hosts of 8 devices, a tensor of 64 MiB: what is divided over one dimension moves that share over the other.
 @pytest.mark.parametrize(("given", "wanted", "forward", "backward"), [
-    ((R, R), (R, R), [], []),
-    ((R, ROWS), (R, R), [("all_gather", 1, 64 * MIB)], []),
+    ((R, R), (R, R), [], []), ((R, ROWS), (R, R), [("all_gather", 1, 64 * MIB)], []),
     ((ROWS, COLUMNS), (ROWS, R), [("all_gather", 1, 16 * MIB)], []),
     ((R, R), (ROWS, R), [], [("all_gather", 0, 64 * MIB)]),
     ((R, ROWS), (R, COLUMNS), [("all_to_all", 1, 64 * MIB)], [("all_to_all", 1, 64 * MIB)]),

@@ -41,22 +41,12 @@ NOTHING_TO_TRAIN = ("no parameter and no input requires a gradient, so there is 
 
 
 @leaves_no_tensor
-def profile(
-    model: torch.nn.Module | Callable[[], torch.nn.Module],
-    args: tuple[Any, ...] | Any = (),
-    kwargs: dict[str, Any] | None = None,
-    mode: Literal["train", "infer"] = "train",
-    loss_fn: Callable[[Any], torch.Tensor] | None = None,
-    optimizer: str | OptimizerFactory | None = None,
-    autocast: torch.dtype | None = None,
-    step: Callable[..., Any] | None = None,
-    device: str | DeviceSpec = "h200",
-    options: ProfileOptions | None = None,
-    reuse: bool = True,
-    profilers: Profilers = None,
-    eval: bool = False,
-    world: World | None = None,
-) -> Profile:
+def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
+            kwargs: dict[str, Any] | None = None, mode: Literal["train", "infer"] = "train",
+            loss_fn: Callable[[Any], torch.Tensor] | None = None, optimizer: str | OptimizerFactory | None = None,
+            autocast: torch.dtype | None = None, step: Callable[..., Any] | None = None,
+            device: str | DeviceSpec = "h200", options: ProfileOptions | None = None, reuse: bool = True,
+            profilers: Profilers = None, eval: bool = False, world: World | None = None) -> Profile:
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
     ``model`` is a module on any device (its data is not touched, and it is as it was afterwards), a program by

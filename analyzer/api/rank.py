@@ -199,9 +199,8 @@ def _held(module: torch.nn.Module) -> list[torch.Tensor]:
         return [t for t in (*module.parameters(), *module.buffers()) if t.layout is torch.strided]
 
 
-def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages,
-         args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None,
-         stands_in: bool) -> Profile:
+def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages, args: tuple[Any, ...],
+         kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None, stands_in: bool) -> Profile:
     torch.cuda.empty_cache()  # what building needed for a while is in no step
     mode.space.host.begin_lap()
     with torch._C.DisableTorchFunction():

@@ -130,8 +130,7 @@ class Session:
         refuse_sharded(module)
         functions = self.loss_fn, self.step, self.factory
         with (InterruptsDeferred(), rare_collections(), self.simulate(options) as mode,
-              keep_surroundings(module, functions) as surroundings,
-              borrow_module(module, self.device) as borrowed):
+              keep_surroundings(module, functions) as surroundings, borrow_module(module, self.device) as borrowed):
             if self.evaluates:
                 borrowed.root.eval()
             replica = find_replica(borrowed.walked)

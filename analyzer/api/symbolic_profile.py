@@ -37,10 +37,9 @@ last_runs: WeakKeyDictionary[fx.GraphModule, LastRun] = WeakKeyDictionary()
 
 @leaves_no_tensor
 def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | None = None,
-                     mode: Literal["train", "infer"] = "train",
-                     loss_fn: Callable[[Any], torch.Tensor] | None = None, autocast: torch.dtype | None = None,
-                     device: str | DeviceSpec | None = None, profilers: Profilers = None,
-                     verbose: bool = False) -> fx.GraphModule:
+                     mode: Literal["train", "infer"] = "train", loss_fn: Callable[[Any], torch.Tensor] | None = None,
+                     autocast: torch.dtype | None = None, device: str | DeviceSpec | None = None,
+                     profilers: Profilers = None, verbose: bool = False) -> fx.GraphModule:
     """Fill ``node.meta["info"]`` of every node of ``gm`` with a `NodeInfo`, and return the same ``gm``.
 
     ``gm`` comes from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args``
@@ -88,8 +87,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     gm.meta["profile"] = found
     settings: dict[str, Any] = {"kwargs": kwargs, "mode": mode, "loss_fn": loss_fn, "autocast": autocast,
                                 "device": device, "profilers": profilers}
-    last_runs[gm] = LastRun(session, (args, kwargs), loss_fn,
-                            lambda gm: symbolic_profile(gm, *args, **settings))
+    last_runs[gm] = LastRun(session, (args, kwargs), loss_fn, lambda gm: symbolic_profile(gm, *args, **settings))
     if verbose:
         print(found.table())
     return gm

@@ -90,8 +90,7 @@ def _usual(device: DeviceSpec) -> ClusterSpec:
         kind = ("infinity_fabric" if device.vendor == "AMD" else
                 "nvswitch" if capability >= _SWITCHED_CAPABILITY else "nvlink_mesh")
         reduces = kind == "nvswitch" and capability >= _SHARP_CAPABILITY
-        link = LinkSpec(kind, device.nvlink_bandwidth, per_host, reduces_in_switch=reduces,
-                        sources=links)
+        link = LinkSpec(kind, device.nvlink_bandwidth, per_host, reduces_in_switch=reduces, sources=links)
     if device.pcie_bandwidth is not None:
         host_link = (LinkSpec("pcie", device.pcie_bandwidth, per_host, sources=pcie) if per_host > 1 else
                      LinkSpec("nvlink_c2c", device.pcie_bandwidth, sources=pcie))

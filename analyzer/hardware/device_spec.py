@@ -40,11 +40,10 @@ class Figure(NamedTuple):
     source: str | None
 
 
-_UNITS = {
-    "memory_bytes": "B", "memory_bandwidth": "B/s",
-    **{f"flops_per_second.{f.name}": "FLOP/s" for f in dataclasses.fields(PeakRates)},
-    "multiprocessors": "", "l2_bytes": "B", "clock_hertz": "Hz", "power_watts": "W", "nvlink_bandwidth": "B/s",
-    "pcie_bandwidth": "B/s", "launch_seconds": "s"}
+_UNITS = {"memory_bytes": "B", "memory_bandwidth": "B/s",
+          **{f"flops_per_second.{f.name}": "FLOP/s" for f in dataclasses.fields(PeakRates)}, "multiprocessors": "",
+          "l2_bytes": "B", "clock_hertz": "Hz", "power_watts": "W", "nvlink_bandwidth": "B/s", "pcie_bandwidth": "B/s",
+          "launch_seconds": "s"}
 _COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
 _RATES = ("memory_bandwidth", "clock_hertz", "power_watts", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
 _KINDS = ("cuda", "cpu", "mps")

@@ -16,10 +16,9 @@ from .device_spec import DeviceSpec, Figure
 # The least time that work takes by the figures of a data sheet. Uncalibrated: real kernels are slower.
 
 # torch dtype to the format whose peak applies; complex numbers are computed in their real parts.
-_FORMATS = {
-    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
-    "int8": "int8", "uint8": "int8", "complex128": "fp64", "complex64": "fp32", "complex32": "fp16"}
+_FORMATS = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8",
+            "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8", "int8": "int8", "uint8": "int8",
+            "complex128": "fp64", "complex64": "fp32", "complex32": "fp16"}
 _FORMATS |= {name: name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")}
 
 # First compute capability whose tensor cores take the format: CUDA C++ Programming Guide, Compute Capabilities,

@@ -31,8 +31,7 @@ def list_group(schedule: Any) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(list_stages(schedule)[0].group))
 
 
-def join_profiles(profiles: Sequence[Profile], lists: ActionLists
-                  ) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
+def join_profiles(profiles: Sequence[Profile], lists: ActionLists) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
     """The timeline of ranks that were profiled alone, in the order of the pipeline's ranks, and what it takes for
     granted; None where seconds are not known. What a rank computes is the wall time of its forward and backward passes
     without what it waited for messages, an equal part for each micro-batch and stage. Sums over groups that the forward
@@ -68,8 +67,7 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
     computes = [((seconds or 0.0) - sum(s for s in waited[phase] if s is not None) - more) / parts
                 for phase, seconds, more in (("forward", forward, 0.0), ("backward", backward, exchange))]
     above, below = find_compute_spreads(profile)
-    return StageCost(max(0.0, computes[0]), max(0.0, computes[1]),
-                     send_forward=_send_seconds(rows, ranks, stage, 1),
+    return StageCost(max(0.0, computes[0]), max(0.0, computes[1]), send_forward=_send_seconds(rows, ranks, stage, 1),
                      send_backward=_send_seconds(rows, ranks, stage, -1), reduce_grad=exchange / stages,
                      optimizer=(optimizer or 0.0) / stages, compute_spread=above, compute_spread_below=below,
                      transfer_spread=_find_spread(profile, [row for row in rows if row.kind in POINT_TO_POINT]),

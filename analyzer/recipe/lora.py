@@ -56,9 +56,8 @@ class LoraSpec:
         return cls(**settings)
 
 
-_READERS: dict[str, Any] = {
-    "r": int, "dropout": float, "dtype": str,
-    "targets": lambda text: () if text == "all-linear" else tuple(text.split("+"))}
+_READERS: dict[str, Any] = {"r": int, "dropout": float, "dtype": str,
+                            "targets": lambda text: () if text == "all-linear" else tuple(text.split("+"))}
 
 
 class LoraLinear(nn.Module):

@@ -283,8 +283,7 @@ def _split(values: Tensor, block: int) -> Tensor:
 # `quantize`: puts quantized linear layers in the place of those of a model.
 
 Quantization = Literal["int8", "int4", "nf4", "fp8"]
-LAYERS: dict[str, type[QuantizedLinear]] = {
-    "int8": Int8Linear, "int4": Int4Linear, "nf4": Nf4Linear, "fp8": Fp8Linear}
+LAYERS: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": Int4Linear, "nf4": Nf4Linear, "fp8": Fp8Linear}
 
 
 def find_layer(quantization: str) -> type[QuantizedLinear]:

@@ -47,8 +47,7 @@ def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target
         kind = "a model already built" if isinstance(factory, nn.Module) else f"of type {type(factory).__name__}"
         raise TargetError(f"{text}: {name} is {kind}; {_WANTED}{describe_factories(module, where)}")
     if needed := _list_required_parameters(factory):
-        raise TargetError(
-            f"{text}: {name} needs {', '.join(needed)}; {_WANTED}{describe_factories(module, where)}")
+        raise TargetError(f"{text}: {name} needs {', '.join(needed)}; {_WANTED}{describe_factories(module, where)}")
 
     def build() -> nn.Module:
         model = ignore_flags(exported_module(factory()))

@@ -36,8 +36,7 @@ class Run:
             return Annotation()
 
         settings.setdefault("optimizer", "adamw")
-        given = {"args": args} if args is not None else {
-            "kwargs": kwargs or {"input_ids": IDS, "labels": IDS.clone()}}
+        given = {"args": args} if args is not None else {"kwargs": kwargs or {"input_ids": IDS, "labels": IDS.clone()}}
         with world(size, rank):
             self.profile = profile(build, profilers=[read_bytes], **given, **settings)
 

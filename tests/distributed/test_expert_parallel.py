@@ -21,15 +21,13 @@ def by_histogram(chosen):
     return torch.histc(chosen.float(), bins=EXPERTS, min=0, max=EXPERTS).to(torch.int64)
 
 
-COUNTS = {
-    "histc": by_histogram,
-    "bincount": lambda chosen: torch.bincount(chosen, minlength=EXPERTS),
-    "one_hot": lambda chosen: F.one_hot(chosen, EXPERTS).sum(0),
-    "comparison": lambda chosen: (chosen.unsqueeze(-1) == torch.arange(EXPERTS, device=chosen.device)).sum(0),
-    "scatter": lambda chosen: torch.zeros(TOKENS, EXPERTS, dtype=torch.int64, device=chosen.device).scatter_(
-        1, chosen.view(-1, CHOSEN), 1).sum(0),
-    "scatter_add": lambda chosen: torch.zeros(EXPERTS, dtype=torch.int64, device=chosen.device).scatter_add_(
-        0, chosen, torch.ones_like(chosen))}
+COUNTS = {"histc": by_histogram, "bincount": lambda chosen: torch.bincount(chosen, minlength=EXPERTS),
+          "one_hot": lambda chosen: F.one_hot(chosen, EXPERTS).sum(0),
+          "comparison": lambda chosen: (chosen.unsqueeze(-1) == torch.arange(EXPERTS, device=chosen.device)).sum(0),
+          "scatter": lambda chosen: torch.zeros(TOKENS, EXPERTS, dtype=torch.int64, device=chosen.device).scatter_(
+              1, chosen.view(-1, CHOSEN), 1).sum(0),
+          "scatter_add": lambda chosen: torch.zeros(EXPERTS, dtype=torch.int64, device=chosen.device).scatter_add_(
+              0, chosen, torch.ones_like(chosen))}
 
 
 def build(count=by_histogram, shape=(1, 8)):

@@ -65,16 +65,15 @@ def run(build, size):
 # in forward, all but the root's in backward (the root stays gathered), and reduces and scatters every gradient in
 # float32. FSDP1 pads flat parameters of a block, which need no padding here. A peak is one device's peak, less three
 # times what the other ranks hold (parameters, two states), plus the root as it is gathered and the next block's.
-CASES = {
-    "ddp": (ddp, 8, 4 * P, 8 * P, 0, 4 * P, 12_741_111_816),
-    "fsdp2": (fsdp2, 8, 177_415_168, 354_830_336, 1_419_321_344, 1_209_237_504 + 1_419_321_344, 7_856_655_368),
-    "fsdp2_bf16": (lambda: fsdp2(reduced=True), 8, 177_415_168, 354_830_336, 709_660_672, 604_618_752 + 1_419_321_344,
-                   4_899_460_488),
-    "fsdp2_bf16_64": (lambda: fsdp2(reduced=True), 64, 22_179_456, 44_358_912, 709_742_592,
-                      604_618_752 + 1_419_485_184, 4_433_835_272),
-    "hsdp": (lambda: fsdp2((2, 4)), 8, 354_826_240, 709_652_480, 1_419_304_960,
-             1_209_237_504 + 1_419_304_960 + 354_826_240, 8_388_872_200),
-    "fsdp1": (fsdp1, 8, 177_411_584, 354_823_168, 1_419_292_672, 1_209_237_504 + 1_419_292_672, 7_856_615_944)}
+CASES = {"ddp": (ddp, 8, 4 * P, 8 * P, 0, 4 * P, 12_741_111_816),
+         "fsdp2": (fsdp2, 8, 177_415_168, 354_830_336, 1_419_321_344, 1_209_237_504 + 1_419_321_344, 7_856_655_368),
+         "fsdp2_bf16": (lambda: fsdp2(reduced=True), 8, 177_415_168, 354_830_336, 709_660_672,
+                        604_618_752 + 1_419_321_344, 4_899_460_488),
+         "fsdp2_bf16_64": (lambda: fsdp2(reduced=True), 64, 22_179_456, 44_358_912, 709_742_592,
+                           604_618_752 + 1_419_485_184, 4_433_835_272),
+         "hsdp": (lambda: fsdp2((2, 4)), 8, 354_826_240, 709_652_480, 1_419_304_960,
+                  1_209_237_504 + 1_419_304_960 + 354_826_240, 8_388_872_200),
+         "fsdp1": (fsdp1, 8, 177_411_584, 354_823_168, 1_419_292_672, 1_209_237_504 + 1_419_292_672, 7_856_615_944)}
 
 
 @pytest.mark.filterwarnings("ignore")

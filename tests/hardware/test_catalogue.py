@@ -13,16 +13,15 @@ from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.hardware.catalogue import knowing
 
 # By vendor, newest generation, largest memory.
-NVIDIA = [
-    "rtx_pro_6000_server", "rtx_pro_6000_max_q", "rtx_pro_6000_workstation", "rtx_5090", "rtx_5090_laptop",
-    "rtx_5060_ti", "rtx_5070_ti", "rtx_5080", "rtx_5070", "gb300", "b300", "gb200", "b200", "h200", "h20",
-    "gh200_96gb", "h100_nvl", "h100_sxm", "h100_pcie", "rtx_6000_ada", "l40s", "rtx_4090", "l4",
-    "rtx_4060_ti_16gb", "rtx_4070_ti_super", "rtx_4080", "rtx_4080_super", "rtx_4090_laptop", "rtx_4070",
-    "rtx_4070_super", "rtx_4070_ti", "rtx_4080_laptop", "rtx_4060", "rtx_4060_laptop", "rtx_4060_ti",
-    "rtx_4070_laptop", "rtx_a6000", "a40", "rtx_3090", "a10", "a10g", "rtx_3080_laptop_16gb", "rtx_3060",
-    "rtx_3080", "rtx_3060_ti", "rtx_3070", "rtx_3070_laptop", "rtx_3080_laptop", "rtx_3060_laptop", "a100_80gb",
-    "a100_80gb_pcie", "a100_40gb", "a100_pcie_40gb", "a30", "t4", "v100_pcie_32gb", "v100_sxm2_32gb",
-    "v100_pcie_16gb", "v100_sxm2_16gb", "p4", "p100_pcie_16gb", "p100_sxm2_16gb"]
+NVIDIA = ["rtx_pro_6000_server", "rtx_pro_6000_max_q", "rtx_pro_6000_workstation", "rtx_5090", "rtx_5090_laptop",
+          "rtx_5060_ti", "rtx_5070_ti", "rtx_5080", "rtx_5070", "gb300", "b300", "gb200", "b200", "h200", "h20",
+          "gh200_96gb", "h100_nvl", "h100_sxm", "h100_pcie", "rtx_6000_ada", "l40s", "rtx_4090", "l4",
+          "rtx_4060_ti_16gb", "rtx_4070_ti_super", "rtx_4080", "rtx_4080_super", "rtx_4090_laptop", "rtx_4070",
+          "rtx_4070_super", "rtx_4070_ti", "rtx_4080_laptop", "rtx_4060", "rtx_4060_laptop", "rtx_4060_ti",
+          "rtx_4070_laptop", "rtx_a6000", "a40", "rtx_3090", "a10", "a10g", "rtx_3080_laptop_16gb", "rtx_3060",
+          "rtx_3080", "rtx_3060_ti", "rtx_3070", "rtx_3070_laptop", "rtx_3080_laptop", "rtx_3060_laptop", "a100_80gb",
+          "a100_80gb_pcie", "a100_40gb", "a100_pcie_40gb", "a30", "t4", "v100_pcie_32gb", "v100_sxm2_32gb",
+          "v100_pcie_16gb", "v100_sxm2_16gb", "p4", "p100_pcie_16gb", "p100_sxm2_16gb"]
 AMD = ["mi325x", "mi300x", "mi250x"]
 APPLE = ["m1", "m1_max", "m1_pro", "m1_ultra", "m2", "m2_max", "m2_pro", "m2_ultra", "m3", "m3_max", "m3_pro",
          "m3_ultra", "m4", "m4_max", "m4_pro"]
@@ -39,8 +38,7 @@ def test_every_figure_has_a_source(name: str) -> None:
 
 
 # No document gives the launch; of these no more was found.
-_UNFOUND = {"h20": {"clock_hertz"}, "rtx_pro_6000_server": {"clock_hertz"},
-            "rtx_pro_6000_max_q": {"clock_hertz"}}
+_UNFOUND = {"h20": {"clock_hertz"}, "rtx_pro_6000_server": {"clock_hertz"}, "rtx_pro_6000_max_q": {"clock_hertz"}}
 
 
 @pytest.mark.parametrize("name", [*NVIDIA, *AMD])
@@ -65,33 +63,21 @@ def test_kind_is_the_type_of_its_tensors_device(name: str) -> None:
 # Operations per multiprocessor and clock: the architecture whitepapers' tables of CUDA and tensor cores, dense, 2 per
 # multiply-add, with float32 accumulation. Twice as much would be the figure with sparsity.
 # name: boost MHz of the CUDA cores and of the tensor cores, multiprocessors, operations of fp32, fp16, fp8 and int8
-_CLOCKS = {
-    "b200": (1965, 1860, 148, 256, 8192, 16384, 16384),
-    "b300": (2032, 1860, 148, 256, 8192, 16384, None),
-    "rtx_5090": (2407, 2407, 170, 256, 512, 1024, 2048),
-    "rtx_pro_6000_workstation": (2617, 2617, 188, 256, 1024, 2048, 2048),
-    "h100_pcie": (1755, 1620, 114, 256, 4096, 8192, 8192),
-    "h100_nvl": (1785, 1545, 132, 256, 4096, 8192, 8192),
-    "gh200_96gb": (1980, 1830, 132, 256, 4096, 8192, 8192),
-    "h100_sxm": (1980, 1830, 132, 256, 4096, 8192, 8192),
-    "h200": (1980, 1830, 132, 256, 4096, 8192, 8192),
-    "a100_40gb": (1410, 1410, 108, 128, 2048, None, 4096),
-    "a100_80gb": (1410, 1410, 108, 128, 2048, None, 4096),
-    "a100_pcie_40gb": (1410, 1410, 108, 128, 2048, None, 4096),
-    "a100_80gb_pcie": (1410, 1410, 108, 128, 2048, None, 4096),
-    "a30": (1440, 1440, 56, 128, 2048, None, 4096),
-    "a10": (1695, 1695, 72, 256, 1024, None, 2048),
-    "a40": (1740, 1740, 84, 256, 1024, None, 2048),
-    "rtx_a6000": (1800, 1800, 84, 256, 1024, None, 2048),
-    "rtx_3090": (1695, 1695, 82, 256, 512, None, 2048),
-    "rtx_6000_ada": (2505, 2505, 142, 256, 1024, 2048, 2048),
-    "mi300x": (2100, 2100, 304, 256, 2048, 4096, 4096),
-    "mi250x": (1700, 1700, 110, 128, 1024, None, 1024),
-    "l40s": (2520, 2500, 142, 256, 1024, 2048, 2048),
-    "l4": (2040, 2040, 58, 256, 1024, 2048, 2048),
-    "t4": (1590, 1590, 40, 128, 1024, None, 2048),
-    "rtx_4090": (2520, 2520, 128, 256, 512, 1024, 2048),
-}
+_CLOCKS = {"b200": (1965, 1860, 148, 256, 8192, 16384, 16384), "b300": (2032, 1860, 148, 256, 8192, 16384, None),
+           "rtx_5090": (2407, 2407, 170, 256, 512, 1024, 2048),
+           "rtx_pro_6000_workstation": (2617, 2617, 188, 256, 1024, 2048, 2048),
+           "h100_pcie": (1755, 1620, 114, 256, 4096, 8192, 8192), "h100_nvl": (1785, 1545, 132, 256, 4096, 8192, 8192),
+           "gh200_96gb": (1980, 1830, 132, 256, 4096, 8192, 8192), "h100_sxm": (1980, 1830, 132, 256, 4096, 8192, 8192),
+           "h200": (1980, 1830, 132, 256, 4096, 8192, 8192), "a100_40gb": (1410, 1410, 108, 128, 2048, None, 4096),
+           "a100_80gb": (1410, 1410, 108, 128, 2048, None, 4096),
+           "a100_pcie_40gb": (1410, 1410, 108, 128, 2048, None, 4096),
+           "a100_80gb_pcie": (1410, 1410, 108, 128, 2048, None, 4096), "a30": (1440, 1440, 56, 128, 2048, None, 4096),
+           "a10": (1695, 1695, 72, 256, 1024, None, 2048), "a40": (1740, 1740, 84, 256, 1024, None, 2048),
+           "rtx_a6000": (1800, 1800, 84, 256, 1024, None, 2048), "rtx_3090": (1695, 1695, 82, 256, 512, None, 2048),
+           "rtx_6000_ada": (2505, 2505, 142, 256, 1024, 2048, 2048), "mi300x": (2100, 2100, 304, 256, 2048, 4096, 4096),
+           "mi250x": (1700, 1700, 110, 128, 1024, None, 1024), "l40s": (2520, 2500, 142, 256, 1024, 2048, 2048),
+           "l4": (2040, 2040, 58, 256, 1024, 2048, 2048), "t4": (1590, 1590, 40, 128, 1024, None, 2048),
+           "rtx_4090": (2520, 2520, 128, 256, 512, 1024, 2048)}
 
 
 @pytest.mark.parametrize("name", _CLOCKS)
@@ -119,34 +105,19 @@ def test_rates_are_dense_and_follow_from_the_clock(name: str) -> None:
 
 
 # CUDA cores, boost MHz, bus bits, Gbit/s a pin and GB, as data sheets of GeForce cards list them; laptops at most.
-_GEFORCE = {
-    "rtx_3060": (3584, 1777, 192, 15, 12),
-    "rtx_3060_ti": (4864, 1665, 256, 14, 8),
-    "rtx_3070": (5888, 1725, 256, 14, 8),
-    "rtx_3080": (8704, 1710, 320, 19, 10),
-    "rtx_4060": (3072, 2460, 128, 17, 8),
-    "rtx_4060_ti": (4352, 2535, 128, 18, 8),
-    "rtx_4060_ti_16gb": (4352, 2535, 128, 18, 16),
-    "rtx_4070": (5888, 2475, 192, 21, 12),
-    "rtx_4070_super": (7168, 2475, 192, 21, 12),
-    "rtx_4070_ti": (7680, 2610, 192, 21, 12),
-    "rtx_4070_ti_super": (8448, 2610, 256, 21, 16),
-    "rtx_4080": (9728, 2505, 256, 22.4, 16),
-    "rtx_4080_super": (10240, 2550, 256, 23, 16),
-    "rtx_5060_ti": (4608, 2572, 128, 28, 16),
-    "rtx_5070": (6144, 2512, 192, 28, 12),
-    "rtx_5070_ti": (8960, 2452, 256, 28, 16),
-    "rtx_5080": (10752, 2617, 256, 30, 16),
-    "rtx_3060_laptop": (3840, 1703, 192, 14, 6),
-    "rtx_3070_laptop": (5120, 1620, 256, 14, 8),
-    "rtx_3080_laptop": (6144, 1710, 256, 14, 8),
-    "rtx_3080_laptop_16gb": (6144, 1710, 256, 14, 16),
-    "rtx_4060_laptop": (3072, 2370, 128, 16, 8),
-    "rtx_4070_laptop": (4608, 2175, 128, 16, 8),
-    "rtx_4080_laptop": (7424, 2280, 192, 18, 12),
-    "rtx_4090_laptop": (9728, 2040, 256, 18, 16),
-    "rtx_5090_laptop": (10496, 2160, 256, 28, 24),
-}
+_GEFORCE = {"rtx_3060": (3584, 1777, 192, 15, 12), "rtx_3060_ti": (4864, 1665, 256, 14, 8),
+            "rtx_3070": (5888, 1725, 256, 14, 8), "rtx_3080": (8704, 1710, 320, 19, 10),
+            "rtx_4060": (3072, 2460, 128, 17, 8), "rtx_4060_ti": (4352, 2535, 128, 18, 8),
+            "rtx_4060_ti_16gb": (4352, 2535, 128, 18, 16), "rtx_4070": (5888, 2475, 192, 21, 12),
+            "rtx_4070_super": (7168, 2475, 192, 21, 12), "rtx_4070_ti": (7680, 2610, 192, 21, 12),
+            "rtx_4070_ti_super": (8448, 2610, 256, 21, 16), "rtx_4080": (9728, 2505, 256, 22.4, 16),
+            "rtx_4080_super": (10240, 2550, 256, 23, 16), "rtx_5060_ti": (4608, 2572, 128, 28, 16),
+            "rtx_5070": (6144, 2512, 192, 28, 12), "rtx_5070_ti": (8960, 2452, 256, 28, 16),
+            "rtx_5080": (10752, 2617, 256, 30, 16), "rtx_3060_laptop": (3840, 1703, 192, 14, 6),
+            "rtx_3070_laptop": (5120, 1620, 256, 14, 8), "rtx_3080_laptop": (6144, 1710, 256, 14, 8),
+            "rtx_3080_laptop_16gb": (6144, 1710, 256, 14, 16), "rtx_4060_laptop": (3072, 2370, 128, 16, 8),
+            "rtx_4070_laptop": (4608, 2175, 128, 16, 8), "rtx_4080_laptop": (7424, 2280, 192, 18, 12),
+            "rtx_4090_laptop": (9728, 2040, 256, 18, 16), "rtx_5090_laptop": (10496, 2160, 256, 28, 24)}
 
 
 @pytest.mark.parametrize("name", _GEFORCE)
@@ -193,27 +164,23 @@ def test_memory_bandwidth_follows_from_the_clock(name: str, bus_bits: int, memor
     assert find_device(name).memory_bandwidth == pytest.approx(bus_bits / 8 * memory_mhz * 2e6, rel=3e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "printed_gib"),
-    [("h200", 141), ("h100_sxm", 80), ("a100_40gb", 40), ("a100_80gb", 80), ("l4", 24), ("t4", 16), ("rtx_4090", 24),
-     ("v100_pcie_32gb", 32), ("p4", 8), ("a100_pcie_40gb", 40), ("a100_80gb_pcie", 80), ("l40s", 48),
-     ("v100_sxm2_16gb", 16), ("v100_sxm2_32gb", 32), ("v100_pcie_16gb", 16), ("p100_pcie_16gb", 16), ("a30", 24),
-     ("a10", 24), ("a10g", 24), ("a40", 48), ("rtx_a6000", 48), ("rtx_6000_ada", 48), ("rtx_3090", 24),
-     ("rtx_5090", 32), ("rtx_pro_6000", 96), ("rtx_pro_6000_workstation", 96), ("h100_pcie", 80), ("h100_nvl", 94),
-     ("h20", 96), ("gh200", 96), ("b200", 180), ("b300", 288), ("gb200", 192), ("gb300", 288), ("mi250x", 64),
-     ("mi300x", 192), ("mi325x", 256)],
-)
+@pytest.mark.parametrize(("name", "printed_gib"), [
+    ("h200", 141), ("h100_sxm", 80), ("a100_40gb", 40), ("a100_80gb", 80), ("l4", 24), ("t4", 16), ("rtx_4090", 24),
+    ("v100_pcie_32gb", 32), ("p4", 8), ("a100_pcie_40gb", 40), ("a100_80gb_pcie", 80), ("l40s", 48),
+    ("v100_sxm2_16gb", 16), ("v100_sxm2_32gb", 32), ("v100_pcie_16gb", 16), ("p100_pcie_16gb", 16), ("a30", 24),
+    ("a10", 24), ("a10g", 24), ("a40", 48), ("rtx_a6000", 48), ("rtx_6000_ada", 48), ("rtx_3090", 24), ("rtx_5090", 32),
+    ("rtx_pro_6000", 96), ("rtx_pro_6000_workstation", 96), ("h100_pcie", 80), ("h100_nvl", 94), ("h20", 96),
+    ("gh200", 96), ("b200", 180), ("b300", 288), ("gb200", 192), ("gb300", 288), ("mi250x", 64), ("mi300x", 192),
+    ("mi325x", 256)])
 def test_memory_is_what_the_driver_leaves_of_the_printed_size(name: str, printed_gib: int) -> None:
     memory_bytes = find_device(name).memory_bytes
     assert memory_bytes is not None
     assert 0.91 * printed_gib * 2**30 < memory_bytes < printed_gib * 2**30
 
 
-@pytest.mark.parametrize(
-    ("name", "nvlink", "pcie"),
-    [("h200", 450e9, 64e9), ("h100", 450e9, 64e9), ("a100", 300e9, 32e9), ("l4", None, 32e9), ("t4", None, 16e9),
-     ("4090", None, 32e9), ("b200", 900e9, 64e9), ("l40s", None, 32e9), ("p4", None, 16e9)],
-)
+@pytest.mark.parametrize(("name", "nvlink", "pcie"), [
+    ("h200", 450e9, 64e9), ("h100", 450e9, 64e9), ("a100", 300e9, 32e9), ("l4", None, 32e9), ("t4", None, 16e9),
+    ("4090", None, 32e9), ("b200", 900e9, 64e9), ("l40s", None, 32e9), ("p4", None, 16e9)])
 def test_links_count_one_direction(name: str, nvlink: float | None, pcie: float) -> None:
     spec = find_device(name)
     assert (spec.nvlink_bandwidth, spec.pcie_bandwidth) == (nvlink, pcie)
@@ -289,12 +256,10 @@ def test_a_spec_is_its_own_device_registered_or_not() -> None:
     assert find_device(spec) is spec
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("h21", "did you mean 'h20' or 'h200'"), ("a100_sxm4_80", "did you mean 'a100_80gb' or "),
-     ("NVIDIA A100-PCIe-80GB HBM2e", "did you mean 'a100_80gb_pcie' or 'a100_pcie_40gb'"),
-     ("rtx 4091", "did you mean 'rtx_4090'"), ("zzzz", "The catalogue holds")],
-)
+@pytest.mark.parametrize(("name", "hint"), [
+    ("h21", "did you mean 'h20' or 'h200'"), ("a100_sxm4_80", "did you mean 'a100_80gb' or "),
+    ("NVIDIA A100-PCIe-80GB HBM2e", "did you mean 'a100_80gb_pcie' or 'a100_pcie_40gb'"),
+    ("rtx 4091", "did you mean 'rtx_4090'"), ("zzzz", "The catalogue holds")])
 def test_unknown_names_are_answered_with_near_ones(name: str, hint: str) -> None:
     with pytest.raises(UnknownDeviceError) as error:
         find_device(name)

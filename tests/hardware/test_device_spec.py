@@ -27,66 +27,51 @@ _FIGURES = (
     "l2_bytes, clock_hertz, power_watts, nvlink_bandwidth, pcie_bandwidth, launch_seconds")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"name": ""}, "DeviceSpec(name=''): must be a name that is not blank"),
-        ({"name": "  "}, "DeviceSpec(name='  '): must be a name that is not blank"),
-        ({"name": 7}, "DeviceSpec(name=7): must be a name that is not blank"),
-        ({"kind": "tpu"}, "DeviceSpec('x', kind='tpu'): must be one of 'cuda', 'cpu', 'mps'"),
-        (
-            {"memory_bytes": "80GB"},
-            "DeviceSpec('x', memory_bytes='80GB'): must be a positive int or None if unknown; "
-            "analyzer.units.parse_bytes reads '80GiB'",
-        ),
-        (
-            {"l2_bytes": 1e6},
-            "DeviceSpec('x', l2_bytes=1000000.0): must be a positive int or None if unknown; "
-            "analyzer.units.parse_bytes reads '80GiB'",
-        ),
-        ({"multiprocessors": 0}, "DeviceSpec('x', multiprocessors=0): must be a positive int or None if unknown"),
-        ({"multiprocessors": True}, "DeviceSpec('x', multiprocessors=True): must be a positive int or None if unknown"),
-        ({"memory_bandwidth": -1.0},
-         "DeviceSpec('x', memory_bandwidth=-1.0): must be a positive number, in B/s, or None if unknown"),
-        ({"nvlink_bandwidth": 0},
-         "DeviceSpec('x', nvlink_bandwidth=0): must be a positive number, in B/s, or None if unknown"),
-        ({"launch_seconds": "5us"},
-         "DeviceSpec('x', launch_seconds='5us'): must be a positive number, in s, or None if unknown"),
-        (
-            {"flops_per_second": PeakRates(bf16=float("nan"))},
-            "DeviceSpec('x', flops_per_second.bf16=nan): must be a positive number, in FLOP/s, or None if unknown",
-        ),
-        ({"flops_per_second": 1e12}, "DeviceSpec('x', flops_per_second=1000000000000.0): must be a PeakRates, in JSON "
-         "rates by format: {\"fp32\": 35e12}"),
-        ({"clock_hertz": 0},
-         "DeviceSpec('x', clock_hertz=0): must be a positive number, in Hz, or None if unknown"),
-        ({"power_watts": "700W"},
-         "DeviceSpec('x', power_watts='700W'): must be a positive number, in W, or None if unknown"),
-        ({"calibration": [1]},
-         "DeviceSpec('x', calibration=[1]): must be constants by family and name, such as "
-         "{'matmul': {'spread': 0.1}}"),
-        ({"calibration": {"matmul": 0.1}},
-         "DeviceSpec('x', calibration={'matmul': 0.1}): must be constants by family and name, such as "
-         "{'matmul': {'spread': 0.1}}"),
-        ({"calibration": {"matmul": {"spread": float("inf")}}},
-         "DeviceSpec('x', calibration['matmul']={'spread': inf}): must be a finite number by its name"),
-        ({"calibration": {"matmul": {"spread": True}}},
-         "DeviceSpec('x', calibration['matmul']={'spread': True}): must be a finite number by its name"),
-        ({"compute_capability": "9.0"},
-         "DeviceSpec('x', compute_capability='9.0'): must be a pair of ints such as (9, 0)"),
-        ({"compute_capability": (9,)},
-         "DeviceSpec('x', compute_capability=(9,)): must be a pair of ints such as (9, 0)"),
-        ({"compute_capability": (9.0, 0)},
-         "DeviceSpec('x', compute_capability=(9.0, 0)): must be a pair of ints such as (9, 0)"),
-        ({"aliases": "y"}, "DeviceSpec('x', aliases='y'): must be a tuple of names"),
-        ({"aliases": ("y", "")}, "DeviceSpec('x', aliases=('y', '')): must be a tuple of names"),
-        (
-            {"sources": {"memory_byte": "box"}},
-            "DeviceSpec('x', sources='memory_byte'): not a figure, did you mean 'memory_bytes'?; the figures are "
-            f"{_FIGURES}",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"name": ""}, "DeviceSpec(name=''): must be a name that is not blank"),
+    ({"name": "  "}, "DeviceSpec(name='  '): must be a name that is not blank"),
+    ({"name": 7}, "DeviceSpec(name=7): must be a name that is not blank"),
+    ({"kind": "tpu"}, "DeviceSpec('x', kind='tpu'): must be one of 'cuda', 'cpu', 'mps'"),
+    ({"memory_bytes": "80GB"},
+     "DeviceSpec('x', memory_bytes='80GB'): must be a positive int or None if unknown; "
+     "analyzer.units.parse_bytes reads '80GiB'"),
+    ({"l2_bytes": 1e6},
+     "DeviceSpec('x', l2_bytes=1000000.0): must be a positive int or None if unknown; "
+     "analyzer.units.parse_bytes reads '80GiB'"),
+    ({"multiprocessors": 0}, "DeviceSpec('x', multiprocessors=0): must be a positive int or None if unknown"),
+    ({"multiprocessors": True}, "DeviceSpec('x', multiprocessors=True): must be a positive int or None if unknown"),
+    ({"memory_bandwidth": -1.0},
+     "DeviceSpec('x', memory_bandwidth=-1.0): must be a positive number, in B/s, or None if unknown"),
+    ({"nvlink_bandwidth": 0},
+     "DeviceSpec('x', nvlink_bandwidth=0): must be a positive number, in B/s, or None if unknown"),
+    ({"launch_seconds": "5us"},
+     "DeviceSpec('x', launch_seconds='5us'): must be a positive number, in s, or None if unknown"),
+    ({"flops_per_second": PeakRates(bf16=float("nan"))},
+     "DeviceSpec('x', flops_per_second.bf16=nan): must be a positive number, in FLOP/s, or None if unknown"),
+    ({"flops_per_second": 1e12},
+     "DeviceSpec('x', flops_per_second=1000000000000.0): must be a PeakRates, in JSON "
+     "rates by format: {\"fp32\": 35e12}"),
+    ({"clock_hertz": 0}, "DeviceSpec('x', clock_hertz=0): must be a positive number, in Hz, or None if unknown"),
+    ({"power_watts": "700W"},
+     "DeviceSpec('x', power_watts='700W'): must be a positive number, in W, or None if unknown"),
+    ({"calibration": [1]},
+     "DeviceSpec('x', calibration=[1]): must be constants by family and name, such as {'matmul': {'spread': 0.1}}"),
+    ({"calibration": {"matmul": 0.1}},
+     "DeviceSpec('x', calibration={'matmul': 0.1}): must be constants by family and name, such as "
+     "{'matmul': {'spread': 0.1}}"),
+    ({"calibration": {"matmul": {"spread": float("inf")}}},
+     "DeviceSpec('x', calibration['matmul']={'spread': inf}): must be a finite number by its name"),
+    ({"calibration": {"matmul": {"spread": True}}},
+     "DeviceSpec('x', calibration['matmul']={'spread': True}): must be a finite number by its name"),
+    ({"compute_capability": "9.0"}, "DeviceSpec('x', compute_capability='9.0'): must be a pair of ints such as (9, 0)"),
+    ({"compute_capability": (9,)}, "DeviceSpec('x', compute_capability=(9,)): must be a pair of ints such as (9, 0)"),
+    ({"compute_capability": (9.0, 0)},
+     "DeviceSpec('x', compute_capability=(9.0, 0)): must be a pair of ints such as (9, 0)"),
+    ({"aliases": "y"}, "DeviceSpec('x', aliases='y'): must be a tuple of names"),
+    ({"aliases": ("y", "")}, "DeviceSpec('x', aliases=('y', '')): must be a tuple of names"),
+    ({"sources": {"memory_byte": "box"}},
+     "DeviceSpec('x', sources='memory_byte'): not a figure, did you mean 'memory_bytes'?; the figures are "
+     f"{_FIGURES}")])
 def test_refuses(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         DeviceSpec(**{"name": "x", **fields})
@@ -114,14 +99,9 @@ def test_keeps_its_own_calibration() -> None:
 
 
 def test_figures_give_each_value_with_the_nearest_source() -> None:
-    spec = DeviceSpec(
-        "x",
-        memory_bytes=10,
-        flops_per_second=PeakRates(fp32=1e12, bf16=2e12),
-        sources={
-            "flops_per_second": "sheet", "flops_per_second.bf16": "half of the sheet", "nvlink_bandwidth": "has none"
-        },
-    )
+    spec = DeviceSpec("x", memory_bytes=10, flops_per_second=PeakRates(fp32=1e12, bf16=2e12),
+                      sources={"flops_per_second": "sheet", "flops_per_second.bf16": "half of the sheet",
+                               "nvlink_bandwidth": "has none"})
     figures = {f.name: f[1:] for f in spec.figures()}
     assert ", ".join(figures) == _FIGURES
     assert figures["memory_bytes"] == (10, "B", None)
@@ -133,22 +113,16 @@ def test_figures_give_each_value_with_the_nearest_source() -> None:
 
 _positive = st.none() | st.floats(min_value=1e-9, max_value=1e18)
 _count = st.none() | st.integers(min_value=1, max_value=2**50)
-_specs = st.builds(
-    DeviceSpec,
-    name=st.text(min_size=1).filter(str.strip),
-    kind=st.sampled_from(["cuda", "cpu", "mps"]),
-    vendor=st.none() | st.text(),
-    compute_capability=st.none() | st.tuples(st.integers(0, 12), st.integers(0, 9)),
-    memory_bytes=_count,
-    memory_bandwidth=_positive,
-    flops_per_second=st.builds(PeakRates, fp32=_positive, bf16=_positive),
-    launch_seconds=_positive,
-    clock_hertz=_positive,
-    power_watts=_positive,
-    calibration=st.dictionaries(st.text(), st.dictionaries(st.text(), st.floats(-9, 9), max_size=3), max_size=2),
-    aliases=st.lists(st.text(min_size=1).filter(str.strip), max_size=3).map(tuple),
-    sources=st.dictionaries(st.sampled_from(["memory_bytes", "flops_per_second", "flops_per_second.bf16"]), st.text()),
-)
+_specs = st.builds(DeviceSpec, name=st.text(min_size=1).filter(str.strip), kind=st.sampled_from(["cuda", "cpu", "mps"]),
+                   vendor=st.none() | st.text(),
+                   compute_capability=st.none() | st.tuples(st.integers(0, 12), st.integers(0, 9)), memory_bytes=_count,
+                   memory_bandwidth=_positive, flops_per_second=st.builds(PeakRates, fp32=_positive, bf16=_positive),
+                   launch_seconds=_positive, clock_hertz=_positive, power_watts=_positive,
+                   calibration=st.dictionaries(st.text(), st.dictionaries(st.text(), st.floats(-9, 9), max_size=3),
+                                               max_size=2),
+                   aliases=st.lists(st.text(min_size=1).filter(str.strip), max_size=3).map(tuple),
+                   sources=st.dictionaries(
+                       st.sampled_from(["memory_bytes", "flops_per_second", "flops_per_second.bf16"]), st.text()))
 
 
 @given(_specs)
@@ -158,17 +132,13 @@ def test_plain_data_brings_the_same_spec_back(spec: DeviceSpec) -> None:
     assert copy.deepcopy(spec) == spec
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"kind": "cuda"}, "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
-        ({"name": "x", "memory": 1}, "DeviceSpec.from_dict: unknown field 'memory'"),
-        ({"name": "x", "flops_per_second": {"fp23": 1.0}},
-         "PeakRates.from_dict: unknown field 'fp23', did you mean 'fp32'?"),
-        ({"name": "x", "flops_per_second": [1.0]}, "DeviceSpec('x', flops_per_second=[1.0]): must be a PeakRates, in "
-         "JSON rates by format: {\"fp32\": 35e12}"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    ({"kind": "cuda"}, "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
+    ({"name": "x", "memory": 1}, "DeviceSpec.from_dict: unknown field 'memory'"),
+    ({"name": "x", "flops_per_second": {"fp23": 1.0}},
+     "PeakRates.from_dict: unknown field 'fp23', did you mean 'fp32'?"),
+    ({"name": "x", "flops_per_second": [1.0]},
+     "DeviceSpec('x', flops_per_second=[1.0]): must be a PeakRates, in JSON rates by format: {\"fp32\": 35e12}")])
 def test_from_dict_refuses(data: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         DeviceSpec.from_dict(data)
@@ -180,9 +150,8 @@ def test_a_measured_figure_stands_before_what_was_known() -> None:
                        flops_per_second=PeakRates(fp32=1e13, bf16=4e13), aliases=("old", ),
                        sources={"memory_bandwidth": "page 1", "flops_per_second": "page 2"})
     figures = {"memory_bandwidth": 700e9, "flops_per_second.bf16": 3e13, "pcie_bandwidth": None, "memory_bytes": 2**34}
-    spec = DeviceSpec.from_measurement(
-        "card", figures, command="bench --all", date="2026-01-31", like=sheet, aliases=(),
-        calibration={"matmul": {"spread": 0.1}})
+    spec = DeviceSpec.from_measurement("card", figures, command="bench --all", date="2026-01-31", like=sheet,
+                                       aliases=(), calibration={"matmul": {"spread": 0.1}})
     assert spec == DeviceSpec(
         "card", memory_bandwidth=700e9, memory_bytes=2**34, l2_bytes=2**22,
         flops_per_second=PeakRates(fp32=1e13, bf16=3e13), calibration={"matmul": {"spread": 0.1}},
@@ -242,16 +211,11 @@ def test_a_path_need_not_be_a_text(tmp_path: Path) -> None:
     assert find_device(path) == DeviceSpec("lab_card")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "cannot be read: No such file or directory; `analyzer calibrate` writes one"),
-        ("{", "damaged at line 1 column 2"),
-        ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
-        ('{"kind": "cuda"}', "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
-        ('{"name": "x", "l2_bytes": 0}', "DeviceSpec('x', l2_bytes=0): must be a positive int"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (None, "cannot be read: No such file or directory; `analyzer calibrate` writes one"),
+    ("{", "damaged at line 1 column 2"), ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
+    ('{"kind": "cuda"}', "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
+    ('{"name": "x", "l2_bytes": 0}', "DeviceSpec('x', l2_bytes=0): must be a positive int")])
 def test_a_file_that_describes_no_device_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "card.json"
     if text is not None:
@@ -295,22 +259,11 @@ def test_catalogue_shows_a_user_s_device() -> None:
 
 
 def test_device_gives_each_figure_and_each_document_once() -> None:
-    spec = DeviceSpec(
-        "lab_card",
-        vendor="Acme",
-        compute_capability=(8, 6),
-        memory_bytes=24 * 2**30,
-        memory_bandwidth=936e9,
-        flops_per_second=PeakRates(fp32=35.6e12),
-        launch_seconds=5e-6,
-        aliases=("bench",),
-        sources={
-            "memory_bytes": "sheet, page 1",
-            "memory_bandwidth": "sheet, page 1",
-            "launch_seconds": "measured",
-            "nvlink_bandwidth": "none",
-        },
-    )
+    spec = DeviceSpec("lab_card", vendor="Acme", compute_capability=(8, 6), memory_bytes=24 * 2**30,
+                      memory_bandwidth=936e9, flops_per_second=PeakRates(fp32=35.6e12), launch_seconds=5e-6,
+                      aliases=("bench",),
+                      sources={"memory_bytes": "sheet, page 1", "memory_bandwidth": "sheet, page 1",
+                               "launch_seconds": "measured", "nvlink_bandwidth": "none"})
     lines = format_device(spec).splitlines()
     assert lines[0] == "lab_card (cuda, Acme, compute capability 8.6), also known as bench"
     rows = {line.split()[0]: line.split(maxsplit=1)[1].split("  ") for line in lines[4 : lines.index("", 3)]}

@@ -12,32 +12,30 @@ from analyzer.hardware.kernel_time import NO_TIME, KernelTime, norm, pointwise, 
 
 Model = Callable[[int, DeviceSpec], KernelTime | None]
 #: A model of so much work, of which 0 is none.
-MODELS: dict[str, Model] = {
-    "layer norm": lambda n, device: norm.layer_norm_time(n, 64, 2, device),
-    "its gradients": lambda n, device: norm.layer_norm_backward_time(n, 64, 2, device),
-    "batch norm": lambda n, device: norm.native_batch_norm_time(n, 8, 16, 2, device),
-    "its gradient": lambda n, device: norm.native_batch_norm_backward_time(n, 8, 16, 2, device),
-    "batch norm of cuDNN": lambda n, device: norm.cudnn_batch_norm_time(n, 8, 16, 2, device),
-    "in inference": lambda n, device: norm.cudnn_normalize_time(n, 8, 16, 2, device),
-    "channels last": lambda n, device: norm.channels_last_norm_time(128 * n, device),
-    "moments": lambda n, device: norm.moments_time(n, 32, 2, device),
-    "pointwise": lambda n, device: pointwise.pointwise_time(n, 4.0 * n, device),
-    "random": lambda n, device: pointwise.random_time(n, 4.0 * n, device),
-    "cast": lambda n, device: pointwise.cast_time(n, 6.0 * n, device, converts=True),
-    "sort": lambda n, device: pointwise.sort_time(n, 8, 8, device),
-    "rows": lambda n, device: pointwise.gather_rows_time(n, 64, 2, device),
-    "sums": lambda n, device: pointwise.atomic_time(n, 4, 4.0 * n, device),
-    "softmax": lambda n, device: reduction.softmax_time(n, 64, 2, device),
-    "softmax of an inner dimension": lambda n, device: reduction.inner_softmax_time(n, 64, 4, 2, device),
-    "reduction": lambda n, device: reduction.reduction_time(n, 64, 2, device),
-    "optimizer": lambda n, device: pointwise.foreach_time([64] * n, 16, 4, device),
-}
+MODELS: dict[str, Model] = {"layer norm": lambda n, device: norm.layer_norm_time(n, 64, 2, device),
+                            "its gradients": lambda n, device: norm.layer_norm_backward_time(n, 64, 2, device),
+                            "batch norm": lambda n, device: norm.native_batch_norm_time(n, 8, 16, 2, device),
+                            "its gradient": lambda n, device: norm.native_batch_norm_backward_time(n, 8, 16, 2, device),
+                            "batch norm of cuDNN": lambda n, device: norm.cudnn_batch_norm_time(n, 8, 16, 2, device),
+                            "in inference": lambda n, device: norm.cudnn_normalize_time(n, 8, 16, 2, device),
+                            "channels last": lambda n, device: norm.channels_last_norm_time(128 * n, device),
+                            "moments": lambda n, device: norm.moments_time(n, 32, 2, device),
+                            "pointwise": lambda n, device: pointwise.pointwise_time(n, 4.0 * n, device),
+                            "random": lambda n, device: pointwise.random_time(n, 4.0 * n, device),
+                            "cast": lambda n, device: pointwise.cast_time(n, 6.0 * n, device, converts=True),
+                            "sort": lambda n, device: pointwise.sort_time(n, 8, 8, device),
+                            "rows": lambda n, device: pointwise.gather_rows_time(n, 64, 2, device),
+                            "sums": lambda n, device: pointwise.atomic_time(n, 4, 4.0 * n, device),
+                            "softmax": lambda n, device: reduction.softmax_time(n, 64, 2, device),
+                            "softmax of an inner dimension": lambda n, device: reduction.inner_softmax_time(
+                                n, 64, 4, 2, device),
+                            "reduction": lambda n, device: reduction.reduction_time(n, 64, 2, device),
+                            "optimizer": lambda n, device: pointwise.foreach_time([64] * n, 16, 4, device)}
 #: Those in which no work is not no kernel.
-LAUNCHED: dict[str, Model] = {
-    "losses of few": lambda n, device: pointwise.lone_block_time(n, device),
-    "losses of images": lambda n, device: pointwise.position_loss_time(n, 64, device),
-    "gradient of a table": lambda n, device: pointwise.embedding_backward_time(n, 64, 128, 2, device),
-}
+LAUNCHED: dict[str, Model] = {"losses of few": lambda n, device: pointwise.lone_block_time(n, device),
+                              "losses of images": lambda n, device: pointwise.position_loss_time(n, 64, device),
+                              "gradient of a table": lambda n, device: pointwise.embedding_backward_time(
+                                  n, 64, 128, 2, device)}
 
 
 @pytest.mark.parametrize("name", [*MODELS, *LAUNCHED])

@@ -115,8 +115,7 @@ def test_roofline_refuses_negative_counts(flops: int, bytes_moved: int) -> None:
     with pytest.raises(InputError) as error:
         roofline_seconds(flops, bytes_moved, torch.float32, TOY, VECTOR)
     assert str(error.value) == (
-        f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for unknown"
-    )
+        f"roofline_seconds(flops={flops}, bytes_moved={bytes_moved}): counts are not negative; pass None for unknown")
 
 
 _amounts = st.integers(min_value=0, max_value=10**15)

@@ -180,10 +180,8 @@ def test_neighbours_merge_in_any_order(order: tuple[int, ...], options: Allocato
         allocator.free(blocks[index])
         live[index] = False
         # live blocks stay apart, each run of free ones is one
-        expected = [
-            size for is_live, run in itertools.groupby(live)
-            for size in ([1] * len(list(run)) if is_live else [len(list(run))])
-        ]
+        expected = [size for is_live, run in itertools.groupby(live) for size in (
+                        [1] * len(list(run)) if is_live else [len(list(run))])]
         assert [b["size"] // (512 * KIB) for b in allocator.snapshot()[0]["blocks"]] == expected
     assert states(allocator) == [[("inactive", 2)]]
 
@@ -352,9 +350,8 @@ def test_max_non_split_rounding() -> None:
         (100, (30, 60, 10), 26, 100),  # the best fit is taken at once: nothing is released
     ],
 )
-def test_oversize_blocks_go_before_the_rest(
-    capacity_mib: int, idle_mib: tuple[int, ...], request_mib: int, reserved_mib: int
-) -> None:
+def test_oversize_blocks_go_before_the_rest(capacity_mib: int, idle_mib: tuple[int, ...], request_mib: int,
+                                            reserved_mib: int) -> None:
     allocator = CachingAllocator(capacity_mib * MIB, AllocatorOptions(max_split_size_mb=24))
     for block in [allocator.allocate(n * MIB) for n in idle_mib]:
         allocator.free(block)
@@ -465,23 +462,13 @@ def test_expandable_without_capacity_has_no_bound() -> None:
 def test_snapshot_has_pytorchs_form() -> None:
     allocator = CachingAllocator(top_address=0x1000 + 32 * MIB)
     allocator.allocate(1000, stream=3)
-    assert allocator.snapshot(device=2) == [{
-        "device": 2,
-        "address": 0x1000,
-        "total_size": 2 * MIB,
-        "allocated_size": 1024,
-        "active_size": 1024,
-        "requested_size": 1000,
-        "stream": 3,
-        "segment_type": "small",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [
-            {"address": 0x1000, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []},
-            {"address": 0x1400, "size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive", "frames": []},
-        ],
-    }]
+    assert allocator.snapshot(device=2) == [{"device": 2, "address": 0x1000, "total_size": 2 * MIB,
+                                             "allocated_size": 1024, "active_size": 1024, "requested_size": 1000,
+                                             "stream": 3, "segment_type": "small", "segment_pool_id": (0, 0),
+                                             "is_expandable": False, "frames": [],
+                                             "blocks": [{"address": 0x1000, "size": 1024, "requested_size": 1000,
+                                                         "state": "active_allocated", "frames": []}, {
+        "address": 0x1400, "size": 2 * MIB - 1024, "requested_size": 0, "state": "inactive", "frames": []}]}]
 
 
 def test_snapshot_is_read_by_pytorchs_own_viewer() -> None:
@@ -517,13 +504,9 @@ def test_block_of_another_allocator(nbytes: int) -> None:
     other.free(block)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"capacity_bytes": 0}, "capacity_bytes=0: must be positive, or None for no limit"),
-        ({"top_address": 100}, "top_address=100: must be a positive multiple of 512"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"capacity_bytes": 0}, "capacity_bytes=0: must be positive, or None for no limit"),
+    ({"top_address": 100}, "top_address=100: must be a positive multiple of 512")])
 def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(InputError) as caught:
         CachingAllocator(**arguments)
@@ -566,36 +549,30 @@ def test_options_from_string(text: str, options: AllocatorOptions) -> None:
     assert hash(AllocatorOptions.from_string(text)) == hash(options)
 
 
-REFUSED = [
-    ("max_split_size_mb:19", "max_split_size_mb=19: must be None or at least large_segment_size_mb, 20"),
-    ("max_non_split_rounding_mb:3", "max_non_split_rounding_mb=3: must be None or at least large_segment_size_mb, 20"),
-    ("large_segment_size_mb:10", "large_segment_size_mb=10: must be above 10"),
-    ("garbage_collection_threshold:1.0",
-     "garbage_collection_threshold=1.0: must lie between 0 and 1; 0 switches it off"),
-    ("roundup_power2_divisions:3", "roundup_power2_divisions=3: must be a power of two"),
-    ("roundup_power2_divisions:0", "roundup_power2_divisions=0: must be a power of two"),
-    ("roundup_power2_divisions:[256:3]",
-     "roundup_power2_divisions={256: 3}: the divisions 3 must be 0 or a power of two"),
-    ("roundup_power2_divisions:[3:2]",
-     "roundup_power2_divisions={3: 2}: the boundary 3 must be '>' or a power of two, in MiB"),
-    ("expandable_segments:true", "expandable_segments:true: must be True or False"),
-    ("max_split_size_mb", "'max_split_size_mb' is not of the form key:value"),
-    ("max_split_size_mb:many", "max_split_size_mb:many: invalid literal for int() with base 10: 'many'"),
-    ("roundup_power2_divisions:[256:1", "roundup_power2_divisions:[256:1: lacks its closing bracket ']'"),
-]
+REFUSED = [("max_split_size_mb:19", "max_split_size_mb=19: must be None or at least large_segment_size_mb, 20"),
+           ("max_non_split_rounding_mb:3",
+            "max_non_split_rounding_mb=3: must be None or at least large_segment_size_mb, 20"),
+           ("large_segment_size_mb:10", "large_segment_size_mb=10: must be above 10"),
+           ("garbage_collection_threshold:1.0",
+            "garbage_collection_threshold=1.0: must lie between 0 and 1; 0 switches it off"),
+           ("roundup_power2_divisions:3", "roundup_power2_divisions=3: must be a power of two"),
+           ("roundup_power2_divisions:0", "roundup_power2_divisions=0: must be a power of two"),
+           ("roundup_power2_divisions:[256:3]",
+            "roundup_power2_divisions={256: 3}: the divisions 3 must be 0 or a power of two"),
+           ("roundup_power2_divisions:[3:2]",
+            "roundup_power2_divisions={3: 2}: the boundary 3 must be '>' or a power of two, in MiB"),
+           ("expandable_segments:true", "expandable_segments:true: must be True or False"),
+           ("max_split_size_mb", "'max_split_size_mb' is not of the form key:value"),
+           ("max_split_size_mb:many", "max_split_size_mb:many: invalid literal for int() with base 10: 'many'"),
+           ("roundup_power2_divisions:[256:1", "roundup_power2_divisions:[256:1: lacks its closing bracket ']'")]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *REFUSED,
-        ("per_process_memory_fraction:1.5", "per_process_memory_fraction=1.5: must lie between 0 and 1"),
-        ("roundup_power2_divisions:[256]", "has the entry '256', which is not MIB:DIVISIONS or >:DIVISIONS"),
-        ("backend:cudaMallocAsync",
-         "only backend:native is simulated; with cudaMallocAsync the CUDA driver pools the memory"),
-        ("max_split:128", "unknown key 'max_split'; use one of expandable_segments, garbage_collection_threshold, "),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    *REFUSED, ("per_process_memory_fraction:1.5", "per_process_memory_fraction=1.5: must lie between 0 and 1"),
+    ("roundup_power2_divisions:[256]", "has the entry '256', which is not MIB:DIVISIONS or >:DIVISIONS"),
+    ("backend:cudaMallocAsync",
+     "only backend:native is simulated; with cudaMallocAsync the CUDA driver pools the memory"),
+    ("max_split:128", "unknown key 'max_split'; use one of expandable_segments, garbage_collection_threshold, ")])
 def test_refused_settings(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         AllocatorOptions.from_string(text)
@@ -623,29 +600,20 @@ def test_pytorch_refuses_and_accepts_the_same_settings() -> None:
 # --- properties ---
 
 
-SIZES = st.one_of(
-    st.integers(1, 4 * KIB),
-    st.integers(1, MIB),
-    st.integers(1, 40 * MIB),
-    st.sampled_from([512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 11 * MIB, 20 * MIB, 24 * MIB,
-                     45 * MIB]),
-)
-STEP = st.one_of(
-    st.tuples(st.just("allocate"), SIZES, st.sampled_from([0, 0, 0, 1])),
-    st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
-    st.tuples(st.sampled_from(["empty_cache", "allocate"]), st.just(0), st.just(0)),
-)
+SIZES = st.one_of(st.integers(1, 4 * KIB), st.integers(1, MIB), st.integers(1, 40 * MIB),
+                  st.sampled_from([512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 11 * MIB, 20 * MIB,
+                                   24 * MIB, 45 * MIB]))
+STEP = st.one_of(st.tuples(st.just("allocate"), SIZES, st.sampled_from([0, 0, 0, 1])),
+                 st.tuples(st.just("free"), st.integers(0, 1000), st.just(0)),
+                 st.tuples(st.sampled_from(["empty_cache", "allocate"]), st.just(0), st.just(0)))
 # long ones too, which lists() alone seldom makes
 STEPS = st.lists(STEP, min_size=30, max_size=100) | st.lists(STEP, max_size=30)
-OPTIONS = st.builds(
-    AllocatorOptions,
-    expandable_segments=st.booleans(),
-    max_split_size_mb=st.sampled_from([None, None, 24, 25, 40]),
-    roundup_power2_divisions=st.sampled_from([None, None, 1, 4, {8: 2, 16: 8, ">": 1}]),
-    garbage_collection_threshold=st.sampled_from([0.0, 0.3, 0.8]),
-    large_segment_size_mb=st.sampled_from([20, 20, 12, 24]),
-    per_process_memory_fraction=st.sampled_from([1.0, 0.75]),
-)
+OPTIONS = st.builds(AllocatorOptions, expandable_segments=st.booleans(),
+                    max_split_size_mb=st.sampled_from([None, None, 24, 25, 40]),
+                    roundup_power2_divisions=st.sampled_from([None, None, 1, 4, {8: 2, 16: 8, ">": 1}]),
+                    garbage_collection_threshold=st.sampled_from([0.0, 0.3, 0.8]),
+                    large_segment_size_mb=st.sampled_from([20, 20, 12, 24]),
+                    per_process_memory_fraction=st.sampled_from([1.0, 0.75]))
 
 
 def check_books(allocator: CachingAllocator, live: list[Block]) -> None:

@@ -11,14 +11,9 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.sampled_from([1, 512, 513, 4 * KIB, 300 * KIB, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 21 * MIB, 64 * MIB])
 STEP = st.one_of(st.tuples(st.just("alloc"), SIZES), st.tuples(st.just("free"), st.integers(0, 99)),
                  st.tuples(st.just("temporary"), SIZES),
-                 st.tuples(st.just("held"),
-                           st.lists(SIZES, min_size=1, max_size=3).map(tuple)))
-OPTIONS = st.sampled_from([
-    AllocatorOptions(),
-    AllocatorOptions(expandable_segments=True),
-    AllocatorOptions(max_split_size_mb=20),
-    AllocatorOptions(roundup_power2_divisions=4)
-])
+                 st.tuples(st.just("held"), st.lists(SIZES, min_size=1, max_size=3).map(tuple)))
+OPTIONS = st.sampled_from([AllocatorOptions(), AllocatorOptions(expandable_segments=True),
+                           AllocatorOptions(max_split_size_mb=20), AllocatorOptions(roundup_power2_divisions=4)])
 
 
 def compile_steps(steps, allocator):

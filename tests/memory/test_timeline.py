@@ -58,20 +58,16 @@ def convolutions():
     return nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten())
 
 
-CASES = {
-    "linear": (lambda: nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 8)), (256, 512), {}),
-    "checkpointed": (Checkpointed, (1024, 512), {}),
-    "convolutions": (convolutions, (8, 3, 64, 64), {}),
-    "autocast": (convolutions, (8, 3, 64, 64), {"autocast": torch.bfloat16}),
-    "inference": (convolutions, (8, 3, 64, 64), {"mode": "infer"}),
-    "one step": (convolutions, (8, 3, 64, 64), {"options": ProfileOptions(steps=1)}),
-    "expandable": (convolutions, (8, 3, 64, 64), {
-        "options": ProfileOptions(allocator=AllocatorOptions(expandable_segments=True))
-    }),
-    "on the host": (convolutions, (8, 3, 64, 64), {"device": "cpu"}),
-    "run, not replayed": (convolutions, (8, 3, 64, 64), {"reuse": False}),
-    "short of memory": (Checkpointed, (1024, 512), {"options": ProfileOptions(capacity_bytes=140 * MIB)}),
-}
+CASES = {"linear": (lambda: nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 8)), (256, 512), {}),
+         "checkpointed": (Checkpointed, (1024, 512), {}), "convolutions": (convolutions, (8, 3, 64, 64), {}),
+         "autocast": (convolutions, (8, 3, 64, 64), {"autocast": torch.bfloat16}),
+         "inference": (convolutions, (8, 3, 64, 64), {"mode": "infer"}),
+         "one step": (convolutions, (8, 3, 64, 64), {"options": ProfileOptions(steps=1)}),
+         "expandable": (convolutions, (8, 3, 64, 64),
+                        {"options": ProfileOptions(allocator=AllocatorOptions(expandable_segments=True))}),
+         "on the host": (convolutions, (8, 3, 64, 64), {"device": "cpu"}),
+         "run, not replayed": (convolutions, (8, 3, 64, 64), {"reuse": False}),
+         "short of memory": (Checkpointed, (1024, 512), {"options": ProfileOptions(capacity_bytes=140 * MIB)})}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -176,8 +172,7 @@ def test_who_asked_and_for_what():
             ("_0", "temporary", hidden), ("cublas workspace, forward thread", "workspace", 32 * MIB),
             ("loss", "loss", 512)} <= blocks
     categories = {
-        category: sum(b for _, c, b in blocks if c == category) for category in ("gradient", "optimizer state")
-    }
+        category: sum(b for _, c, b in blocks if c == category) for category in ("gradient", "optimizer state")}
     assert categories["gradient"] == weight
     assert {e.category for e in p.memory_events if e.action.startswith("segment")} == {""}
 

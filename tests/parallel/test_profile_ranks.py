@@ -142,8 +142,7 @@ def test_the_table_says_who_decides() -> None:
     def build() -> nn.Module:
         return nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
 
-    table = profile_ranks(build, lambda: (torch.rand(4, 1024, device="cuda"), ), size=16, optimizer="sgd",
-                          device="h100")
+    table = profile_ranks(build, lambda: (torch.rand(4, 1024, device="cuda"),), size=16, optimizer="sgd", device="h100")
     assert table.fullest is table.slowest is table.rows[0]
     lines = table.render().splitlines()
     assert lines[0].split()[:3] == ["ranks", "kind", "params"]

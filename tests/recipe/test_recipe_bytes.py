@@ -28,9 +28,8 @@ ROPE = 2 * 64 * 2  # the frequencies of rotary embeddings, twice
 
 
 def make() -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, vocab_size=VOCAB))
+    return LlamaForCausalLM(LlamaConfig(hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=LAYERS,
+                                        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, vocab_size=VOCAB))
 
 
 def run(recipe: Recipe, tokens: int = 256):
@@ -65,11 +64,7 @@ def nf4_bytes(n: int, k: int) -> tuple[int, int]:
     return n * k // 2, blocks + 4 * (blocks // 256) + 4 * (16 + 256 + 1)
 
 
-HELD = {
-    "nf4": nf4_bytes,
-    "int8": lambda n, k: (n * k, 4 * n),
-    "fp8": lambda n, k: (n * k, 4 * n),
-}
+HELD = {"nf4": nf4_bytes, "int8": lambda n, k: (n * k, 4 * n), "fp8": lambda n, k: (n * k, 4 * n)}
 
 
 @pytest.mark.parametrize("quantization", HELD)

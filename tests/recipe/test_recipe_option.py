@@ -31,10 +31,8 @@ def profiled(tmp_path, target, *words):
 
 
 @pytest.mark.parametrize(("words", "field", "factor"), [
-    (("--dtype", "bf16"), "param_bytes", 0.5),
-    (("--optimizer", "adamw8bit"), "optimizer_bytes", None),
-    (("--optimizer", "torch.optim:NAdam"), "optimizer_bytes", None),
-])
+    (("--dtype", "bf16"), "param_bytes", 0.5), (("--optimizer", "adamw8bit"), "optimizer_bytes", None),
+    (("--optimizer", "torch.optim:NAdam"), "optimizer_bytes", None)])
 def test_profile(tmp_path, capsys, small, words, field, factor):
     plain, found = profiled(tmp_path, small), profiled(tmp_path, small, *words)
     if factor is not None:
@@ -72,8 +70,7 @@ def test_other_commands(capsys, small, words):
 @pytest.mark.parametrize(("words", "text"), [
     (("--dtype", "bf61"), "analyzer: --dtype bf61: no floating dtype; did you mean bf16? one of bf16, fp16, fp32"),
     (("--lora", "q_proj"), "analyzer: --lora q_proj: 'q_proj' is not one of r=16"),
-    (("--optimizer", "adma"), "analyzer: optimizer='adma': did you mean adam? give one of sgd"),
-])
+    (("--optimizer", "adma"), "analyzer: optimizer='adma': did you mean adam? give one of sgd")])
 def test_errors(capsys, words, text):
     code, out, err = run(capsys, "profile", "gpt2", *words)
     assert code == 2 and err.startswith(text)

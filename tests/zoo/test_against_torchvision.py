@@ -29,13 +29,11 @@ def test_has_the_modules_and_parameters_of_torchvision(name: str) -> None:
 
 
 SMALL_VIT = dict(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5)
-SMALL = {
-    "vit": (lambda: VisionTransformer(**SMALL_VIT), lambda: models.VisionTransformer(**SMALL_VIT)),
-    "basic": (lambda: ResNet(BasicBlock,
-                             (1, 2, 1, 1), 5), lambda: models.ResNet(models.resnet.BasicBlock, [1, 2, 1, 1], 5)),
-    "bottleneck": (lambda: ResNet(Bottleneck,
-                                  (1, 2, 1, 1), 5), lambda: models.ResNet(models.resnet.Bottleneck, [1, 2, 1, 1], 5)),
-}
+SMALL = {"vit": (lambda: VisionTransformer(**SMALL_VIT), lambda: models.VisionTransformer(**SMALL_VIT)),
+         "basic": (lambda: ResNet(BasicBlock, (1, 2, 1, 1), 5),
+                   lambda: models.ResNet(models.resnet.BasicBlock, [1, 2, 1, 1], 5)),
+         "bottleneck": (lambda: ResNet(Bottleneck, (1, 2, 1, 1), 5),
+                        lambda: models.ResNet(models.resnet.Bottleneck, [1, 2, 1, 1], 5))}
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -48,16 +48,8 @@ def make_gpt2() -> tuple[torch.nn.Module, torch.nn.Module]:
 
 
 def make_llama(kv_heads: int, tied: bool) -> tuple[torch.nn.Module, torch.nn.Module]:
-    sizes = dict(
-        vocab_size=31,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=kv_heads,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=tied,
-    )
+    sizes = dict(vocab_size=31, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+                 num_key_value_heads=kv_heads, rms_norm_eps=1e-5, tie_word_embeddings=tied)
     rope = dict(rope_type="default", rope_theta=500000.0)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope))
     ours = Llama(LlamaConfig(**sizes, rope_theta=500000.0))
@@ -65,11 +57,8 @@ def make_llama(kv_heads: int, tied: bool) -> tuple[torch.nn.Module, torch.nn.Mod
     return ours, theirs
 
 
-CASES = {
-    "gpt2": make_gpt2,
-    "llama grouped": lambda: make_llama(kv_heads=2, tied=True),
-    "llama": lambda: make_llama(kv_heads=6, tied=False),
-}
+CASES = {"gpt2": make_gpt2, "llama grouped": lambda: make_llama(kv_heads=2, tied=True),
+         "llama": lambda: make_llama(kv_heads=6, tied=False)}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -98,12 +98,10 @@ WOULD_DO = "; in mynet.py these would do: Net, make_net, small"
     ("mynet.py:Quux", "mynet.py has no 'Quux'" + WOULD_DO),
     ("mynet.py", "says not what in the file, as in mynet.py:Net" + WOULD_DO),
     ("mynet.py:", "says not what in the file, as in mynet.py:Net" + WOULD_DO),
-    ("mynet.py:Sized",
-     "Sized needs width; give a callable of no arguments that returns an nn.Module" + WOULD_DO),
+    ("mynet.py:Sized", "Sized needs width; give a callable of no arguments that returns an nn.Module" + WOULD_DO),
     ("mynet.py:ready",
      "ready is a model already built; give a callable of no arguments that returns an nn.Module" + WOULD_DO),
-    ("own_layer.py:Net", "own_layer.py has no 'Net'; nothing in own_layer.py would do"),
-])
+    ("own_layer.py:Net", "own_layer.py has no 'Net'; nothing in own_layer.py would do")])
 def test_a_name_that_will_not_do(folder: Path, text: str, message: str) -> None:
     with pytest.raises(TargetError) as caught:
         load_target(text)
@@ -114,8 +112,7 @@ def test_a_name_that_will_not_do(folder: Path, text: str, message: str) -> None:
     (None, "no file 'broken.py' in "),
     ("import a_module_nobody_has", "broken.py itself imports 'a_module_nobody_has', which is not installed"),
     ("def (:", "importing broken.py failed: SyntaxError: "),
-    ("import sys; sys.exit('usage: broken.py FILE')", "importing broken.py failed: SystemExit: usage: broken.py FILE"),
-])
+    ("import sys; sys.exit('usage: broken.py FILE')", "importing broken.py failed: SystemExit: usage: broken.py FILE")])
 def test_a_file_that_cannot_be_imported(folder: Path, content: str | None, message: str) -> None:
     if content is not None:
         (folder / "broken.py").write_text(content)
@@ -125,9 +122,7 @@ def test_a_file_that_cannot_be_imported(folder: Path, content: str | None, messa
 
 
 @pytest.mark.parametrize(("content", "line"), [
-    ("import torch\nx = 1\ny = x / 0\n", "broken.py:3"),
-    ("import torch\nfrom beside import y\n", "beside.py:2"),
-])
+    ("import torch\nx = 1\ny = x / 0\n", "broken.py:3"), ("import torch\nfrom beside import y\n", "beside.py:2")])
 def test_what_fails_while_a_file_is_imported_names_file_and_line(folder: Path, content: str, line: str) -> None:
     (folder / "broken.py").write_text(content)
     (folder / "beside.py").write_text("x = 1\ny = x / 0\n")

@@ -49,9 +49,8 @@ class Design:
 MMA, WGMMA, TCGEN05 = "mma", "wgmma", "tcgen05"
 
 # FlashAttention 2, csrc/flash_attn/src/flash_fwd_launch_template.h.
-FLASH_2 = Design(
-    MMA, (32, 64, 96, 128, 192, 256), ((128, 128), (128, 128), (128, 64), (128, 64), (128, 64), (64, 64)),
-    decode_group=10**6)
+FLASH_2 = Design(MMA, (32, 64, 96, 128, 192, 256), ((128, 128), (128, 128), (128, 64), (128, 64), (128, 64), (64, 64)),
+                 decode_group=10**6)
 # FlashInfer, include/flashinfer/utils.cuh (FA2DetermineCtaTileQ): grouped queries packed, small tiles for few rows.
 _FLASH_INFER = Design(MMA, FLASH_2.head_dims, FLASH_2.tiles, packs=True, short_rows=(16, 64))
 # FlashAttention 3, hopper/tile_size.h (causal); packs where sequences are of various lengths.
@@ -200,8 +199,7 @@ def decode_seconds(size: AttentionSize, design: Design, device: DeviceSpec, c: C
     blocks = math.ceil(keys * width / DECODE_BLOCK_ELEMENTS)
     splits = min(blocks, multiprocessors // tiles) if can_split and tiles < multiprocessors else 1
     tile = c["tile"] * (0.5 + width / 256)  # half of it for the query and the output
-    clocks = max(tiles / multiprocessors * (tile + c["block"] * blocks),
-                 tile + c["alone"] * math.ceil(blocks / splits))
+    clocks = max(tiles / multiprocessors * (tile + c["block"] * blocks), tile + c["alone"] * math.ceil(blocks / splits))
     if splits > 1:
         clocks += c["combine"]
     if design is FLASH_2 and not is_alone and size.kv_heads > 1:

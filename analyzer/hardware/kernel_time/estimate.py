@@ -168,8 +168,7 @@ def join(times: Iterable[KernelTime]) -> KernelTime:
     seconds = sum(part.seconds for part in parts)
     error = math.sqrt(sum((part.seconds * part.spread) ** 2 for part in parts))
     longest = max(parts, key=lambda part: part.seconds)
-    return KernelTime(seconds, error / seconds if seconds else 0.0, longest.bound,
-                      sum(part.kernels for part in parts))
+    return KernelTime(seconds, error / seconds if seconds else 0.0, longest.bound, sum(part.kernels for part in parts))
 
 
 def join_known(*times: KernelTime | None) -> KernelTime | None:

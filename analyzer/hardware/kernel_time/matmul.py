@@ -19,10 +19,9 @@ from .estimate import BOUNDS, NO_TIME, KernelTime, find_constants
 #: 35.6 TFLOP/s), A40 (300 W, 150 TFLOP/s), A100 SXM (400 W, 312 TFLOP/s). 5 and 4 nm: RTX 4090 (450 W, 82.6 TFLOP/s),
 #: L40S (350 W, 362 TFLOP/s), RTX PRO 6000 Blackwell (600 W, 125 TFLOP/s, 504 TFLOP/s), H100 SXM (700 W,
 #: 989 TFLOP/s), B200 (1000 W, 2250 TFLOP/s).
-BOARD_JOULES = {
-    "Pascal": (21e-12, 21e-12), "Volta": (18e-12, 2.2e-12), "Turing": (16e-12, 2.0e-12), "Ampere": (9.8e-12, 1.3e-12),
-    "Ampere GA10x": (9.8e-12, 2.0e-12), "Ada Lovelace": (5.4e-12, 0.97e-12), "RTX Blackwell": (4.8e-12, 1.2e-12),
-    "Hopper": (5.4e-12, 0.71e-12), "Blackwell": (5.4e-12, 0.44e-12)}
+BOARD_JOULES = {"Pascal": (21e-12, 21e-12), "Volta": (18e-12, 2.2e-12), "Turing": (16e-12, 2.0e-12),
+                "Ampere": (9.8e-12, 1.3e-12), "Ampere GA10x": (9.8e-12, 2.0e-12), "Ada Lovelace": (5.4e-12, 0.97e-12),
+                "RTX Blackwell": (4.8e-12, 1.2e-12), "Hopper": (5.4e-12, 0.71e-12), "Blackwell": (5.4e-12, 0.44e-12)}
 
 
 def slowdown_under_load(device: DeviceSpec, on_cuda_cores: bool, itemsize: int, flops_per_second: float,

@@ -68,10 +68,9 @@ def read_machine(device: DeviceSpec) -> Machine | None:
     cache = (device.l2_bytes or L2_BYTES) * DISTINCT_CACHE.get(capability, 1)
     count = device.multiprocessors or MULTIPROCESSORS
     clock = device.clock_hertz or CLOCK_HERTZ
-    return Machine(
-        device.memory_bandwidth * constants[kind], count * clock * CACHE_BYTES_PER_CYCLE,
-        count * clock * ISSUED_PER_CYCLE, count, RESIDENT_THREADS.get(capability, 2048),
-        int(cache), constants["floor_seconds"], constants["latency_seconds"], constants["spread"], constants)
+    return Machine(device.memory_bandwidth * constants[kind], count * clock * CACHE_BYTES_PER_CYCLE,
+                   count * clock * ISSUED_PER_CYCLE, count, RESIDENT_THREADS.get(capability, 2048), int(cache),
+                   constants["floor_seconds"], constants["latency_seconds"], constants["spread"], constants)
 
 
 def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, waiting: float = 0.0,
@@ -212,8 +211,7 @@ def sort_time(count: int, key_bytes: int, value_bytes: int, device: DeviceSpec, 
         return NO_TIME
     passes = -(-(bits or 8 * key_bytes) // RADIX_BITS)
     nbytes = count * (key_bytes + passes * SORT_BYTES * (key_bytes + value_bytes))
-    return kernel_time(machine, nbytes, waiting=(passes + 2) * machine.constants["library_seconds"],
-                       kernels=passes + 2)
+    return kernel_time(machine, nbytes, waiting=(passes + 2) * machine.constants["library_seconds"], kernels=passes + 2)
 
 
 def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, device: DeviceSpec, *,
