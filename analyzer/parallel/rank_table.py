@@ -83,15 +83,17 @@ class RankTable:
         """The table as text, and which rank decides what."""
         headers, cells = self._list_cells()
         widths = [max(map(len, column)) for column in zip(headers, *cells)]
-        lines = ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(
-                               zip(row, widths))).rstrip() for row in [headers, *cells]]
+        lines = ["  ".join(cell.ljust(width) if i < 2 else cell.rjust(width)
+                           for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
+                 for row in [headers, *cells]]
         return "\n".join([*lines, *self._list_said(), *self.assumptions])
 
     def _list_cells(self) -> tuple[list[str], list[list[str]]]:
         """Headers and rows."""
         cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
-                  format_bytes(row.peak_reserved_bytes), format_bytes(row.host_peak_bytes), row.peak_phase or "-",
-                  format_seconds(row.step_seconds), format_bytes(row.comm_bytes)] for row in self.rows]
+                  format_bytes(row.peak_reserved_bytes), format_bytes(row.host_peak_bytes),
+                  row.peak_phase or "-", format_seconds(row.step_seconds), format_bytes(row.comm_bytes)]
+                 for row in self.rows]
         headers = list(_COLUMNS)
         if all(row.host_peak_bytes is None for row in self.rows):
             return [*headers[:5], *headers[6:]], [[*cell[:5], *cell[6:]] for cell in cells]
@@ -124,11 +126,13 @@ class RankTable:
         memory, timeline = describe_rank_memory(self.rows, self.profiles), self.timeline
         lanes = [] if timeline is None else [pipeline_part(timeline.ranks, timeline.actions, timeline.step_seconds,
                                                            [row.name for row in self.rows])]
-        parts = [rank_headline(self.size, self.rows, deciding, self.slowest, self.step_seconds, self.step_seconds_range,
-                               self.profiles),
-                 Part("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
-                 *([Part("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
-                 summary_part(self.render()), *list_rank_parts(self.rows, self.profiles, deciding)]
+        parts = [
+            rank_headline(self.size, self.rows, deciding, self.slowest, self.step_seconds,
+                          self.step_seconds_range, self.profiles),
+            Part("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
+            *([Part("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
+            summary_part(self.render()),
+            *list_rank_parts(self.rows, self.profiles, deciding)]
         return write_page(f"A job of {self.size:,} ranks", parts, path)
 
     def to_dict(self) -> dict[str, Any]:

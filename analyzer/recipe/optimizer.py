@@ -165,8 +165,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         apart = set(map(id, rest))
         matrices = {id(p): p for p in chosen if p.ndim == 2 and id(p) not in apart}
         left = [p for p in [*chosen, *rest] if id(p) not in matrices]
-        self.parts: list[torch.optim.Optimizer] = [*([torch.optim.Muon(matrices.values(), lr=lr)] if matrices else []),
-                                                   *([torch.optim.AdamW(left, lr=lr)] if left else [])]
+        self.parts: list[torch.optim.Optimizer] = [
+            *([torch.optim.Muon(matrices.values(), lr=lr)] if matrices else []),
+            *([torch.optim.AdamW(left, lr=lr)] if left else [])]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -230,16 +231,18 @@ def make_muon(params: list[nn.Parameter], model: nn.Module) -> torch.optim.Optim
 TAKES_MODEL = {make_muon}
 
 # The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
-                                                               "momentum": lambda p: torch.optim.SGD(
-                                                                   p, lr=1e-3, momentum=0.9),
-                                                               "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
-                                                               "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
-                                                               "adamw_fused": lambda p: torch.optim.AdamW(
-                                                                   p, lr=1e-3, fused=True), "adamw8bit": AdamW8bit,
-                                                               "adamw_offloaded": OffloadedAdamW,
-                                                               "adafactor": torch.optim.Adafactor, "lion": Lion,
-                                                               "muon": make_muon}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "adamw8bit": AdamW8bit,
+    "adamw_offloaded": OffloadedAdamW,
+    "adafactor": torch.optim.Adafactor,
+    "lion": Lion,
+    "muon": make_muon,
+}
 TORCHS_OWN = ("sgd", "momentum", "adam", "adamw", "adamw_fused")  #: names of those whose code is PyTorch's
 FORM = "module:Class, e.g. torch.optim:RAdam"
 

@@ -20,9 +20,10 @@ class ShippedModel(NamedTuple):
     labelled: bool = False  #: takes `labels` shaped like its input, and then returns a loss
 
 
-MODELS: dict[str, ShippedModel] = {"vit_b_16": ShippedModel(vit_b_16, "8x3x224x224"),
-                                   "resnet18": ShippedModel(resnet18, "8x3x224x224"),
-                                   "resnet50": ShippedModel(resnet50, "8x3x224x224"),
-                                   "gpt2": ShippedModel(gpt2, "input_ids=int64:8x1024", labelled=True),
-                                   "llama_1b": ShippedModel(llama_1b, "input_ids=int64:1x4096", labelled=True),
-                                   "llama_405b": ShippedModel(llama_405b, "input_ids=int64:1x4096", labelled=True)}
+MODELS: dict[str, ShippedModel] = {
+    "vit_b_16": ShippedModel(vit_b_16, "8x3x224x224"),
+    "resnet18": ShippedModel(resnet18, "8x3x224x224"),
+    "resnet50": ShippedModel(resnet50, "8x3x224x224"),
+    "gpt2": ShippedModel(gpt2, "input_ids=int64:8x1024", labelled=True),
+    "llama_1b": ShippedModel(llama_1b, "input_ids=int64:1x4096", labelled=True),
+    "llama_405b": ShippedModel(llama_405b, "input_ids=int64:1x4096", labelled=True)}
