@@ -43,11 +43,6 @@ class Call(NamedTuple):
 ANY_CALL = Call("f(...)")
 
 
-def accept(key: K, caller: str) -> K:
-    """The key itself: the check of a registry that takes any."""
-    return key
-
-
 def check_name(key: str, caller: str) -> str:
     """The key, if it is a name that fits in a command line. Raises InputError, which begins with ``caller``, else.
 
@@ -80,7 +75,8 @@ class Registry(Generic[K, V]):
     2
     """
 
-    def __init__(self, name: str, check_key: Callable[[K, str], K] = accept, call: Call = ANY_CALL) -> None:
+    def __init__(self, name: str, check_key: Callable[[K, str], K] = lambda key, caller: key,
+                 call: Call = ANY_CALL) -> None:
         """``check_key(key, caller)`` gives the key that is used, or raises InputError for one that cannot be meant."""
         self.name = name
         self._check_key, self._call = check_key, call

@@ -40,7 +40,9 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
                          "try only some")
     if isinstance(devices, (str, DeviceSpec)):
         devices = [devices]
-    specs = _list_known() if devices is None else [find_device(device) for device in devices]
+    # of devices whose memory is not known nothing can be told, but for the host
+    known = [spec for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"]
+    specs = known if devices is None else [find_device(device) for device in devices]
     if not specs:
         raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
     options = options or ProfileOptions()
@@ -57,8 +59,3 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
         title = describe_step(found)
     devices_held = tuple([row.device for row in rows if row.fits][:3])
     return FitTable(title, tuple([replace(row, devices=devices_held) for row in rows]))
-
-
-def _list_known() -> list[DeviceSpec]:
-    """The host, and the devices of the catalogue whose memory is known: of others nothing can be told."""
-    return [spec for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"]

@@ -17,7 +17,7 @@ from analyzer.record.options import ProfileOptions, progress_of
 from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option
-from analyzer.zoo.input_spec import InputSpec, Target
+from analyzer.zoo.input_spec import Target
 from analyzer.zoo.target import load_target
 
 from .argument import build_model
@@ -84,17 +84,12 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
                                  **command_option.find_step(arguments, recipe)))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe
             given = command_option.choose_inputs(target, arguments.input, train=False)
-            found[-1].complete(made_by=describe_command(name, arguments, given))
+            said: dict[str, Option] = {name: value for name in SAVED_OPTIONS
+                                       if (value := getattr(arguments, name)) not in (None, False)}
+            found[-1].complete(made_by=CommandInfo(name, {**said, "input": tuple([str(spec) for spec in given])}))
             if made_up := [spec.assumption for spec in specs if spec.assumption is not None]:
                 found[-1].complete(assumptions=(*made_up, *found[-1].assumptions))
     return found
-
-
-def describe_command(target: str, arguments: argparse.Namespace, inputs: Sequence[InputSpec]) -> CommandInfo:
-    """The command that `predict` runs for one target, its inputs written out."""
-    given: dict[str, Option] = {name: value for name in SAVED_OPTIONS
-                                if (value := getattr(arguments, name)) not in (None, False)}
-    return CommandInfo(target, {**given, "input": tuple([str(spec) for spec in inputs])})
 
 
 def _find_fused(arguments: argparse.Namespace) -> Literal["default", "reduce-overhead", "cudagraphs"] | None:

@@ -99,7 +99,8 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     with noting_failures(), flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
-        if mode == "train" and step is None and not call.has_gradient():
+        if mode == "train" and step is None and not any(
+                t.requires_grad for t in chain(module.parameters(), tensors_of((args, kwargs)))):
             try:
                 bare = Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
                 return run_model(bare, call, reuse, looks_for_gradient=True).remember(request)
@@ -115,10 +116,6 @@ class ModelCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: list[str]  #: of the positional arguments
-
-    def has_gradient(self) -> bool:
-        """Whether a parameter or an input requires a gradient."""
-        return any(t.requires_grad for t in chain(self.module.parameters(), tensors_of((self.args, self.kwargs))))
 
 
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
@@ -173,13 +170,6 @@ class Replay:
         self.blocks: BlockReplay | None = None
         self.step: EagerStep | None = None
 
-    def forbid(self, restart: Restart) -> None:
-        """Replay less in the next run."""
-        if restart.module is None:
-            self.block_refusal = restart.reason
-        else:
-            self.excluded[type(restart.module)] = restart.reason
-
     def report(self, root: torch.nn.Module) -> ReplayReport:
         """What was replayed in the last run of ``root``, and why the rest was run."""
         name = type(root).__name__
@@ -231,7 +221,10 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             try:
                 return expect_values(run_once, session.options)
             except Restart as restart:
-                replay.forbid(restart)
+                if restart.module is None:
+                    replay.block_refusal = restart.reason
+                else:
+                    replay.excluded[type(restart.module)] = restart.reason
                 restart.__traceback__ = None  # whose frames hold the run
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)

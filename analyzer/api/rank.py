@@ -162,8 +162,10 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             module = model if isinstance(model, torch.nn.Module) else build_in(model, session.device)
         except DeviceOutOfMemoryError as error:
             raise InputError(f"the model does not fit while it is built: {error}") from error
-        if is_module:
-            _check_built(module, world)
+        for tensor in map(local_part, _held(module)) if is_module else ():
+            if getattr(tensor.untyped_storage(), "space", None) is not world.space:
+                raise InputError(f"the model ({type(module).__name__}) was not built in {world!r}: give `profile` the "
+                                 "function that builds and wraps it, or profile the model outside of the world")
         gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         try:
             with keep_flags(module):
@@ -174,14 +176,6 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             mode.space.listener = live
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-
-
-def _check_built(module: torch.nn.Module, world: World) -> None:
-    """Raise InputError where a tensor of ``module`` was not made in ``world``."""
-    for tensor in map(local_part, _held(module)):
-        if getattr(tensor.untyped_storage(), "space", None) is not world.space:
-            raise InputError(f"the model ({type(module).__name__}) was not built in {world!r}: give `profile` the "
-                             "function that builds and wraps it, or profile the model outside of the world")
 
 
 def build_in(build: Callable[[], Any], device: torch.device) -> torch.nn.Module:

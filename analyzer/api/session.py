@@ -35,7 +35,7 @@ from analyzer.profilers.flops import profile_flops
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
-from analyzer.recipe.optimizer import TAKES_MODEL, find_optimizer, fold_optimizer
+from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions, count_listed
@@ -192,8 +192,16 @@ class Run:
                     names: Iterable[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments without data in place of those given; they and the module's tensors are there before a step."""
         taken = self.fake_inputs(args, kwargs, self.session.device)
+        recorder, borrowed = self.recorder, self.borrowed
         with torch._C.DisableTorchFunction():
-            self.register_inputs(*taken, names)
+            attributes = [fake for fake, _ in borrowed.attributes]
+            held = [fake for group in (borrowed.parameters, borrowed.buffers) for _, fake, _ in group]
+            recorder.register_existing([*held, *attributes])
+            recorder.own_parameters_of(borrowed.by_path.values())
+            recorder.mark(attributes, "buffer")
+            for fake in attributes:
+                tell_met(recorder.mode.state, fake)
+            mark_inputs(recorder, *taken, names)
         return taken
 
     def fake_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
@@ -204,18 +212,6 @@ class Run:
         taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
             self.recorder.mode.state, (args, dict(kwargs)), device)
         return taken
-
-    def register_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Tell the recorder what is there before the first step."""
-        recorder, borrowed = self.recorder, self.borrowed
-        attributes = [fake for fake, _ in borrowed.attributes]
-        held = [fake for group in (borrowed.parameters, borrowed.buffers) for _, fake, _ in group]
-        recorder.register_existing([*held, *attributes])
-        recorder.own_parameters_of(borrowed.by_path.values())
-        recorder.mark(attributes, "buffer")
-        for fake in attributes:
-            tell_met(recorder.mode.state, fake)
-        mark_inputs(recorder, args, kwargs, names)
 
     def describe_training(self) -> None:
         """Say in the assumptions what an inference step ran as in training."""
@@ -290,7 +286,7 @@ def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:
         return None
 
     def make(parameters: list[torch.nn.Parameter], model: torch.nn.Module) -> torch.optim.Optimizer:
-        made = factory(parameters, model) if factory in TAKES_MODEL else factory(parameters)
+        made = factory(parameters)
         if not callable(getattr(made, "step", None)):
             raise InputError(f"optimizer={factory!r}: returned {made!r}, not a torch.optim.Optimizer")
         found: torch.optim.Optimizer = made

@@ -56,15 +56,6 @@ _OF_OBJECTS: dict[str, Callable[..., Any]] = {
     "scatter_object_list": _scatter_object_list, "send_object_list": _nothing, "recv_object_list": _recv_object_list}
 
 
-def object_collective_replacements() -> Iterator[Undo]:
-    """Replace collectives of objects; each result undoes one."""
-    for name, simulated in _OF_OBJECTS.items():
-        for owner in (dist, c10d):
-            yield answer(owner, name, simulated, where=current_world)
-    # states of `ZeroRedundancyOptimizer`: what another rank sends is taken to be a state of this one's
-    yield answer(zero_redundancy_optimizer, "_broadcast_object", lambda obj, *args, **kwargs: obj, where=current_world)
-
-
 # Collectives that move no data: what each returns, on which stream it runs, and how the program waits for it.
 
 _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
@@ -206,7 +197,12 @@ def current_collectives() -> Collectives:
 
 
 def replacements() -> Iterator[Undo]:
-    """Let `Work.wait` say that the current stream waits; each result undoes one replacement."""
+    """Let `Work.wait` say that the current stream waits, and objects stay here; each result undoes one replacement."""
+    for name, simulated in _OF_OBJECTS.items():
+        for owner in (dist, c10d):
+            yield answer(owner, name, simulated, where=current_world)
+    # states of `ZeroRedundancyOptimizer`: what another rank sends is taken to be a state of this one's
+    yield answer(zero_redundancy_optimizer, "_broadcast_object", lambda obj, *args, **kwargs: obj, where=current_world)
     for name in ("wait", "block_current_stream", "synchronize"):
         if hasattr(dist.Work, name):
             yield answer(dist.Work, name, _wait, passes_original=True, where=current_world)

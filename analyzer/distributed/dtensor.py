@@ -45,31 +45,11 @@ def forget_shardings() -> None:
             getattr(owner, name)()
 
 
-def sharding_cache_replacements() -> Iterator[Undo]:
-    """Begin and end with nothing remembered, and keep the tracker of random numbers that there was."""
-    tracker = dtensor_random._rng_tracker
-
-    def restore() -> None:
-        dtensor_random._rng_tracker = tracker
-        forget_shardings()
-
-    dtensor_random._rng_tracker = None
-    forget_shardings()
-    yield restore
-
-
 # Random numbers of sharded tensors: torch keeps the device's generators in step, which draw nothing here.
 
 def _init(original: Any, tracker: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """Without comparing the generators' states, which no rank has."""
     original(tracker, device_mesh, False)
-
-
-def random_number_replacements() -> Iterator[Undo]:
-    """What DTensor's random operators do around themselves; each result undoes one replacement."""
-    tracker = dtensor_random.OffsetBasedRNGTracker
-    yield answer(tracker, "_distribute_region", lambda *args, **kwargs: nullcontext(), where=current_world)
-    yield answer(tracker, "__init__", _init, passes_original=True, where=current_world)
 
 
 # How a sharded tensor lies over its mesh, as plain text: what solvers and saved profiles hold.
@@ -152,14 +132,6 @@ def _init_process_groups(original: Any, mesh: DeviceMesh, *args: Any, **kwargs: 
 def _with_data(ranks: Any) -> torch.Tensor:
     with without_modes():
         return torch.tensor(ranks, dtype=torch.int)
-
-
-def mesh_replacements() -> Iterator[Undo]:
-    """How meshes are made; each result undoes one replacement."""
-    has_one = hasattr(DeviceMesh, "_init_one_process_group")
-    for simulated in (_init_one_process_group if has_one else _init_process_groups, _concatenate):
-        if hasattr(DeviceMesh, simulated.__name__):
-            yield answer(DeviceMesh, simulated.__name__, simulated, passes_original=True, where=current_world)
 
 
 # `DTensor` without data: shapes of whole tensors are asked of plain ones on meta; each is where its part is.
@@ -253,7 +225,22 @@ def _call_without_modes(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def replacements() -> Iterator[Undo]:
-    """What DTensors ask of whole tensors and of devices; each result undoes one replacement."""
+    """How meshes are made, what DTensors remember, and ask of whole tensors, devices and generators of random numbers;
+    each result undoes one replacement.
+    """
+    has_one = hasattr(DeviceMesh, "_init_one_process_group")
+    for made in (_init_one_process_group if has_one else _init_process_groups, _concatenate):
+        if hasattr(DeviceMesh, made.__name__):
+            yield answer(DeviceMesh, made.__name__, made, passes_original=True, where=current_world)
+    tracker = dtensor_random._rng_tracker
+
+    def restore() -> None:
+        dtensor_random._rng_tracker = tracker
+        forget_shardings()
+
+    dtensor_random._rng_tracker = None
+    forget_shardings()
+    yield restore
     collective_hook.redispatching[DTensor] = call_on_parts
     yield collective_hook.redispatching.clear
     for owner, name, simulated in (
@@ -264,3 +251,6 @@ def replacements() -> Iterator[Undo]:
     for name, value in _PROPERTIES.items():
         if name not in vars(DTensor):
             yield replace(DTensor, name, _put(value))
+    offsets = dtensor_random.OffsetBasedRNGTracker
+    yield answer(offsets, "_distribute_region", lambda *args, **kwargs: nullcontext(), where=current_world)
+    yield answer(offsets, "__init__", _init, passes_original=True, where=current_world)

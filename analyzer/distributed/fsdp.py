@@ -97,17 +97,6 @@ def _for_the_module_of_its_handle(original: Any, state: Any, handle: Any, *args:
         return original(state, handle, *args, **kwargs)
 
 
-def parameter_group_replacements() -> Iterator[Undo]:
-    """What is done for a group of parameters, or a flat one, between the layers' own operators; each result undoes one
-    replacement.
-    """
-    for owner, names, simulated in (
-            (FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward"), _for_its_module),
-            (_runtime_utils, ("_unshard", "_post_backward_hook"), _for_the_module_of_its_handle)):
-        for name in names:
-            yield answer(owner, name, simulated, passes_original=True, where=current_world)
-
-
 # Private torch API: the parts that FSDP cuts a parameter into, of which one rank looks at two or three.
 
 class Chunks(Sequence[torch.Tensor]):
@@ -137,6 +126,13 @@ class Chunks(Sequence[torch.Tensor]):
         return self._tensor.narrow(self._dim, start, min(self._step, size - start))
 
 
-def shard_chunk_replacements() -> Iterator[Undo]:
-    """How a parameter is cut; each result undoes one replacement."""
+def replacements() -> Iterator[Undo]:
+    """How a parameter is cut, and what is done for a group of parameters, or a flat one, between the layers' own
+    operators; each result undoes one replacement.
+    """
     yield answer(fsdp_param, "_chunk_with_empty", Chunks, where=current_world)
+    for owner, names, simulated in (
+            (FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward"), _for_its_module),
+            (_runtime_utils, ("_unshard", "_post_backward_hook"), _for_the_module_of_its_handle)):
+        for name in names:
+            yield answer(owner, name, simulated, passes_original=True, where=current_world)

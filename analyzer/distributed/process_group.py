@@ -157,14 +157,6 @@ def _simulated(original: Any) -> Any:
     return simulated_class(original, _SimulatedStore, lambda *args, **kwargs: current_world() is not None)
 
 
-def store_replacements() -> Iterator[Undo]:
-    """Replace the stores that wait for other processes; each result undoes one."""
-    for owner in (dist, c10d, rendezvous):
-        for name in _KINDS:
-            if hasattr(owner, name):
-                yield replace(owner, name, _simulated)
-
-
 # Process groups of any backend: each is made by the one that moves no data, and says that it is what was asked for.
 
 #: of the library that PyTorch is built with: .ci/docker/ci_commit_pins/nccl.txt (commit 0baa077)
@@ -229,7 +221,13 @@ def _get_backend(group: Any = None) -> Any:
 
 
 def replacements() -> Iterator[Undo]:
-    """What makes, and asks about, process groups; each result undoes one replacement."""
+    """What makes, and asks about, process groups, and stores that wait for other processes; each result undoes one
+    replacement.
+    """
+    for owner in (dist, c10d, rendezvous):
+        for name in _KINDS:
+            if hasattr(owner, name):
+                yield replace(owner, name, _simulated)
     for owner in (dist, c10d, device_mesh):
         for name, simulated, passes_original in (("init_process_group", _init_process_group, True),
                                                  ("new_group", _new_group, True), ("get_backend", _get_backend, False)):

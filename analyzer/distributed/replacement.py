@@ -166,10 +166,7 @@ def pipeline_stage_replacements() -> Iterator[Undo]:
 
 def _replacements() -> Iterator[Undo]:
     for replacements in (process_group.replacements, collective.replacements, known_content.reduction_replacements,
-                         dtensor.mesh_replacements, collective.object_collective_replacements, reducer_replacements,
-                         dtensor.sharding_cache_replacements, dtensor.replacements, dtensor.random_number_replacements,
-                         fsdp.shard_chunk_replacements, fsdp.parameter_group_replacements, pipeline_stage_replacements,
-                         process_group.store_replacements):
+                         reducer_replacements, dtensor.replacements, fsdp.replacements, pipeline_stage_replacements):
         yield from replacements()
 
 

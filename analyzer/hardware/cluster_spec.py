@@ -44,15 +44,11 @@ class HostSpec:
     synchronize_seconds: float
     spread: float
 
-    @classmethod
-    def from_constants(cls, constants: Mapping[str, float]) -> HostSpec:
-        """The host of fitted or measured constants, which are those of the family ``host``."""
-        return cls(**{field.name: constants[field.name] for field in dataclasses.fields(cls)})
-
 
 def host_of(device: DeviceSpec) -> HostSpec:
     """The host that a device is taken to stand in: its own calibration, else the one of the fit."""
-    return HostSpec.from_constants(find_constants("host", device))
+    constants = find_constants("host", device)
+    return HostSpec(**{field.name: constants[field.name] for field in dataclasses.fields(HostSpec)})
 
 
 # What joins devices: NVLink, PCI Express, a network.

@@ -1,7 +1,7 @@
 """Devices as a table, the one at hand, and the roofline of each."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -11,7 +11,7 @@ from analyzer.errors import InputError
 from analyzer.units import format_bytes, format_count, format_rate, format_seconds
 
 from .catalogue import find_device, register_device
-from .device_spec import DeviceSpec, Figure
+from .device_spec import DeviceSpec
 
 # The least time that work takes by the figures of a data sheet. Uncalibrated: real kernels are slower.
 
@@ -107,20 +107,14 @@ def format_device(device: str | DeviceSpec) -> str:
     figures = list(spec.figures())
     # a document serves many figures: each stands once, below, its address in one piece so that it can be copied
     documents = list(dict.fromkeys(figure.source for figure in figures if figure.source))
-    rows = [(f.name, _format_figure(f), f"[{documents.index(f.source) + 1}]" if f.source else "unknown")
+    formats: dict[str, Callable[[float | None], str]] = {"B": format_bytes, "s": format_seconds}
+    rows = [(f.name, formats[f.unit](f.value) if f.unit in formats else format_count(f.value, f.unit),
+             f"[{documents.index(f.source) + 1}]" if f.source else "unknown")
             for f in figures]
     table = _lay_out(rows, ("figure", "value", "source"))
     lines = [title, "", table, "", *(f"[{i}] {document}" for i, document in enumerate(documents, 1))]
     return "\n".join([line if "\n" in line else fill(line, 120, subsequent_indent="    ", break_long_words=False,
                                                       break_on_hyphens=False) for line in lines]).rstrip()
-
-
-def _format_figure(figure: Figure) -> str:
-    if figure.unit == "B":
-        return format_bytes(figure.value)
-    if figure.unit == "s":
-        return format_seconds(figure.value)
-    return format_count(figure.value, figure.unit)
 
 
 def _lay_out(rows: Sequence[Any], headers: Sequence[str]) -> str:

@@ -91,14 +91,9 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
     own = device.multiprocessors
     if own is None:
         return list(_UNKNOWN)
-    multiprocessors = {name: _count_multiprocessors(name) for name in _CONTEXTS}
+    multiprocessors = {name: getattr(read_shipped(name), "multiprocessors", None) or 0 for name in _CONTEXTS}
     other = min(multiprocessors, key=lambda name: abs(multiprocessors[name] - own))
     nbytes, source = _CONTEXTS[other]
     return [UnseenMemory(f"{what} (assumed: as on {other})", nbytes,
                          f"not known for this device; of those known {other} is nearest in multiprocessors "
                          f"({multiprocessors[other]}, here {own}): {source}")]
-
-
-def _count_multiprocessors(name: str) -> int:
-    spec = read_shipped(name)
-    return spec.multiprocessors or 0 if spec is not None else 0

@@ -1,17 +1,14 @@
 """Stages of a pipeline joined into one timeline."""
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.estimate import find_range
-from analyzer.report.export.json_format import read_plain
 from analyzer.report.page.document import summary_part, write_page
 from analyzer.units import format_ends, format_percent, format_seconds
 
@@ -247,18 +244,6 @@ class PipelineTimeline:
                                   (self.bubble_share, self.exposed_transfer_share), self.imbalance, self.slowest_rank)
         lanes = pipeline_part(self.ranks, self.actions, self.step_seconds)
         return write_page("One step of a pipeline", [first, lanes, summary_part(self.render())], path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that ``json.dumps`` takes."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PipelineTimeline:
-        """The timeline that ``to_dict`` gave, also after a round trip through JSON. Raises ProfileFormatError for
-        anything else.
-        """
-        found: PipelineTimeline = read_plain(PipelineTimeline, data)
-        return found
 
 
 def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,

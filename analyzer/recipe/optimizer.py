@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from analyzer.errors import InputError
 from analyzer.profilers.flop_registry import register_flop_impl
@@ -129,55 +128,7 @@ register_flop_impl(ops.adamw_8bit, lambda parameter, *_, **__: 18 * parameter.nu
 register_flop_impl(ops.adamw_32bit, lambda parameter, *_, **__: 14 * parameter.numel)
 
 
-# Optimizers by name: those of PyTorch, and others that people train with.
-
-class Lion(torch.optim.Optimizer):
-    """Lion (Chen et al. 2023, algorithm 2): one state, and an update by its sign; parameter after parameter."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-                 weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update each parameter that has a gradient."""
-        loss = _evaluate(closure)
-        for group, parameter in _list_updated(self):
-            (beta1, beta2), state = group["betas"], self.state[parameter]
-            if not state:
-                state["exp_avg"] = torch.zeros_like(parameter)
-            if group["weight_decay"]:
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            update = state["exp_avg"].lerp(parameter.grad, 1 - beta1).sign_()
-            parameter.add_(update, alpha=-group["lr"])
-            state["exp_avg"].lerp_(parameter.grad, 1 - beta2)
-        return loss
-
-
-class MuonWithAdamW(torch.optim.Optimizer):
-    """`torch.optim.Muon` for the matrices of hidden layers and AdamW for everything else: embeddings, the output head,
-    vectors and convolutions, as Muon's author uses it (github.com/KellerJordan/Muon, README).
-    """
-
-    def __init__(self, params: Iterable[Tensor], others: Iterable[Tensor] = (), lr: float = 1e-3) -> None:
-        chosen, rest = list(params), list(others)
-        super().__init__([*chosen, *rest], {"lr": lr})
-        apart = set(map(id, rest))
-        matrices = {id(p): p for p in chosen if p.ndim == 2 and id(p) not in apart}
-        left = [p for p in [*chosen, *rest] if id(p) not in matrices]
-        self.parts: list[torch.optim.Optimizer] = [
-            *([torch.optim.Muon(matrices.values(), lr=lr)] if matrices else []),
-            *([torch.optim.AdamW(left, lr=lr)] if left else [])]
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of both."""
-        loss = _evaluate(closure)
-        for part in self.parts:
-            part.step()
-            self.state.update(part.state)
-        return loss
-
+# Optimizers by name.
 
 class OffloadedAdamW(torch.optim.Optimizer):
     """AdamW whose states and a copy of the parameters are on the host, where the update runs: gradients are copied
@@ -218,18 +169,6 @@ class OffloadedAdamW(torch.optim.Optimizer):
         return loss
 
 
-def make_muon(params: list[nn.Parameter], model: nn.Module) -> torch.optim.Optimizer:
-    """Muon for the hidden matrices of ``model``: those that are neither an embedding's nor the output head's."""
-    get = getattr(model, "get_output_embeddings", None)
-    head = get() if callable(get) else None
-    modules = [m for m in model.modules() if isinstance(m, nn.Embedding) or m is head]
-    apart = {id(p) for module in modules for p in module.parameters(recurse=False)}
-    return MuonWithAdamW([p for p in params if id(p) not in apart], [p for p in params if id(p) in apart])
-
-
-#: factories that need the model too: ``(params, model) -> torch.optim.Optimizer``
-TAKES_MODEL = {make_muon}
-
 # The learning rate does not change a cost; momentum 0.9 is the value of every published recipe.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-3),
@@ -239,9 +178,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw_fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
     "adamw8bit": AdamW8bit,
     "adamw_offloaded": OffloadedAdamW,
-    "adafactor": torch.optim.Adafactor,
-    "lion": Lion,
-    "muon": make_muon,
 }
 TORCHS_OWN = ("sgd", "momentum", "adam", "adamw", "adamw_fused")  #: names of those whose code is PyTorch's
 FORM = "module:Class, e.g. torch.optim:RAdam"

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -155,11 +154,6 @@ def test_seconds_and_stages_are_checked() -> None:
         StageCost(1.0, -1)
     with pytest.raises(InputError, match="the costs are of 1 stages"):
         join_timeline(list_actions("1F1B", 2, 2), [EQUAL])
-
-
-def test_the_timeline_is_plain_data() -> None:
-    timeline = join("Interleaved1F1B", 2, 4, 2)
-    assert PipelineTimeline.from_dict(json.loads(json.dumps(timeline.to_dict()))) == timeline
 
 
 CHART = """\

@@ -10,7 +10,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
-from analyzer.recipe.optimizer import AdamW8bit, Lion, OffloadedAdamW, find_optimizer, make_muon
+from analyzer.recipe.optimizer import AdamW8bit, OffloadedAdamW, find_optimizer
 from analyzer.recipe.quantize import Fp8Linear, Int8Linear, Nf4Linear
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
@@ -106,22 +106,6 @@ def test_states_on_the_host_follow_adamw(numel):
     assert torch.allclose(one, other)
 
 
-def test_lion_moves_by_the_sign():
-    parameter = nn.Parameter(torch.zeros(3))
-    optimizer = Lion([parameter], lr=0.1)
-    parameter.grad = torch.tensor([2.0, -3.0, 0.0])
-    optimizer.step()
-    assert torch.allclose(parameter, torch.tensor([-0.1, 0.1, 0.0]))
-
-
-def test_muon_is_for_hidden_matrices():
-    model = llama()
-    made = make_muon(list(model.parameters()), model)
-    matrices = {id(p) for group in made.parts[0].param_groups for p in group["params"]}
-    expected = {id(m.weight) for name, m in model.named_modules() if isinstance(m, nn.Linear) and name != "lm_head"}
-    assert matrices == expected
-
-
 @pytest.mark.parametrize("count", [1, 4])
 def test_micro_batches(count):
     recipe = Recipe(optimizer="sgd", accumulate=count)
@@ -157,7 +141,7 @@ def test_micro_batches(count):
     (lambda: find_optimizer("torch.optim:Nothing"), "optimizer='torch.optim:Nothing': torch.optim has no class or "
      "function 'Nothing'; give module:Class, e.g. torch.optim:RAdam"),
     (lambda: find_optimizer("adamv"), "optimizer='adamv': did you mean adam? give one of sgd, momentum, adam, adamw, "
-     "adamw_fused, adamw8bit, adamw_offloaded, adafactor, lion, muon, or module:Class, e.g. torch.optim:RAdam; "
+     "adamw_fused, adamw8bit, adamw_offloaded, or module:Class, e.g. torch.optim:RAdam; "
      "in Python also a function that makes a torch.optim.Optimizer of parameters"),
 ])
 def test_errors(make, text):

@@ -55,8 +55,8 @@ def test_a_compiled_model_is_told(tmp_path, capsys, small):
 
 
 @pytest.mark.parametrize("words", [
-    "fit {} --device t4 --at-most 4 --dtype bf16 --lora r=4 --quantize int8 --optimizer lion",
-    "fit {} --input input_ids=int64:1x32 --device t4 --device l4 --dtype bf16 --lora r=4 --optimizer lion",
+    "fit {} --device t4 --at-most 4 --dtype bf16 --lora r=4 --quantize int8 --optimizer adamw8bit",
+    "fit {} --input input_ids=int64:1x32 --device t4 --device l4 --dtype bf16 --lora r=4 --optimizer adamw8bit",
     "sweep {} --workers 0 --accumulate 1,2 --sequence 32 --batch 1 --dtype bf16 --lora r=4 --quantize int8",
     "generate {} --prompt 16 --new-tokens 4 --quantize int4 --dtype bf16",
     "plan {} --input input_ids=int64:1x32 --budget 60% --dtype bf16 --lora r=4 --optimizer adamw8bit",

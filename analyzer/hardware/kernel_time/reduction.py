@@ -6,7 +6,7 @@ from typing import NamedTuple
 from analyzer.hardware.device_spec import DeviceSpec
 
 from .estimate import NO_TIME, KernelTime
-from .pointwise import Machine, kernel_time, missed_fraction, read_machine
+from .pointwise import kernel_time, missed_fraction, read_machine
 
 # Time of reductions (sum, mean, max, all, norms of vectors) by PyTorch's one reduction kernel.
 #
@@ -84,20 +84,15 @@ def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec
     division = divide(outputs, max(reduced, 1), reduces_fastest, machine.multiprocessors, machine.resident_threads)
     nbytes = outputs * reduced * itemsize / machine.constants["reduction_fraction"]
     nbytes += outputs * (written_itemsize or itemsize)
-    time = kernel_time(machine, nbytes, outputs * reduced * machine.constants["reduction_instructions"],
-                       load_seconds(division, machine))
     resident = machine.multiprocessors * max(machine.resident_threads // division.threads, 1)
-    tail = -(-division.blocks // resident) * machine.constants["block_latencies"] * machine.latency
+    waves = -(-division.blocks // resident)
+    # threads wait for their loads, so many at a time, block after block
+    loading = waves * -(-division.values // UNROLLED) * machine.latency
+    time = kernel_time(machine, nbytes, outputs * reduced * machine.constants["reduction_instructions"], loading)
+    tail = waves * machine.constants["block_latencies"] * machine.latency
     if division.sharing > 1:
         tail += machine.constants["sharing_seconds"] + division.rounds * machine.constants["round_seconds"]
     return KernelTime(time.seconds + tail, time.spread, "latency" if tail > time.seconds else time.bound)
-
-
-def load_seconds(division: Division, machine: Machine) -> float:
-    """Seconds that threads wait for their loads, `UNROLLED` of them at a time, block after block."""
-    resident = machine.multiprocessors * max(machine.resident_threads // division.threads, 1)
-    waves = -(-division.blocks // resident)
-    return waves * -(-division.values // UNROLLED) * machine.latency
 
 
 # Time of softmax and log-softmax: PyTorch's kernels for short rows, long rows and inner dimensions.
