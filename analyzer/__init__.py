@@ -22,9 +22,8 @@ with rare_collections():
         register_non_leaf_module,
         register_tracer_impl,
     )
-    from analyzer.meta.memory_need import register_memory_impl
     from analyzer.meta.mode import MetaTensorMode
-    from analyzer.meta.operator_info import register_shape_impl
+    from analyzer.meta.operator_info import register_memory_impl, register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
     from analyzer.profilers.kernel_time.call import register_time_impl

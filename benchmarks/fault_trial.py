@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analyzer.meta.dispatch import execute
+from analyzer.meta.dispatch import mode as dispatch_mode
 
 from .fault_fingerprint import Functions, list_changed, read_owned, read_process
 from .fault_place import (
@@ -70,7 +70,7 @@ def list_trials(stage: Stage, run: Callable[[], str], counts: dict[str, int]) ->
     lines = list_lines(run, of_package, fails=True)
     for place in choose_places(lines, counts.get("memory", 0), stage.name):
         trials.append(at_place("memory", place, raise_error(MemoryError), spares_cleanup=True))
-    first = min((key for key in lines if key[0] == execute.__file__ and key[1] == "execute"), default=None)
+    first = min((key for key in lines if key[0] == dispatch_mode.__file__ and key[1] == "_execute"), default=None)
     if first is not None:
         for i in spread(lines[first], counts.get("operator", 0)):
             trials.append(at_place("operator", Place(*first, i), raise_error(MemoryError), spares_cleanup=True))

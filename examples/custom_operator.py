@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from analyzer import register_flop_impl, register_memory_impl, register_shape_impl, symbolic_profile, symbolic_trace
 from analyzer.fx import GraphModule
-from analyzer.meta.memory_need import MemoryNeed
+from analyzer.meta import MemoryNeed
 
 _library = torch.library.Library("examples", "DEF")
 _library.define("rotate_rows(Tensor x, Tensor angles) -> Tensor")

@@ -8,7 +8,7 @@ import textwrap
 PRELUDE = """
 import torch
 from analyzer import profile, register_flop_impl, register_memory_impl, register_shape_impl
-from analyzer.meta.memory_need import MemoryNeed, Stage
+from analyzer.meta import MemoryNeed, Stage
 aten = torch.ops.aten
 """
 

@@ -45,7 +45,8 @@ NAMES = {
         "torch.utils._foreach_utils._foreach_supported_types", "torch._C._group_tensors_by_device_and_dtype",
         "torch.nn.init._no_grad_trunc_normal_", "torch.autograd._engine_run_backward",
         "torch.Tensor._make_wrapper_subclass", "torch.jit._builtins._find_builtin",
-        "torch._compile._disable_dynamo"
+        "torch._compile._disable_dynamo",
+        *(f"torch.ops.higher_order.{name}.__class__" for name in ("cond", "while_loop", "scan", "map_impl"))
     ],
     "cuda/kernels/attention.py": [
         f"torch._higher_order_ops.flex_attention.{name}"
@@ -54,13 +55,11 @@ NAMES = {
     "cuda/facade.py": [
         "torch.nn.parallel.comm.scatter", "torch.nn.parallel._functions._get_stream", "torch.accelerator.device_index"
     ],
-    "meta/intercept/gated_kernel.py": [
+    "meta/simulated_device.py": [
         "torch._C.DispatchKey.AutocastIPU", "torch._C.DispatchKey.AutocastHPU", "torch._C._dispatch_keyset_full_after",
         "torch._C._dispatch_tls_set_dispatch_key_included", "torch._C._dispatch_tls_set_dispatch_key_excluded",
         "torch.library.fallthrough_kernel"
     ],
-    "meta/intercept/control_flow.py": [
-        f"torch.ops.higher_order.{name}.__class__" for name in ("cond", "while_loop", "scan", "map_impl")],
     "cuda/sdp_choice.py": ["torch._C.DispatchKeySet", "torch.ops.aten._fused_sdp_choice.default.redispatch"],
     "meta/spec.py": ["torch.library.CustomOpDef._qualname"],
     "meta/operator_info.py": [
@@ -367,7 +366,7 @@ def test_nested_attention_asks_which_kernels_can_be_used():
 def test_lbfgs_asks_what_is_answered():
     from torch.optim import lbfgs
 
-    from analyzer.meta.value.line_search import MET
+    from analyzer.meta.value.contents import MET
 
     assert set(MET) <= {line.strip() for line in inspect.getsource(lbfgs).splitlines()}
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.memory_need import hold_blocks
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.operator_info import hold_blocks
 from analyzer.meta.state import MetaOptions
 
 MIB = 2**20

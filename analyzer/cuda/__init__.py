@@ -8,8 +8,7 @@ from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.simulated_device import SimulatedDevice, register_simulated_device
 from analyzer.output import hold_over_forks
 
-from . import autocast, facade, kernel_registry
-from . import stream as graph
+from . import autocast, facade, kernel_registry, stream
 from .workspaces.library import library_needs, take_library_workspaces
 
 
@@ -19,7 +18,7 @@ def _replacements() -> Iterator[Undo]:
         yield from replacements()
     yield from autocast.replacements()
     yield from facade.replacements()
-    yield from graph.replacements()
+    yield from stream.replacements()
 
 
 def _enter_thread() -> None:
@@ -30,7 +29,6 @@ def _enter_thread() -> None:
 def _leave_thread() -> None:
     kernel_registry.gate.set_open(False)
     autocast.follow_switch(False)
-    autocast.clear_cache()
 
 
 register_simulated_device(

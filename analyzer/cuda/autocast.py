@@ -9,18 +9,16 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, device_type_of, is_simulating
 from analyzer.meta.intercept.replacement import InterruptsHeld, Undo, answer
+from analyzer.meta.simulated_device import GatedKernels, any_on, device_type_of, is_simulating
 from analyzer.meta.state import MetaState
 
 from .kernel_registry import overloads
 
 # Which operators ``torch.autocast`` casts, and how. CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h``
-# and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch
-# 2.13,
+# and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13,
 # with the overloads for named dimensions of earlier ones and what 2.14 casts besides (linalg_matrix_sqrth: observed on
-# a
-# fake tensor); what a version lacks is left out, as the dispatcher tells.
+# a fake tensor); what a version lacks is left out, as the dispatcher tells.
 
 LOWER, FLOAT, FLOAT_IF_UNSET, FLOAT_APPENDED, WIDEST, BANNED = range(6)
 """What happens to an operator: its arguments cast to the region's dtype, or to float32; its ``dtype`` set to float32
@@ -83,11 +81,10 @@ def read_policies() -> Policies:
 
 
 # ``torch.autocast`` on tensors without data: the casts of PyTorch's own lists, and its cache of cast weights. torch
-# keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach
-# tensors
+# keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach tensors
 # on meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of
-# `GatedKernels`:
-# so casts happen wherever an operator is called, also from C++ code. Source: ``aten/src/ATen/autocast_mode.{h,cpp}``.
+# `GatedKernels`: so casts happen wherever an operator is called, also from C++ code. Source:
+# ``aten/src/ATen/autocast_mode.{h,cpp}``.
 
 Tensor = torch.Tensor
 gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the simulated device's own kernels are
@@ -249,18 +246,13 @@ def follow_switch(is_simulating_thread: bool) -> None:
     _local.enabled = tuple(filter(torch.is_autocast_enabled, _TYPES)) if is_simulating_thread else ()
     if not is_simulating_thread:
         _local.excluded = 0  # also where an interrupt kept an operator from counting down
+        _local.cache.clear()
     if _local.enabled:
         install()
     gate.set_open(bool(_local.enabled))
 
 
-def clear_cache() -> None:
-    """Forget the cast weights of this thread."""
-    _local.cache.clear()
-
-
 def replacements() -> Iterator[Undo]:
-    """Follow the switches of autocast; each result undoes one step."""
     yield uninstall
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
         yield answer(torch, name, _switch, passes_original=True)
@@ -282,4 +274,4 @@ def _switch(original: Any, *args: Any, **kwargs: Any) -> None:
 
 def _clear_both(original: Any) -> None:
     original()
-    clear_cache()
+    _local.cache.clear()

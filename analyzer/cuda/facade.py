@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from .stream import (
     SimulatedGenerator,
     SimulatedStream,
     device_index,
+    is_simulated,
     set_stream,
     simulated_class,
     synchronize,
@@ -38,29 +39,17 @@ from .stream import (
 
 
 class _Local(threading.local):
-    """The current stream of each device in this thread."""
-
     def __init__(self) -> None:
-        self.streams: dict[int, SimulatedStream] = {}
+        self.streams: dict[int, SimulatedStream] = {}  #: the current one of each device in this thread
 
 
 _local = _Local()
 
 
-@dataclass(frozen=True)
-class DeviceProperties:
-    """What ``torch.cuda.get_device_properties`` tells of the simulated device; None is unknown."""
-
-    name: str
-    major: int
-    minor: int
-    total_memory: int | None
-    multi_processor_count: int | None
-    L2_cache_size: int | None
-    warp_size: int = 32
-    is_integrated: bool = False
-    is_multi_gpu_board: bool = False
-    gcnArchName: str = ""
+DeviceProperties = namedtuple("DeviceProperties", (
+    "name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size", "warp_size", "is_integrated",
+    "is_multi_gpu_board", "gcnArchName"), defaults=(32, False, False, ""))
+"""What ``torch.cuda.get_device_properties`` tells of the simulated device; None is unknown."""
 
 
 def _allocator(device: Any = None) -> CachingAllocator:
@@ -105,10 +94,6 @@ def _memory_stats(device: Any = None) -> dict[str, int]:
              for kind, value in zip(("current", "peak"), pair)}
     return {**stats, "inactive_split_bytes.all.current": allocator.fragmented_bytes,
             "num_alloc_retries": allocator.alloc_retry_count, "num_ooms": 0}
-
-
-def _memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    return "\n".join(f"{name:40} {value:>20,}" for name, value in _memory_stats(device).items())
 
 
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -174,7 +159,8 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "memory_allocated": _of_allocator("allocated_bytes"), "memory_reserved": _of_allocator("reserved_bytes"),
     "max_memory_allocated": _of_allocator("peak_allocated_bytes"), "memory_cached": _of_allocator("reserved_bytes"),
     **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), _of_allocator("peak_reserved_bytes")),
-    "memory_stats": _memory_stats, "memory_summary": _memory_summary, "mem_get_info": _mem_get_info,
+    "memory_stats": _memory_stats, "memory_summary": lambda device=None, abbreviated=False: "\n".join(
+        f"{name:40} {value:>20,}" for name, value in _memory_stats(device).items()), "mem_get_info": _mem_get_info,
     "memory_snapshot": lambda *args, **kwargs: _allocator().snapshot(),
     **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
                      "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
@@ -218,10 +204,6 @@ class _Quiet:
         return _nothing if current() is not None else getattr(self._original, name)
 
 
-def _is_simulated(*args: Any, **kwargs: Any) -> bool:
-    return current() is not None
-
-
 def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
     return current() is not None and torch.device(device).type == "cuda"
 
@@ -241,7 +223,6 @@ def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_siz
 
 
 def replacements() -> Iterator[Undo]:
-    """Replace what asks the driver; each result undoes one replacement."""
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask (flags() for settings of the
     # driver) stays torch's
     tables = ((torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}), (torch.cuda.memory, _MEMORY),
@@ -251,12 +232,12 @@ def replacements() -> Iterator[Undo]:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ
                 yield answer(owner, name, simulated)
-    yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, _is_simulated))
-    yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, _is_simulated))
+    yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, is_simulated))
+    yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, is_simulated))
     yield replace(torch, "Stream", lambda f: simulated_class(f, SimulatedStream, _times_cuda))
     yield replace(torch, "Event", lambda f: simulated_class(f, SimulatedDeviceEvent, _times_cuda))
     yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
-    yield replace(torch.cuda, "default_generators", lambda f: DefaultGenerators(f, _is_simulated))
+    yield replace(torch.cuda, "default_generators", lambda f: DefaultGenerators(f, is_simulated))
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.gated_kernel import GatedKernels, any_on, is_simulating
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.operator_info import device_shapes, host_shapes
-from analyzer.meta.simulated_device import closed
+from analyzer.meta.simulated_device import GatedKernels, any_on, closed, is_simulating
 from analyzer.meta.state import CPU, active, active_state
 from analyzer.meta.tensor import META, device_of, is_around_tensors
 from analyzer.registry import Registry
@@ -43,43 +42,41 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     return [getattr(found, overload)] if found is not None and overload in found.overloads() else []
 
 
-def registered(names: tuple[str, ...], *tables: Registry[Any, Impl]) -> Callable[[Impl], Impl]:
-    """Register a function for the overloads ``names`` of aten, those that exist, in ``tables``.
-
-    >>> @registered(("no_such_operator",), device_kernels)
-    ... def never_called(x):
-    ...     return x
+def registering(table: Registry[Any, Impl], host: Registry[Any, Impl] | None = None) -> Callable[..., Callable[
+        [Impl], Impl]]:
+    """A decorator with arguments: registers a function for these overloads of aten, those that exist, in ``table``, and
+    ``on_any_device`` in that of the host too: what the CPU does alike or cannot do without data.
     """
-    def register(impl: Impl) -> Impl:
-        for op in itertools.chain.from_iterable(map(overloads, names)):
-            for table in tables:
+    def of(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
+        def register(impl: Impl) -> Impl:
+            for op in itertools.chain.from_iterable(map(overloads, names)):
                 table(op, impl)
-        return impl
-    return register
+                if on_any_device and host is not None:
+                    host(op, impl)
+            return impl
+        return register
+    return of
 
 
-def device_kernel(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
-    """As `registered`, in `device_kernels`; in `host_kernels` too what the CPU does alike or cannot do without data."""
-    return registered(names, device_kernels, *[host_kernels] * on_any_device)
+device_kernel, device_shape = registering(device_kernels, host_kernels), registering(device_shapes, host_shapes)
+host_kernel, host_shape = registering(host_kernels), registering(host_shapes)
 
 
-def host_kernel(*names: str) -> Callable[[Impl], Impl]:
-    """As `registered`, in `host_kernels`."""
-    return registered(names, host_kernels)
-
-
-def device_shape(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
-    """As `device_kernel`, in `device_shapes` and `host_shapes`."""
-    return registered(names, device_shapes, *[host_shapes] * on_any_device)
-
-
-def host_shape(*names: str) -> Callable[[Impl], Impl]:
-    """As `registered`, in `host_shapes`."""
-    return registered(names, host_shapes)
+def set_entry(operator: Any, table: dict[Any, Any], key: Any, value: Any) -> Undo:
+    """Let a higher-order operator find ``value`` under ``key`` of one of its tables of kernels."""
+    before = dict(table)
+    table[key] = value
+    operator._dispatch_cache.clear()
+    def put_back() -> None:
+        if key in before:
+            table[key] = before[key]
+        else:
+            del table[key]
+        operator._dispatch_cache.clear()
+    return put_back
 
 
 # -- how kernels call operators ---------------------------------------------------------------------------------------
-
 
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
@@ -102,7 +99,6 @@ def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwar
 
 
 # -- their place in the dispatcher ------------------------------------------------------------------------------------
-
 
 def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     on_device, on_host = device_kernels.find(op), host_kernels.find(op)

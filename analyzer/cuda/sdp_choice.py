@@ -38,11 +38,9 @@ class AttentionCall(NamedTuple):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self[:3])
 
     def describe(self) -> dict[str, Any]:
-        """The call, for messages."""
         return {"query": tuple(self.query.shape), "key": tuple(self.key.shape), "value": tuple(self.value.shape),
                 "dtype": str(self.query.dtype), "mask": None if self.mask is None else tuple(self.mask.shape),
                 "dropout_p": self.dropout, "is_causal": self.is_causal, "enable_gqa": self.enable_gqa}

@@ -39,7 +39,6 @@ def device_index(device: Any = None) -> int:
 
 
 def mark_stream(action: StreamAction, stream: int, event: int = NO_EVENT) -> None:
-    """Tell the recorder what the program asks of a stream."""
     state = current()
     if state is not None and state.recorder is not None:
         state.recorder.ordered(action, stream, event)
@@ -51,7 +50,6 @@ def synchronize(device: Any = None) -> None:
 
 
 def set_stream(stream: int) -> None:
-    """What is launched and allocated from now on is on the stream of this number."""
     state = current()
     if state is not None and state.space.stream != stream:
         state.space.stream = stream
@@ -84,27 +82,21 @@ class SimulatedStream:
         self.device_type = 1  # c10::DeviceType::CUDA
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured."""
         return bool(torch.cuda.is_current_stream_capturing())
 
     def query(self) -> bool:
-        """Whether all is done: the host never sees it otherwise."""
         return True
 
     def synchronize(self) -> None:
-        """The host waits for what was launched here."""
         mark_stream(StreamAction.SYNCHRONIZE, self.stream_id)
 
     def wait_event(self, event: Any) -> None:
-        """What is launched here from now on waits for what ``event`` was recorded after."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """What is launched here from now on waits for what was launched on ``stream``."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
-        """Record ``event``, or a new one, on this stream."""
         event = SimulatedEvent() if event is None else event
         event.record(self)
         return event
@@ -147,12 +139,10 @@ class SimulatedEvent:
             mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM, self.number)
 
     def wait(self, stream: Any = None) -> None:
-        """What is launched on ``stream`` from now on waits until it has happened."""
         if self.number != NO_EVENT:
             mark_stream(StreamAction.WAIT, _number_of(stream), self.number)
 
     def record(self, stream: Any = None) -> None:
-        """It happens when what was launched on ``stream`` until now is done."""
         self.device = torch.device("cuda", torch.cuda.current_device()) if stream is None else stream.device
         self.number = _next_event()
         mark_stream(StreamAction.RECORD, _number_of(stream), self.number)
@@ -172,11 +162,10 @@ class SimulatedEvent:
             state.assume(f"torch.cuda.Event.elapsed_time answers {ELAPSED_MILLISECONDS} ms: nothing runs")
             return ELAPSED_MILLISECONDS
         state.assume(f"torch.cuda.Event.elapsed_time answers {state.timer.describe()}")
-        return max(1e3 * seconds, RESOLUTION_MILLISECONDS)
+        return max(1e3 * float(seconds), RESOLUTION_MILLISECONDS)
 
 
 def _number_of(stream: Any) -> int:
-    """The number of ``stream``, None being the current one."""
     if stream is not None:
         return int(stream.stream_id)
     state = current()
@@ -196,7 +185,6 @@ class SimulatedGenerator(torch.Generator):
     device: torch.device = torch.device("cuda")  # shadows torch's property
 
     def __new__(cls, device: Any = "cuda") -> SimulatedGenerator:
-        """Make a generator of the host that says ``device``."""
         made: SimulatedGenerator = torch._C.Generator.__new__(
             cls, "cpu")  # type: ignore[call-arg]  # torch.Generator is replaced
         made.device = torch.device("cuda", device_index(device))
@@ -205,7 +193,6 @@ class SimulatedGenerator(torch.Generator):
     def __init__(self, device: Any = "cuda") -> None: ...
 
     def get_state(self) -> torch.Tensor:
-        """Seed and offset, which are not known."""
         return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> SimulatedGenerator:
@@ -259,7 +246,6 @@ _next_handle = itertools.count(1).__next__
 
 
 def make_pool_handle() -> tuple[int, int]:
-    """``torch.cuda.graph_pool_handle``."""
     return 0, _next_handle()
 
 
@@ -274,7 +260,6 @@ class SimulatedGraph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global",
                       check_input_liveness: bool = False) -> None:
-        """From now on, allocations are the graph's."""
         state = active_state()
         if state.space.capture is not None:
             raise RuntimeError("a CUDA graph is being captured already: end it before another begins")
@@ -286,7 +271,6 @@ class SimulatedGraph:
                      "it keeps. Give --steps more than the steps that warm it up")
 
     def capture_end(self) -> None:
-        """The graph is whole."""
         if self._state is None:
             raise RuntimeError("capture_end() without capture_begin()")
         self._state.space.capture = None
@@ -294,7 +278,6 @@ class SimulatedGraph:
         self._calls = (self._begin, self._begin if recorder is None else recorder.count_calls())
 
     def replay(self) -> None:
-        """Log what was captured once more."""
         if self._calls is None:
             raise InputError("CUDAGraph.replay(): nothing was captured; capture with torch.cuda.graph(g) first")
         state = current()
@@ -302,13 +285,11 @@ class SimulatedGraph:
             state.recorder.repeat_calls(*self._calls)
 
     def reset(self) -> None:
-        """Let go of the graph; its memory may be given back."""
         state, self._state, self._calls = self._state, None, None
         if state is not None and self._handle is not None:
             state.space.leave_pool(self._handle)
 
     def pool(self) -> tuple[int, int]:
-        """The handle of its memory, for other graphs to share."""
         if self._handle is None:
             raise RuntimeError("CUDAGraph.pool(): nothing was captured yet")
         return self._handle
@@ -326,10 +307,9 @@ class SimulatedGraph:
 
 
 def replacements() -> Iterator[Undo]:
-    """Replace what captures; each result undoes one replacement."""
     graphs: Any = torch.cuda.graphs
     for owner in (torch.cuda, graphs):
-        yield replace(owner, "CUDAGraph", lambda f: simulated_class(f, SimulatedGraph, _is_simulated))
+        yield replace(owner, "CUDAGraph", lambda f: simulated_class(f, SimulatedGraph, is_simulated))
         yield answer(owner, "graph_pool_handle", make_pool_handle)
         yield answer(owner, "is_current_stream_capturing", _is_capturing)
     yield supply(torch._C, "_host_emptyCache", lambda: None)
@@ -338,7 +318,7 @@ def replacements() -> Iterator[Undo]:
     yield partial(setattr, graphs.graph, "default_capture_stream", kept)
 
 
-def _is_simulated(*args: Any, **kwargs: Any) -> bool:
+def is_simulated(*args: Any, **kwargs: Any) -> bool:
     return current() is not None
 
 

@@ -23,7 +23,7 @@ from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import META, MetaTensor, attach, bytes_on_meta, device_of, sparse_like, tensor_on
+from analyzer.meta.tensor import META, MetaTensor, bytes_on_meta, device_of, sparse_like, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
@@ -170,7 +170,7 @@ class FakeTensors:
                 # a lazy parameter of its own, so that the user's is not materialised
                 kind: Any = type(original)
                 lazy = kind(requires_grad=original.requires_grad, device=META, dtype=original.dtype)
-                attach(lazy, self.claim or CPU, self.state.space)
+                self.state.space.attach(lazy, self.claim or CPU)
                 return lazy  # type: ignore[no-any-return]
             if is_traceable_wrapper_subclass(original):
                 return self._wrapper(original, readable)
@@ -207,7 +207,7 @@ class FakeTensors:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:
                 base = bytes_on_meta(nbytes)
-            storage = attach(base, self._claim(original, real), self.state.space)
+            storage = self.state.space.attach(base, self._claim(original, real))
             if type(real) is MetaStorage:
                 storage.followed = real.followed
             elif readable and original.device.type == "cpu":

@@ -1,7 +1,6 @@
 """Tensors without data, and the mode under which any torch code makes them. docs/solvers.md lists what is here."""
-from .memory_need import MemoryNeed, Stage, register_memory_impl
 from .mode import MetaTensorMode
-from .operator_info import register_shape_impl
+from .operator_info import MemoryNeed, Stage, register_memory_impl, register_shape_impl
 from .spec import TensorSpec, spec_of
 from .state import MetaOptions
 from .tensor import MetaTensor, device_of

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,31 +26,16 @@ _next_private = itertools.count(1 << 32).__next__  # numbers of streams that are
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
 
 
-class Region(Protocol):
-    """A place in memory."""
-
-    address: int
-    bytes: int
-
-
-class Placed(Protocol):
-    """A storage as its memory sees it."""
-
-    device: torch.device
-    number: int
-    region: Region
-    space: AddressSpace
-
-    def nbytes(self) -> int:
-        """Its size."""
-
-
 @dataclass(slots=True, eq=False)
 class HostRegion:
     """A piece of host memory."""
 
     address: int
     bytes: int
+
+
+Region = Block | HostRegion
+"""A place in memory."""
 
 
 class HostMemory:
@@ -64,7 +49,6 @@ class HostMemory:
         self.allocated_bytes = self.peak_allocated_bytes = self._lap_peak_bytes = 0
 
     def allocate(self, nbytes: int) -> HostRegion:
-        """A new piece at the top."""
         region = HostRegion(self._top, nbytes)
         # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
         self._top += max(64, -(-nbytes // 64) * 64)
@@ -78,26 +62,20 @@ class HostMemory:
         return region
 
     def free(self, region: HostRegion) -> None:
-        """Count a piece as given back."""
         self.allocated_bytes -= region.bytes
         if self.observer is not None and region.bytes:
             self.observer("free", region.address, region.bytes)
 
     def rounded_bytes(self, nbytes: int) -> int:
-        """What a request of ``nbytes`` takes."""
         return nbytes
 
     def block_of(self, place: Any, stream: int = 0) -> Any:
-        """The region at a place; here they are one."""
         return place
 
-    def place_of(self, region: Any) -> Any:
-        """The place of a region; here they are one."""
-        return region
+    place_of = block_of
 
     def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
                elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
-        """As `CachingAllocator.replay`."""
         before, self.observer = self.observer, None
         try:
             replay_one_by_one(self, instructions, slots, placements, elsewhere)
@@ -105,11 +83,9 @@ class HostMemory:
             self.observer = before
 
     def reset_peaks(self) -> None:
-        """Start new peaks from what is allocated now."""
         self.peak_allocated_bytes = self.allocated_bytes
 
     def begin_lap(self) -> None:
-        """Start a new lap, whose peaks `lap_peaks` tells."""
         self._lap_peak_bytes = self.allocated_bytes
 
     def lap_peaks(self) -> tuple[int, int, None]:
@@ -118,18 +94,7 @@ class HostMemory:
 
     @property
     def requested_bytes(self) -> int:
-        """What was asked for, which is what is allocated."""
         return self.allocated_bytes
-
-
-class StorageListener(Protocol):
-    """Who wants to know of births and deaths of storages."""
-
-    def born(self, storage: Any) -> None:
-        """A storage got its place."""
-
-    def died(self, storage: Any) -> None:
-        """A storage is gone."""
 
 
 class AddressSpace:
@@ -139,7 +104,7 @@ class AddressSpace:
         self.options = options or AllocatorOptions()
         self.capacity_bytes = capacity_bytes
         self.allocators: dict[int, CachingAllocator] = {}
-        self.listener: StorageListener | None = None
+        self.listener: Any = None  #: told of storages that got their place (`born`) or are gone (`died`)
         self.stream = 0  #: the number of the current stream
         self.streams_taken: Counter[int] = Counter()  #: how many streams of each priority were made
         #: while a CUDA graph is captured: what stands for each stream, so that its memory is in a pool of its own
@@ -154,16 +119,13 @@ class AddressSpace:
         self.is_shared = False
 
     def share(self) -> None:
-        """Let several threads use it, one at a time."""
         if not self.is_shared:
             self.turn, self.is_shared = threading.RLock(), True
 
     def memory(self, device: torch.device) -> CachingAllocator | HostMemory:
-        """Whose books tell of ``device``."""
         return self.host if device.type in ("cpu", "meta") else self.allocator(device.index or 0)
 
     def allocator(self, index: int = 0) -> CachingAllocator:
-        """The allocator of accelerator ``index``."""
         found = self.allocators.get(index)
         if found is None:
             found = CachingAllocator(self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
@@ -206,30 +168,36 @@ class AddressSpace:
                 allocator.kept_streams.difference_update(keys.values())
 
     def give_back(self, device: torch.device, region: Region) -> None:
-        """Free a region."""
         if isinstance(region, Block):
             self.allocator(device.index or 0).free(region)
         elif isinstance(region, HostRegion):
             (self.nowhere if device.type == "meta" else self.host).free(region)
 
-    def place(self, storage: Placed) -> None:
-        """Give a storage a region, and tell the listener."""
-        storage.region = self.reserve(storage.device, storage.nbytes())
+    def attach(self, tensor: torch.Tensor, device: torch.device) -> MetaStorage:
+        """Turn the storage of a tensor on meta into a `MetaStorage` on ``device``, with a place here."""
+        storage = tensor.untyped_storage()
+        storage.__class__ = MetaStorage
+        assert isinstance(storage, MetaStorage)
+        storage.device, storage.number = device, next_number()
+        storage.region = self.reserve(device, storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)
+        storage.space = self  # last: a storage that found no place has none to give back
+        return storage
 
-    def release(self, storage: Placed) -> None:
+    def release(self, storage: MetaStorage) -> None:
         """Take the region of a storage back, and tell the listener."""
         if self.listener is not None:
             self.listener.died(storage)
         self.give_back(storage.device, storage.region)
 
-    def resize(self, storage: Placed, number: int) -> None:
+    def resize(self, storage: MetaStorage, number: int) -> None:
         """Give a storage that changed its size another region: to the listener it is another storage, of ``number``."""
         self.release(storage)
         del storage.space
-        storage.number = number
-        self.place(storage)
+        storage.number, storage.region = number, self.reserve(storage.device, storage.nbytes())
+        if self.listener is not None:
+            self.listener.born(storage)
         storage.space = self
 
 
@@ -262,16 +230,13 @@ class MetaStorage(torch.UntypedStorage):
     nonzero_bound: Any = None          #: `NonzeroBound`: where the contents are unknown, how many can be nonzero
 
     def data_ptr(self) -> int:
-        """Its address in the simulated memory."""
         return self.region.address
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is on a simulated GPU."""
         return self.device.type == "cuda"
 
     def resize_(self, size: int) -> MetaStorage:  # FSDP frees and refills storages so
-        """Change its size, and with it its place."""
         super().resize_(size)
         self.space.resize(self, next_number())
         return self
@@ -289,7 +254,6 @@ class MetaStorage(torch.UntypedStorage):
 
     @property
     def followed(self) -> tuple[Known | None, Known | None, float | None, Any]:
-        """All that is known or expected of its contents."""
         return self.known, self.drawn_from, self.density, self.nonzero_bound
 
     @followed.setter

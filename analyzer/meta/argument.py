@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,7 +11,6 @@ from analyzer.errors import InputError
 
 from .address_space import MetaStorage, find_storage
 from .intercept.mode_stack import without_modes
-from .operator_info import OperatorInfo
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
 from .state import MetaState
 from .structure import replace_tensors
@@ -20,30 +19,16 @@ from .value.known_value import Deferred, small_enough
 
 # How the simulation of other ranks takes part in operator calls: the room of distributed programs puts itself here.
 
-class CollectiveImpl(Protocol):
-    """What collective operators do where other ranks are simulated."""
-
-    device_count: int  #: devices of the host
-
-    def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
-        """What a communicating operator returns: a function of its arguments; None: as its kernel on meta."""
-
-    def launching(self, info: OperatorInfo, given: dict[str, Any]) -> AbstractContextManager[object]:
-        """A block around a call of a communicating operator, whose arguments come by name: on its stream."""
-
-    def propagate(self, info: OperatorInfo, given: dict[str, Any], result: Any) -> None:
-        """Tell what was written, and the result, their contents."""
-
-
-impl: CollectiveImpl | None = None  #: while there is a world of ranks
+#: While there is a world of ranks: a `distributed.collective.Collectives`, which tells devices of the host, and of a
+#: communicating operator its shape, its stream and the contents of what it gives.
+impl: Any = None
 #: Tensor classes that dispatch in C++ and call the same operator again on their parts. What is called first may answer:
 #: a function of the operator, its arguments and the mode's handler; else NotImplemented.
 redispatching: dict[type, Callable[..., Any]] = {}
 
 
 @contextmanager
-def simulating(collectives: CollectiveImpl) -> Iterator[None]:
-    """A block in which ``collectives`` say what communicating operators do."""
+def simulating(collectives: Any) -> Iterator[None]:
     global impl
     before, impl = impl, collectives
     try:
@@ -75,9 +60,14 @@ def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeS
     """The fake tensor of an argument; ``made`` holds those that there are, by the argument."""
     if id(value) not in made:
         if value.layout is torch.strided:
-            base = _base_to_copy(value)
-            out = (_on_fake_storage(state, value, device, storages) if base is None
-                   else _view(_fake(state, base, device, storages, made), value))
+            base = value._base if value.is_leaf else None
+            if base is None or base.requires_grad or base.dtype is not value.dtype or base.layout is not torch.strided:
+                out = _on_fake_storage(state, value, device, storages)
+            else:  # a view of such a base too: autocast keeps no cast of a view, and what is written has a gradient
+                base = _fake(state, base, device, storages, made)
+                with torch.enable_grad():  # autograd refuses writes to views that were made without
+                    out = torch.as_strided(base, value.size(), value.stride(), value.storage_offset())
+                out.__class__ = MetaTensor
             out = out.requires_grad_(value.requires_grad)
         elif value.layout in SPARSE_LAYOUTS:
             out = _sparse(state, value, device, storages).requires_grad_(value.requires_grad)
@@ -91,23 +81,6 @@ def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeS
                              "taken without its data. Way out: pass a dense one (`to_dense()`).")
         made[id(value)] = out
     return made[id(value)]
-
-
-def _base_to_copy(tensor: Tensor) -> Tensor | None:
-    """What an argument is a view of, where the fake one must be such a view too: autocast keeps no cast of a view, and
-    what is written to one has a gradient through its base.
-    """
-    base = tensor._base if tensor.is_leaf else None
-    if base is None or base.requires_grad or base.dtype is not tensor.dtype or base.layout is not torch.strided:
-        return None
-    return base
-
-
-def _view(base: Tensor, like: Tensor) -> Tensor:
-    with torch.enable_grad():  # autograd refuses writes to views that were made without
-        out = torch.as_strided(base, like.size(), like.stride(), like.storage_offset())
-    out.__class__ = MetaTensor
-    return out
 
 
 def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:
@@ -142,7 +115,7 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, 
         out = make(state, tensor, device, {} if is_new else state.fakes)
         if len(state.fakes) > known and state.recorder is not None:
             for part in parts_of(out) if tensor.layout in SPARSE_LAYOUTS else [out]:
-                state.recorder.adopted(part.untyped_storage())  # type: ignore[arg-type]
+                state.recorder.adopted(part.untyped_storage())
     if is_met:
         tell_met(state, out)
     return out

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from .address_space import AddressSpace
-from .dispatch.account import counts_are_known, learn_counts
-from .dispatch.mode import MetaDispatchMode
+from .dispatch.mode import MetaDispatchMode, counts_are_known, learn_counts
 from .function.mode import MetaFunctionMode
 from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
 from .intercept.patch import mode_replacements
@@ -78,7 +77,7 @@ def _enter_thread(undo: ExitStack, state: MetaState) -> None:
         function.state = dispatch.state = state
         undo.enter_context(function)
         undo.enter_context(dispatch)
-        undo.callback(_forget_modes)
+        undo.callback(vars(active).update, function_mode=None, dispatch_mode=None)
         active.function_mode, active.dispatch_mode = function, dispatch
         for device in devices:
             undo.callback(device.leave_thread)
@@ -95,5 +94,3 @@ def _join(state: MetaState) -> Iterator[None]:
         yield
 
 
-def _forget_modes() -> None:
-    active.function_mode = active.dispatch_mode = None

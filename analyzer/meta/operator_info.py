@@ -1,15 +1,19 @@
-"""What is known of an operator: its schema, and its registered shape."""
+"""What is known of an operator: its schema, its registered shape, and the memory that its kernel needs."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.registry import Call, Registry
 
-from .spec import check_operator, compositions
+from .address_space import MetaStorage
+from .spec import Signature, check_operator, compositions
+from .state import MetaState
+from .tensor import new_storage
 from .value.expectation import ESTIMATED, TESTS
 from .value.nonzero_bound import BOUNDING
 
@@ -18,13 +22,9 @@ from .value.nonzero_bound import BOUNDING
 Impl = Callable[..., Any]
 
 
-def check_loaded_operator(key: Any, caller: str) -> Any:
+def _check_loaded_operator(key: Any, caller: str) -> Any:
     """The operator that ``key`` stands for, or a Python function with a registered shape. Raises InputError else."""
     return _refuse_name(check_operator(key, caller, register_shape_impl), caller)
-
-
-def _check_shaped(key: Any, caller: str) -> Any:
-    return _refuse_name(check_operator(key, caller, None), caller)
 
 
 def _refuse_name(key: Any, caller: str) -> Any:
@@ -34,7 +34,8 @@ def _refuse_name(key: Any, caller: str) -> Any:
 
 
 register_shape_impl: Registry[Any, Impl] = Registry(
-    "register_shape_impl", _check_shaped, Call("f(*args, **kwargs)"))
+    "register_shape_impl", lambda key, caller: _refuse_name(check_operator(key, caller, None), caller),
+    Call("f(*args, **kwargs)"))
 """Register the shape of an operator: a function of its arguments that returns empty tensors of the right specs.
 
 The key is a ``torch.ops`` operator (one overload or all), what ``@torch.library.custom_op`` made, or a Python function
@@ -90,12 +91,12 @@ class OperatorInfo:
                  "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
                  "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
                  "is_foreach", "is_estimated", "bounds_nonzero", "composition", "communicates", "refuses_overlaps",
-                 "packed")
+                 "packed", "is_followed")
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op, self.packet, self.text = op, op.overloadpacket, str(op)
-        self.rules_seen, self.has_rule = -1, False  # what `memory_need.has_rule` found out, and when
+        self.rules_seen, self.has_rule = -1, False  # what `has_rule` found out, and when
         self.name: str = schema.name.rpartition("::")[2]
         #: of tensors, alone
         self.returns_list = len(schema.returns) == 1 and schema.returns[0].type.isSubtypeOf(
@@ -124,6 +125,8 @@ class OperatorInfo:
                                  and self.text.removeprefix("aten.").removesuffix(".default") not in _WRITES_OVERLAPS)
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
+        #: whether something follows about contents also where those of its arguments are not known
+        self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated)
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED
         self.overwrites = self.name in _OVERWRITES
@@ -140,8 +143,164 @@ _infos: dict[Any, OperatorInfo] = {}
 
 
 def describe_operator(op: Any) -> OperatorInfo:
-    """The facts about ``op``, cached."""
     info = _infos.get(op)
     if info is None:
         info = _infos[op] = OperatorInfo(op)
     return info
+
+
+# Memory that a kernel needs while it runs.
+
+_AT_LEAST_0 = "a whole number of bytes, at least 0"
+
+
+class Stage(NamedTuple):
+    """A part of an operator's run: blocks of these sizes are held together, then given back. ``before`` is the number,
+    in the order of allocation, of the output that is allocated only after this stage, None where all outputs are there
+    by then. A stage before an output whose blocks are ``kept`` gives them back only when the operator ends.
+    """
+
+    blocks: tuple[int, ...]
+    before: int | None = None
+    kept: bool = False
+
+
+class MemoryNeed(NamedTuple):
+    """What an operator takes besides its inputs and outputs, in bytes, and when."""
+
+    workspace_bytes: int = 0  #: held once the outputs are there: a stage of its own, after all others
+    #: held from forward until backward, besides saved inputs and outputs, by an operator with `register_shape_impl`;
+    #: one with an autograd formula of its own holds what that saves
+    saved_bytes: int = 0
+    stages: tuple[Stage, ...] = ()  #: what is held while the kernel runs, where one block at its end does not say it
+    output_order: tuple[int, ...] | None = None
+    """The numbers of the outputs in the order in which the kernel allocates them, None where it is that of the result.
+    It decides which of the allocator's free blocks each of them gets."""
+
+
+register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry(
+    "register_memory_impl", _check_loaded_operator, Call("f(*args, out=..., **kwargs)", keywords=("out",)))
+"""Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
+the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all,
+what ``@torch.library.custom_op`` made, or a Python function with a registered shape. Raises InputError for another key.
+A rule that depends on the device's generation reads `analyzer.hardware.catalogue.simulated_spec`."""
+
+KernelMemory = tuple[tuple[Stage, ...], "tuple[int, ...] | None"]
+"""What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result)."""
+_Rule = TypeVar("_Rule", bound=Callable[[Signature], Any])
+_rules: dict[Any, Callable[[Signature], tuple[Stage, ...]]] = {}
+_host_rules: dict[Any, Callable[[Signature], KernelMemory]] = {}
+
+
+def _adding(rules: dict[Any, Any]) -> Callable[..., Callable[[_Rule], _Rule]]:
+    """A decorator with arguments: a rule for each of some operators (overload packets), which have none."""
+    def of(*operators: Any) -> Callable[[_Rule], _Rule]:
+        def add(rule: _Rule) -> _Rule:
+            assert rules.keys().isdisjoint(operators), operators
+            rules.update(dict.fromkeys(operators, rule))
+            return rule
+        return add
+    return of
+
+
+kernel_stages = _adding(_rules)
+"""Decorator: what CUDA kernels of operators hold while they run, from the specs of a call. For PyTorch's own;
+`register_memory_impl` says as much from outside, and goes before it."""
+host_memory = _adding(_host_rules)
+"""Decorator: the same of the CPU's kernels of operators, with the order of outputs."""
+
+# As `MemoryNeed.output_order`, of CUDA's kernels: Dropout.cu, dropout_cuda.
+_ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0)}  # the mask first
+
+
+def has_rule(info: OperatorInfo) -> bool:
+    """Whether anything is known of what an operator holds while it runs, or of the order of its outputs."""
+    rules = len(_rules) + len(_host_rules) + register_memory_impl.version  # none of which ever shrinks
+    if info.rules_seen != rules:
+        info.rules_seen = rules
+        info.has_rule = (info.packet in _rules or info.packet in _ORDERS or info.packet in _host_rules
+                         or info.op in register_memory_impl or info.packet in register_memory_impl)
+    return info.has_rule
+
+
+def registered_need(signature: Signature) -> MemoryNeed | None:
+    """What the rule that is registered for the operator says of a call, None where there is none. Raises InputError for
+    what no rule may return.
+    """
+    op, outputs = signature.op, signature.outputs
+    rule = register_memory_impl.find(op) or register_memory_impl.find(getattr(op, "overloadpacket", None))
+    if rule is None:
+        return None
+    need = rule(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
+    def refuse(found: str, problem: str) -> InputError:
+        return InputError(f"register_memory_impl({signature.op}): {found}: {problem}")
+
+    if not isinstance(need, MemoryNeed):
+        raise refuse(f"returned {need!r}", "return a MemoryNeed, as in MemoryNeed(workspace_bytes=x.nbytes)")
+    for name in ("workspace_bytes", "saved_bytes"):
+        if not is_count(getattr(need, name)):
+            raise refuse(f"{name}={getattr(need, name)!r}", f"must be {_AT_LEAST_0}")
+    # where some returns are None, they are counted too; a list of tensors is one return
+    schema = getattr(signature.op, "_schema", None)  # a Python function has none
+    count = max(len(signature.outputs), len(schema.returns) if schema else 0)
+    if not isinstance(need.stages, tuple) or not all(isinstance(stage, Stage) for stage in need.stages):
+        raise refuse(f"stages={need.stages!r}", "must be a tuple of Stage, as in (Stage((x.nbytes,), before=0),)")
+    for stage in need.stages:
+        if not isinstance(stage.blocks, tuple) or not all(map(is_count, stage.blocks)):
+            raise refuse(f"{stage!r}", f"its blocks must be a tuple, of each block {_AT_LEAST_0}")
+        if stage.before is not None and not (is_count(stage.before) and stage.before < count):
+            raise refuse(f"{stage!r}", f"this call has outputs 0 to {count - 1}; None: after the last one")
+    order = need.output_order
+    if order is not None and not (isinstance(order, tuple) and all(map(is_count, order))
+                                  and sorted(order) == list(range(count))):
+        raise refuse(f"output_order={order!r}", f"must be a tuple that holds each of 0 to {count - 1} once")
+    return need
+
+
+def kernel_memory(signature: Signature) -> KernelMemory:
+    """The memory of a call, by the rule registered for the operator, else by PyTorch's own kernel's."""
+    packet = getattr(signature.op, "overloadpacket", None)
+    need = registered_need(signature)
+    if need is not None:
+        return need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()), need.output_order
+    key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
+    found: KernelMemory | None = signature.memo.get(key)
+    if found is None:
+        if signature.is_sparse:
+            found = (), None
+        elif any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs)):
+            rule = _rules.get(packet)
+            found = rule(signature) if rule else (), _ORDERS.get(packet)
+        else:
+            found = _host_rules[packet](signature) if packet in _host_rules else ((), None)
+        signature.memo[key] = found
+    return found
+
+
+def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...]) -> None:
+    """Allocate ``blocks`` one after the other, then free them: what an allocator sees of a kernel's temporaries."""
+    space = state.space
+    regions = []
+    try:
+        for nbytes in blocks:
+            regions.append(space.reserve(device, nbytes))
+        if state.recorder is not None:
+            state.recorder.took_workspace(sum(r.bytes for r in regions), device, blocks)
+    finally:  # also where memory runs out midway
+        for region in regions:
+            space.give_back(device, region)
+
+
+def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, device: torch.device,
+                kept: list[MetaStorage]) -> None:
+    """Hold what a kernel holds before it allocates an output; ``kept`` gets what stays until it ends."""
+    for stage in stages:
+        if stage.before != output:
+            continue
+        if not stage.kept:
+            hold_blocks(state, device, stage.blocks)
+            continue
+        for nbytes in stage.blocks:
+            kept.append(new_storage(nbytes, device, state.space))
+            if state.recorder is not None:
+                state.recorder.holds_workspace(kept[-1])

@@ -56,7 +56,6 @@ def user_line() -> str | None:
 
 @functools.lru_cache(4096)  # like layers share a line: one string for all their operators
 def name_line(filename: str, line: int) -> str:
-    """A line as messages name it."""
     return f"{filename}:{line}"
 
 

@@ -70,7 +70,6 @@ class TensorSpec(tuple[int, ...]):
     @classmethod
     def of(cls, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str,
            parts: tuple[TensorSpec, ...] = (), values: tuple[int, ...] | None = None) -> TensorSpec:
-        """The one spec of these properties."""
         own = tuple([(part, part.stride, part.dtype) for part in parts]) if parts else ()
         key = (shape, stride, dtype, device, own, values)
         spec = cls._interned.get(key)
@@ -88,7 +87,6 @@ class TensorSpec(tuple[int, ...]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes as a plain tuple."""
         return tuple(self)
 
     def __repr__(self) -> str:
@@ -144,7 +142,6 @@ def padded_shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def to_specs(tree: Any) -> Any:
-    """``tree`` with every tensor replaced by its spec."""
     if isinstance(tree, torch.Tensor):
         return spec_of(tree)
     if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
@@ -188,7 +185,6 @@ class Signature:
         return any(spec.parts for spec in (*self.inputs, *self.outputs))
 
     def named_arguments(self) -> dict[str, Any]:
-        """See `name_arguments`."""
         return name_arguments(self.op, self.args, self.kwargs)
 
     def __repr__(self) -> str:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.memory.allocator import AllocatorOptions, DeviceOutOfMemoryError
+from analyzer.memory.allocator import AllocatorOptions
 
-from .address_space import AddressSpace, MetaStorage, Region
-from .dispatch.list_memo import ListMemo
+from .address_space import AddressSpace
 from .source_line import user_line
-from .spec import Signature
 from .value.known_value import Known
 
 # What a user may choose about the simulated run.
@@ -99,72 +97,6 @@ class StreamMark(NamedTuple):
 CPU = torch.device("cpu")
 
 
-class CallListener(Protocol):
-    """Who records operator calls."""
-
-    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
-        """An operator ran."""
-
-    def took_workspace(self, nbytes: int, device: torch.device, blocks: tuple[int, ...]) -> None:
-        """A kernel held blocks and gave them back."""
-
-    def holds_workspace(self, storage: MetaStorage) -> None:
-        """A kernel holds a block until it ends."""
-
-    def kept_workspace(self, region: Region, nbytes: int, device: torch.device, label: str) -> None:
-        """A library took memory for good."""
-
-    def adopted(self, storage: MetaStorage) -> None:
-        """A storage stands for a tensor that was there before."""
-
-    def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
-        """There is too little memory for an operator."""
-
-    def mark(self, tensors: Any, category: str) -> None:
-        """Tensors are of a category of memory."""
-
-    def count_calls(self) -> int:
-        """Calls so far."""
-
-    def repeat_calls(self, begin: int, end: int) -> None:
-        """The calls from ``begin`` to ``end`` run once more: a CUDA graph is replayed."""
-
-    def where(self) -> str:
-        """The module that runs."""
-
-    def lies_over(self, number: int, shape: Any, tensor: Any, describe: Callable[[Any], tuple[str, ...]]) -> None:
-        """A part of this shape in a storage is of a sharded ``tensor``, whose layout ``describe`` tells."""
-
-    def ordered(self, action: StreamAction, stream: int, event: int) -> None:
-        """The program asked something of a stream."""
-
-    def used_on(self, storage: MetaStorage, stream: int) -> None:
-        """A storage may be used on a stream when it dies."""
-
-
-class FunctionListener(Protocol):
-    """Who sees torch functions as the user's code calls them (the tracer), and the operators that run."""
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any) -> Any:
-        """Run a function of torch, by ``call``."""
-
-    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operator of torch ran."""
-
-
-class Timer(Protocol):
-    """Tells the time that a simulated device takes."""
-
-    def mark(self) -> Any:
-        """A point in what the device is given to do: now."""
-
-    def seconds(self, start: Any, end: Any) -> float | None:
-        """From one mark to another; None where it is not known."""
-
-    def describe(self) -> str:
-        """What the seconds are, for the assumptions."""
-
-
 @dataclass
 class MetaState:
     """The mode's state between ``__enter__`` and ``__exit__``."""
@@ -176,16 +108,16 @@ class MetaState:
     #: where the tensor is whose options C++ code makes a new one with: it sees that it really is on meta
     device_of_options: torch.device | None = None
     arguments: tuple[Any, ...] = ()  #: positional ones of the torch function that runs
-    recorder: CallListener | None = None
-    tape: FunctionListener | None = None
-    timer: Timer | None = None
+    recorder: Any = None  #: is told operator calls, workspaces, streams: `record.recorder.Recorder`
+    tape: Any = None      #: sees torch functions as the user's code calls them: `fx.trace.tape.Tape`
+    timer: Any = None     #: tells the time that a simulated device takes: `mark`, `seconds`, `describe`
     assumptions: dict[str, None] = field(default_factory=dict)
     #: contents of tensors of one number, by the number
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)
     #: contents of tensors full of a number, by number and specs
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)
     fakes: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
-    lists: ListMemo | None = None  #: while an optimizer steps that changes no tensor's shape, storage or device
+    lists: Any = None  #: a `dispatch.call.ListMemo`, while an optimizer steps that changes no shape, storage or device
     random_seed: int = 0
     #: how often unknown data was asked whether a loop ends, by line
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -235,13 +167,12 @@ class MetaState:
             raise self.failure from error
 
     def assume(self, text: str) -> None:
-        """Note something that was taken for granted."""
         self.assumptions.setdefault(text)
 
     def where(self) -> str:
         """The module and source line that run now, for messages."""
         place = user_line()
-        module = self.recorder.where() if self.recorder is not None else ""
+        module = "" if self.recorder is None else self.recorder.where()
         return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))
 
 
@@ -292,7 +223,6 @@ def current() -> MetaState | None:
 
 
 def active_state() -> MetaState:
-    """As `current`, where a mode is known to be active."""
     state = active.state
     assert state is not None
     return state

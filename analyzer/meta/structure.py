@@ -28,7 +28,6 @@ class Access(NamedTuple):
     attribute: bool
 
     def get(self, value: Any) -> Any:
-        """What the step leads to in ``value``."""
         return getattr(value, self.key) if self.attribute else value[self.key]
 
     def __str__(self) -> str:
@@ -100,12 +99,10 @@ def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested containers, in order; each container is entered once."""
     return (tensor for _, tensor in tensor_paths(value))
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether there is a tensor anywhere inside."""
     if isinstance(value, Tensor):
         return True
     if isinstance(value, _PLAIN):

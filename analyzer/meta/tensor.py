@@ -11,7 +11,7 @@ import torch
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
-from .address_space import AddressSpace, MetaStorage, Region, find_storage, next_number
+from .address_space import AddressSpace, MetaStorage, Region, find_storage
 from .spec import SPARSE_LAYOUTS, strided_of
 from .state import current
 
@@ -93,12 +93,10 @@ class MetaTensor(torch.Tensor):
         return META if kernel.depth else device_of(self)
 
     def get_device(self) -> int:
-        """The index of its device, -1 for the host."""
         device = self.device
         return -1 if device.index is None else device.index
 
     def data_ptr(self) -> int:
-        """The simulated address of its first element."""
         return data_ptr(self)
 
     def record_stream(self, stream: Any) -> None:
@@ -107,7 +105,6 @@ class MetaTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        """The same tensor without a history."""
         return keep_class(_DATA.__get__(self))
 
     @data.setter
@@ -150,7 +147,6 @@ def _outside(func: Any, reason: str) -> UnsupportedOperatorError:
 
 
 def data_ptr(tensor: torch.Tensor) -> int:
-    """The fake address of the first element."""
     storage = tensor.untyped_storage()
     if not isinstance(storage, MetaStorage):
         return int(torch._C.TensorBase.data_ptr(tensor))
@@ -203,29 +199,6 @@ for _name in ("cuda", "cpu", "meta"):
 
 # -- how tensors without data are made: everything that makes one does it by these ------------------------------------
 
-
-def attach(tensor: torch.Tensor, device: torch.device, space: AddressSpace) -> MetaStorage:
-    """Turn the storage of a tensor on meta into a `MetaStorage` on ``device``, with a place in ``space``."""
-    storage = tensor.untyped_storage()
-    storage.__class__ = MetaStorage
-    assert isinstance(storage, MetaStorage)
-    storage.device = device
-    storage.number = next_number()
-    space.place(storage)
-    storage.space = space  # last: a storage that found no place has none to give back
-    return storage
-
-
-def attach_at(tensor: torch.Tensor, device: torch.device, number: int, region: Region,
-              space: AddressSpace) -> MetaStorage:
-    """As `attach`, for a storage that has its number and its place already."""
-    storage = tensor.untyped_storage()
-    storage.__class__ = MetaStorage
-    assert isinstance(storage, MetaStorage)
-    storage.__dict__ = {"device": device, "number": number, "region": region, "space": space}
-    return storage
-
-
 def bytes_on_meta(nbytes: int) -> torch.Tensor:
     """A tensor of ``nbytes`` bytes whose storage has no place yet."""
     return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
@@ -233,7 +206,7 @@ def bytes_on_meta(nbytes: int) -> torch.Tensor:
 
 def new_storage(nbytes: int, device: torch.device, space: AddressSpace) -> MetaStorage:
     """A storage of ``nbytes`` on ``device``. To be called without modes."""
-    return attach(bytes_on_meta(nbytes), device, space)
+    return space.attach(bytes_on_meta(nbytes), device)
 
 
 def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device,
@@ -243,7 +216,7 @@ def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device
         out = torch.empty(shape, dtype=dtype, device=META)
     else:
         out = _empty_strided(shape, stride, dtype=dtype, device=META)
-    storage = attach(out, device, space)
+    storage = space.attach(out, device)
     out.__class__ = MetaTensor
     return out, storage  # type: ignore[return-value]
 
@@ -297,7 +270,9 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 def revive(like: torch.Tensor, device: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
     """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
     out = _like(like)
-    attach_at(out, device, number, region, space)
+    storage = out.untyped_storage()
+    storage.__class__ = MetaStorage
+    storage.__dict__ = {"device": device, "number": number, "region": region, "space": space}
     out.__class__ = MetaTensor
     return out
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from analyzer.errors import InputError
-from analyzer.meta.dispatch.list_memo import ListMemo
+from analyzer.meta.dispatch.call import ListMemo
 from analyzer.meta.state import current
 from analyzer.meta.structure import tensors_of
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.gated_kernel import is_simulating
 from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.simulated_device import is_simulating
 from analyzer.meta.tensor import device_of
 
 Tensor = torch.Tensor

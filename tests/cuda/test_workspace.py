@@ -14,7 +14,7 @@ from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_wo
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.meta.memory_need import MemoryNeed, register_memory_impl
+from analyzer.meta.operator_info import MemoryNeed, register_memory_impl
 from analyzer.meta.spec import TensorSpec
 
 MIB = 1 << 20

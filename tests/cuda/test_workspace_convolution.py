@@ -11,10 +11,11 @@ import torch
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.meta.memory_need import stages_of
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.operator_info import kernel_memory
 from analyzer.meta.spec import Signature, TensorSpec
 
+aten = torch.ops.aten
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 
 
@@ -27,13 +28,13 @@ def spec(shape: tuple[int, ...], dtype: torch.dtype = F32, channels_last: bool =
 
 def forward(x: TensorSpec, w: TensorSpec, y: TensorSpec, stride: int = 1, groups: int = 1) -> list[tuple[int, ...]]:
     args = (x, w, None, [stride] * 2, [0, 0], [1, 1], False, [0, 0], groups)
-    return [s.blocks for s in stages_of(Signature(torch.ops.aten.convolution.default, args, {}, (x, w), (y,)))]
+    return [s.blocks for s in kernel_memory(Signature(aten.convolution.default, args, {}, (x, w), (y,)))[0]]
 
 
 def backward(x: TensorSpec, w: TensorSpec, gy: TensorSpec, mask: list[bool]) -> list[Any]:
     args = (gy, x, w, [w[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
     return [(s.blocks, s.before)
-            for s in stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))]
+            for s in kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))[0]]
 
 
 def total(*specs: TensorSpec) -> int:
@@ -114,7 +115,7 @@ def test_weight_gradient(call: tuple[Any, ...], expected: Any) -> None:
     *shapes, dtype = call
     x, w, gy = (spec(shape, dtype) for shape in shapes)
     args = (gy, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
-    (stage,) = stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (w,)))
+    (stage,) = kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (w,)))[0]
     copies = total(x, gy) + (w.nbytes if w[2] > 1 else 0)
     assert stage.blocks == (expected(copies, w.nbytes),)
 
@@ -124,7 +125,7 @@ def test_16_bit_images_of_3_channels_are_copied_for_the_weight_gradient_alone() 
     x, w, y = (spec(shape, BF16) for shape in ((128, 3, 224, 224), (64, 3, 3, 3), (128, 64, 111, 111)))
     assert forward(x, w, y, 2) == []
     args = (y, x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
-    (stage,) = stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (y, x, w), (w,)))
+    (stage,) = kernel_memory(Signature(aten.convolution_backward.default, args, {}, (y, x, w), (w,)))[0]
     assert stage.blocks == (x.nbytes // 3 * 8 + w.nbytes // 3 * 8 + y.nbytes + WAVE + 4,)
 
 
@@ -165,7 +166,7 @@ def test_a_gradient_of_the_other_memory_format_is_converted_for_both_gradients()
     x, w = spec((2, 4, 8, 8)), spec((16, 4, 4, 4))
     gy = TensorSpec.of((2, 16, 2, 2), (64, 1, 32, 16), torch.float32, "cuda:0")
     args = (gy, x, w, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
-    stages = stages_of(Signature(torch.ops.aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))
+    stages = kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))[0]
     assert stages[0] == ((gy.nbytes,), 0, True) and not any(s.kept for s in stages[1:])
 
 

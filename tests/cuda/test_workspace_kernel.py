@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import analyzer.cuda.workspaces.kernel_temporary  # noqa: F401  registers its rules
-from analyzer.meta.memory_need import stages_of
+from analyzer.meta.operator_info import kernel_memory
 from analyzer.meta.spec import Signature, TensorSpec
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ def spec(shape: tuple[int, ...], dtype: torch.dtype = torch.float32,
 def blocks(op: Any, args: tuple[Any, ...], *outputs: TensorSpec) -> tuple[int, ...]:
     flat = [t for a in args for t in (a if isinstance(a, list) else [a])]
     inputs = tuple(t for t in flat if isinstance(t, TensorSpec))
-    return tuple(b for s in stages_of(Signature(op, args, {}, inputs, outputs)) for b in s.blocks)
+    return tuple(b for s in kernel_memory(Signature(op, args, {}, inputs, outputs))[0] for b in s.blocks)
 
 
 INT = torch.int64

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analyzer import MetaTensorMode, profile, register_memory_impl, register_shape_impl
-from analyzer.meta.memory_need import MemoryNeed
+from analyzer.meta.operator_info import MemoryNeed
 
 EXTRA = 1 << 20
 

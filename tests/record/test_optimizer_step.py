@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from analyzer import ProfileOptions, profile
-from analyzer.meta.dispatch.list_memo import ListMemo
+from analyzer.meta.dispatch.call import ListMemo
 from analyzer.meta.mode import MetaTensorMode
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.meta.intercept.gated_kernel import is_simulating
+from analyzer.meta.simulated_device import is_simulating
 from analyzer.record.options import ProfileOptions
 from analyzer.zoo import MODELS
 

@@ -11,14 +11,13 @@ import torch.nested._internal.sdpa
 import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py uses it and does not import it
 from torch._C import DispatchKey
 
-from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements, new_on_device_of
+from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements, new_on_device_of, set_entry
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, choose_host_backend
 from analyzer.errors import InputError, UnsupportedOperatorError
 from analyzer.meta.dispatch.mode import MetaDispatchMode
-from analyzer.meta.intercept.gated_kernel import any_on
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
-from analyzer.meta.simulated_device import reopened
+from analyzer.meta.simulated_device import any_on, reopened
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
@@ -35,7 +34,6 @@ _EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
 @device_kernel("scaled_dot_product_attention", on_any_device=True)
 def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
            is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:
-    """``scaled_dot_product_attention`` as a GPU or the CPU runs it."""
     if not _is_valid(query, key, value, attn_mask, is_causal):
         return NotImplemented  # torch says what is wrong
     # torch divides by their number, which ends the process
@@ -158,23 +156,9 @@ flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 
 @kernel_replacements.append
 def answer_operator() -> Iterator[Undo]:
-    """Answer the operator with and without autograd; each result undoes one step."""
     operator = flex.flex_attention
-    yield _set(operator.py_kernels, DispatchKey.Autograd, _attend_with_autograd, operator)
-    yield _set(operator.python_key_table, MetaDispatchMode, _attend_below_autograd, operator)
-
-
-def _set(table: dict[Any, Any], key: Any, value: Any, operator: Any) -> Undo:
-    before = table.get(key)
-    table[key] = value
-    operator._dispatch_cache.clear()
-    def put_back() -> None:
-        if before is None:
-            del table[key]
-        else:
-            table[key] = before
-        operator._dispatch_cache.clear()
-    return put_back
+    yield set_entry(operator, operator.py_kernels, DispatchKey.Autograd, _attend_with_autograd)
+    yield set_entry(operator, operator.python_key_table, MetaDispatchMode, _attend_below_autograd)
 
 
 def _attend_with_autograd(*args: Any) -> Any:
@@ -205,7 +189,6 @@ class FlexAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: tuple[Any, ...],
                 scale: float, kernel_options: dict[str, Any], mask_buffers: tuple[Any, ...],
                 *score_buffers: Any) -> Any:
-        """Run the kernel and keep what its backward pass needs."""
         ctx.set_materialize_grads(False)
         settings = score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers
         out, logsumexp, max_scores = _attend(query, key, value, *settings)
@@ -218,7 +201,6 @@ class FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradients of the inputs."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         score_mod, *settings = ctx.settings
         for_logsumexp = torch.zeros_like(logsumexp) if grads[1] is None else grads[1]  # torch 2.9 takes no None
@@ -238,8 +220,7 @@ def _gradient_of(score_mod: Any) -> Any:
 
 # The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, as the operators it
 # is made of. Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu``
-# and
-# ``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not
+# and ``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not
 # covered.
 
 @device_kernel("_native_multi_head_attention")
@@ -335,7 +316,6 @@ torch.nested._internal.nested_tensor._nt_view_dummy()
 
 @kernel_replacements.append
 def choose_attention() -> Iterator[Undo]:
-    """Choose the kernels of attention as the simulated device would; each result undoes one step."""
     sdpa = torch.nested._internal.sdpa
     yield answer(sdpa, "can_use_flash_attention",
                  _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))

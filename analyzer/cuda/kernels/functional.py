@@ -1,7 +1,7 @@
 """Functions, losses, in-place code, optimizers and random draws that run otherwise on the device than on meta."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,30 +29,24 @@ def _drop_out(input: Tensor, p: float, train: bool) -> Any:
     return NotImplemented
 
 
-def _softmax(kernel: torch._ops.OpOverload) -> Callable[..., Any]:
+def _softmax(kernel: torch._ops.OpOverload, self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """``aten/src/ATen/native/SoftMax.cpp``: halves become float32 in one kernel, where elsewhere the input is converted
     first; bfloat16 has no such path.
     """
-    def softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-        if self.dtype is torch.float16 and dtype is torch.float32:
-            return kernel(self, dim, True)
-        return NotImplemented
-    return softmax
+    return kernel(self, dim, True) if self.dtype is torch.float16 and dtype is torch.float32 else NotImplemented
 
 
-device_kernel("softmax.int")(_softmax(aten._softmax.default))
-device_kernel("log_softmax.int")(_softmax(aten._log_softmax.default))
+device_kernel("softmax.int")(partial(_softmax, aten._softmax.default))
+device_kernel("log_softmax.int")(partial(_softmax, aten._log_softmax.default))
 
 
-def _activation_backward(kernel: torch._ops.OpOverload) -> Callable[..., Any]:
+def _activation_backward(kernel: torch._ops.OpOverload, grad_output: Tensor, self: Tensor) -> Any:
     """One kernel, where meta composes eight operators."""
-    def backward(grad_output: Tensor, self: Tensor) -> Any:
-        return NotImplemented if torch.is_grad_enabled() else call_whole(kernel, grad_output, self)
-    return backward
+    return NotImplemented if torch.is_grad_enabled() else call_whole(kernel, grad_output, self)
 
 
-device_kernel("silu_backward", on_any_device=True)(_activation_backward(aten.silu_backward.default))
-device_kernel("mish_backward", on_any_device=True)(_activation_backward(aten.mish_backward.default))
+device_kernel("silu_backward", on_any_device=True)(partial(_activation_backward, aten.silu_backward.default))
+device_kernel("mish_backward", on_any_device=True)(partial(_activation_backward, aten.mish_backward.default))
 
 
 @device_shape("log_sigmoid_forward")
@@ -99,18 +93,16 @@ def binary_cross_entropy_shape(self: Tensor, target: Tensor, weight: Tensor | No
     return out.resize_(()) if reduction else out
 
 
-def _resized(op: torch._ops.OpOverload) -> Callable[..., Tensor]:
+def _resized(op: torch._ops.OpOverload, self: Tensor, *args: Any) -> Tensor:
     """``empty_like`` of the input that is resized to the result: a storage never shrinks. Im2Col.cpp, Col2Im.cpp and
     cuda/Im2Col.cu, Col2Im.cu; `kernel_temporary` has what is held where it grows.
     """
-    def shape(self: Tensor, *args: Any) -> Tensor:
-        out = op(self, *args)
-        return self.new_empty(max(self.numel(), out.numel())).resize_(out.shape)
-    return shape
+    out = op(self, *args)
+    return self.new_empty(max(self.numel(), out.numel())).resize_(out.shape)
 
 
-device_shape("im2col", on_any_device=True)(_resized(aten.im2col.default))
-device_shape("col2im", on_any_device=True)(_resized(aten.col2im.default))
+device_shape("im2col", on_any_device=True)(partial(_resized, aten.im2col.default))
+device_shape("col2im", on_any_device=True)(partial(_resized, aten.col2im.default))
 
 
 @device_shape("multi_margin_loss")
@@ -128,8 +120,7 @@ def shape_multilabel_margin(self: Tensor, target: Tensor, reduction: int) -> tup
 
 # Where C++ code works in place on CUDA but out of place on meta. Before it overwrites a temporary, ATen asks
 # ``areAnyTensorSubclassLike`` (``aten/src/ATen/TensorSubclassLikeUtils.h``), which is true of meta tensors and under
-# any
-# dispatch mode: the out-of-place form keeps one more tensor alive for a moment.
+# any dispatch mode: the out-of-place form keeps one more tensor alive for a moment.
 
 @device_kernel("gather_backward", on_any_device=True)
 def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Any:
@@ -186,11 +177,3 @@ def _check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_sc
               "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr")
 def shape_fused_update(*_: Any, **__: Any) -> None:
     """aten/src/ATen/native/cuda/FusedSgdKernel.cu and its like: written in place, without memory of their own."""
-
-
-# Draws from distributions whose kernels meta lacks.
-
-@device_shape("_sample_dirichlet", "_standard_gamma", on_any_device=True)
-def shape_draw(concentration: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """aten/src/ATen/native/Distributions.cpp: one draw for each element."""
-    return torch.empty_like(concentration, memory_format=torch.contiguous_format)

@@ -88,10 +88,10 @@ def run_steps(cell: Cell, x: Tensor, states: list[State], params: list[CellParam
     return torch.cat(stacked, -1) if len(stacked) > 1 else stacked[0], finals
 
 
-def run_packed_steps(cell: Cell, x: Tensor, sizes: tuple[int, ...], states: list[State],
-                     params: list[CellParameters]) -> tuple[Tensor, list[State]]:
+def _run_packed_steps(cell: Cell, x: Tensor, sizes: tuple[int, ...], states: list[State],
+                      params: list[CellParameters]) -> tuple[Tensor, list[State]]:
     """PackedBidirectionalLayer: step i of ``x`` [rows, features] is that of ``sizes[i]`` sequences."""
-    run = _run_packed, _run_packed_reversed
+    run = _run_packed, _run_packed_reversed  # what they made is given back at the end, as there
     runs = [run[i](cell, x, sizes, state, weights) for i, (state, weights) in enumerate(zip(states, params))]
     outputs = [output for output, _ in runs]
     return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0], [final for _, final in runs]
@@ -152,7 +152,7 @@ def run_cells(spec: RnnSpec, x: Tensor, hx: list[Tensor], params: list[Tensor]) 
     given = list(zip(*(s.unbind(0) for s in hx)))
     for layer, (states, weights) in enumerate(_each_layer(spec, given, params, has_projections)):
         if spec.batch_sizes:
-            x, last = run_packed_steps(cell, x, spec.batch_sizes, states, weights)
+            x, last = _run_packed_steps(cell, x, spec.batch_sizes, states, weights)
         else:
             x, last = run_steps(cell, x, states, weights)
         finals += last

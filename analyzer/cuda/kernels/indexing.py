@@ -1,16 +1,16 @@
 """Indices, counts and packed sequences, whose kernels read contents."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_kernel, host_kernel, new_on_device_of
+from analyzer.cuda.kernel_registry import device_kernel, new_on_device_of
 from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.function.creation import constant
+from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.expectation import count_evenly
@@ -20,28 +20,26 @@ from analyzer.meta.value.expectation import count_evenly
 Tensor = torch.Tensor
 
 
-def _first_outside(index: Tensor, low: int, high: int) -> int | None:
-    """The first value of ``index`` that is not in [low, high), None where there is none or contents are unknown."""
+def _first_outside(index: Tensor, size: int) -> int | None:
+    """The first value of ``index`` that is not in [0, size), None where there is none or contents are unknown."""
     values = read_known(index) if index.dtype in (torch.int32, torch.int64) else None
     if values is None or not values.numel():
         return None
     with without_modes():
-        outside = values[(values < low) | (values >= high)]
+        outside = values[(values < 0) | (values >= size)]
         return int(outside[0]) if outside.numel() else None
 
 
 @device_kernel("embedding", on_any_device=True)
 def embedding(weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Any:
     """``aten/src/ATen/native/Embedding.cpp``, by index_select. Raises IndexError."""
-    if _first_outside(indices, 0, weight.shape[0]) is not None:
-        raise IndexError("index out of range in self")
-    return NotImplemented
+    return index_select(weight, 0, indices)
 
 
 @device_kernel("index_select", on_any_device=True)
 def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
     """``aten/src/ATen/native/TensorAdvancedIndexing.cpp``. Raises IndexError."""
-    if self.dim() and _first_outside(index, 0, self.shape[dim]) is not None:
+    if self.dim() and _first_outside(index, self.shape[dim]) is not None:
         raise IndexError("index out of range in self")
     return NotImplemented
 
@@ -50,7 +48,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
     """``aten/src/ATen/native/cpu/ScatterGatherKernel.cpp``. Raises RuntimeError."""
     size = self.shape[dim] if self.dim() else 1
-    if (value := _first_outside(index, 0, size)) is not None:
+    if (value := _first_outside(index, size)) is not None:
         raise RuntimeError(f"index {value} is out of bounds for dimension {dim % max(1, self.dim())} with size {size}")
     return NotImplemented
 
@@ -74,44 +72,26 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     return out
 
 
-@device_kernel("one_hot")
+@device_kernel("one_hot", on_any_device=True)
 def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
-    """``aten/src/ATen/native/Onehot.cpp``: zeros with ones scattered in, where meta compares with an enumeration. On
-    CUDA nothing is checked on the host when ``num_classes`` is given.
+    """``aten/src/ATen/native/Onehot.cpp``: zeros with ones scattered in, where meta compares with an enumeration. A CPU
+    looks for the smallest and the largest class first; on CUDA nothing is checked where ``num_classes`` is given.
     """
-    return _scatter_ones(self, num_classes, _count_on_device)
-
-
-@host_kernel("one_hot")
-def _one_hot_on_host(self: torch.Tensor, num_classes: int = -1) -> Any:
-    """The same source: the CPU looks for the smallest and the largest class first."""
-    return _scatter_ones(self, num_classes, _count_on_host)
-
-
-def _count_on_device(self: torch.Tensor, num_classes: int) -> int:
-    return int(aten.max.default(self).item()) + 1 if num_classes == -1 else num_classes
-
-
-def _count_on_host(self: torch.Tensor, num_classes: int) -> int:
-    """The given number, or what the largest class says. Raises RuntimeError for known classes that cannot be."""
-    least, most = aten.aminmax.default(self)
-    if num_classes == -1:
-        num_classes = int(most.item()) + 1
-    low, high = read_known(least), read_known(most)
-    if low is not None and high is not None and not 0 <= int(low) <= int(high) < num_classes:
-        raise RuntimeError(f"one_hot: classes from {int(low)} to {int(high)} are not all in [0, {num_classes})")
-    return num_classes
-
-
-def _scatter_ones(self: torch.Tensor, num_classes: int, count: Callable[[torch.Tensor, int], int]) -> Any:
-    """The result, of as many classes as ``count`` says; another dtype is left to torch, which refuses it."""
     if self.dtype is not torch.int64:
-        return NotImplemented
+        return NotImplemented  # torch refuses it
     if num_classes < -1 or num_classes == 0 or num_classes == -1 and not self.numel():
         raise RuntimeError(f"one_hot: num_classes={num_classes} for {list(self.shape)}, where at least 1 is needed")
     if not self.numel():
         return new_on_device_of(self, aten.empty.memory_format, [*self.shape, num_classes], dtype=torch.int64)
-    num_classes = count(self, num_classes)
+    if not any_on(active_state(), "cuda", [self]):
+        least, most = aten.aminmax.default(self)
+        if num_classes == -1:
+            num_classes = int(most.item()) + 1
+        low, high = read_known(least), read_known(most)
+        if low is not None and high is not None and not 0 <= int(low) <= int(high) < num_classes:
+            raise RuntimeError(f"one_hot: classes from {int(low)} to {int(high)} are not all in [0, {num_classes})")
+    elif num_classes == -1:
+        num_classes = int(aten.max.default(self).item()) + 1
     zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)
     out: torch.Tensor = aten.scatter_.value(zeros, -1, self.unsqueeze(-1), 1)
     if read_known(out) is None:
@@ -145,14 +125,12 @@ class PackPadded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, batch_sizes: list[int], batch_first: bool) -> Tensor:
-        """Run the kernel and keep what its backward pass needs."""
         ctx.call = (input.shape, batch_sizes, batch_first)
         time_first = input.transpose(0, 1) if batch_first else input
         return torch.cat([time_first[step, :size] for step, size in enumerate(batch_sizes)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradients of the inputs."""
         shape, batch_sizes, batch_first = ctx.call
         grad = grads[0].new_zeros((shape[1], shape[0], *shape[2:]) if batch_first else shape)
         start = 0

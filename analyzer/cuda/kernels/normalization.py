@@ -13,8 +13,7 @@ from analyzer.meta.state import active_state
 # Batch and root-mean-square normalisation on CUDA. Source: ``aten/src/ATen/native/Normalization.cpp``
 # (_select_batch_norm_backend, _batch_norm_impl_index), ``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and
 # ``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200 under torch 2.11 ran ``cudnn_batch_norm`` for
-# float32
-# and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
+# float32 and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -63,7 +62,6 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None,
                 eps: float | None) -> Tensor:
-        """Run the kernel and keep what its backward pass needs."""
         out, rstd = call_whole(aten._fused_rms_norm.default, input, normalized_shape, weight, eps)
         ctx.normalized_shape = normalized_shape
         ctx.save_for_backward(input, weight, rstd)
@@ -71,7 +69,6 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradients of the inputs."""
         input, weight, rstd = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         shape = ctx.normalized_shape
@@ -137,7 +134,6 @@ class ChannelsLastGroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, sizes: tuple[int, ...], eps: float,
                 layout: torch.memory_format) -> Tensor:
-        """Run the kernel and keep what its backward pass needs."""
         out, mean, rstd = call_whole(aten.native_group_norm.default, input, weight, bias, *sizes, eps)
         ctx.sizes, ctx.layout = sizes, layout
         ctx.save_for_backward(input, weight, mean, rstd)
@@ -145,7 +141,6 @@ class ChannelsLastGroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """The gradients of the inputs."""
         input, weight, mean, rstd = ctx.saved_tensors
         gradient = grads[0].contiguous(memory_format=ctx.layout)
         return *call_whole(aten.native_group_norm_backward.default, gradient, input, mean, rstd, weight, *ctx.sizes,
@@ -170,18 +165,8 @@ def _merge(input: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _statistic(mean, mean.shape[1]), _statistic(mean, mean.shape[1])
 
 
-@device_shape("batch_norm_elemt")
-def _normalize(input: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(input)
-
-
 @device_shape("batch_norm_backward_reduce")
 def _reduce(grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, input_g: bool,
             weight_g: bool, bias_g: bool) -> tuple[Tensor | None, ...]:
     sums = [torch.empty_like(mean) if input_g else None for _ in range(2)]
     return *sums, *[torch.empty_like(weight) if weight is not None and asked else None for asked in (weight_g, bias_g)]
-
-
-@device_shape("batch_norm_backward_elemt")
-def _differentiate(grad_out: Tensor, input: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(input)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, kernel_replacements
+from analyzer.cuda.kernel_registry import device_shape, kernel_replacements, set_entry
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -76,16 +76,7 @@ def _run(mode: MetaDispatchMode, *args: Any) -> Any:
 
 @kernel_replacements.append
 def answer_operator() -> Iterator[Undo]:
-    """Answer the operator where a mode is active; the result undoes it."""
-    operator = _module.out_dtype
-    operator.python_key_table[MetaDispatchMode] = _run
-    operator._dispatch_cache.clear()
-
-    def put_back() -> None:
-        del operator.python_key_table[MetaDispatchMode]
-        operator._dispatch_cache.clear()
-
-    yield put_back
+    yield set_entry(_module.out_dtype, _module.out_dtype.python_key_table, MetaDispatchMode, _run)
 
 
 # Shapes of quantisation, real and simulated, which has no kernels on meta.
@@ -101,7 +92,6 @@ def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tenso
               "_fake_quantize_learnable_per_channel_affine_backward")
 def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
                                            **__: Any) -> Any:
-    """The gradients of the input, scale and zero point, with learnt scales."""
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
 
 
@@ -220,7 +210,6 @@ def compose_int8_mm_dequant(a: Tensor, row_stats: Tensor, col_stats: Tensor, dty
 @_composition("int8_scaled_mm")
 def compose_int8_scaled_mm(a: Tensor, b: Tensor, row_stats: Tensor, col_stats: Tensor, bias: Tensor | None = None,
                            dtype: torch.dtype | None = None) -> Any:
-    """A product of integers, then its scales."""
     product = _bnb.int8_linear_matmul.default(a, b)
     return _bnb.int8_mm_dequant.default(product, row_stats, col_stats, dtype or torch.float16, bias)
 
@@ -264,7 +253,6 @@ def compose_int8_double_quant(a: Tensor, threshold: float = 0.0) -> Any:
 
 # -- memory of CUDA's own management, which optimizers "paged" hold their states in ------------------------------------
 
-
 def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
     """bitsandbytes/functional.py, get_paged: a tensor on the host around memory of ``cudaMallocManaged``."""
     state = current()
@@ -288,7 +276,6 @@ def _fill_or_multiply(name: str, a: Tensor, b: Tensor | None, value: float, pref
 
 
 def answer_for_managed_memory() -> Iterator[Undo]:
-    """Replace what asks for managed memory, where the library is imported; each result undoes one replacement."""
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is not None:
         yield answer(functional, "get_paged", _make_paged)

@@ -11,7 +11,7 @@ from torch._prims_common import compute_elementwise_output_strides, suggest_memo
 from analyzer.cuda.kernel_registry import device_shape, host_shape, overloads
 from analyzer.cuda.workspaces.convolution import either_is_channels_last, suggests_channels_last
 from analyzer.cuda.workspaces.kernel_temporary import uses_onednn
-from analyzer.meta.dispatch.execute import like_sum
+from analyzer.meta.dispatch.kernel import like_sum
 from analyzer.meta.spec import TensorSpec, spec_of
 
 # Layouts and dtypes of results where torch's meta kernel gives others than the device's: what the meta kernel says,
@@ -119,26 +119,18 @@ def _batch_norm_gradients(*args: Any, in_order: Callable[..., Any]) -> Any:
     return first if args[-1][0] else None, *rest
 
 
-@device_shape("native_batch_norm_backward")
-def _batch_norm_gradients_on_device(*args: Any) -> Any:
-    return _batch_norm_gradients(*args, in_order=aten.native_batch_norm_backward.default)
+device_shape("native_batch_norm_backward")(
+    partial(_batch_norm_gradients, in_order=aten.native_batch_norm_backward.default))
+host_shape("native_batch_norm_backward")(
+    partial(_batch_norm_gradients, in_order=_in_order("native_batch_norm_backward", 1)))
 
 
-@host_shape("native_batch_norm_backward")
-def _batch_norm_gradients_on_host(*args: Any) -> Any:
-    return _batch_norm_gradients(*args, in_order=_in_order("native_batch_norm_backward", 1))
+def _normalize(*args: Any, op: torch._ops.OpOverload, weight: int) -> Any:
+    return _cast_moments(op(*args), args[0], args[weight])
 
 
-@host_shape("native_layer_norm")
-def _normalize_layer(input: Tensor, normalized_shape: list[int], weight: Tensor | None, *args: Any) -> Any:
-    """layer_norm.cpp."""
-    return _cast_moments(aten.native_layer_norm.default(input, normalized_shape, weight, *args), input, weight)
-
-
-@host_shape("native_group_norm")
-def _normalize_group(input: Tensor, weight: Tensor | None, *args: Any) -> Any:
-    """group_norm.cpp."""
-    return _cast_moments(aten.native_group_norm.default(input, weight, *args), input, weight)
+host_shape("native_layer_norm")(partial(_normalize, op=aten.native_layer_norm.default, weight=2))  # layer_norm.cpp
+host_shape("native_group_norm")(partial(_normalize, op=aten.native_group_norm.default, weight=1))  # group_norm.cpp
 
 
 @host_shape("native_group_norm_backward")
@@ -150,8 +142,7 @@ def _group_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
 
 # Layouts of what activations and their gradients give, where torch's meta kernels find them from intermediate results
 # that devices do not have: TensorIterator takes the first operand that orders two dimensions, and which operand is
-# first
-# is said in Activation.cpp of ``aten/src/ATen/native``. The CPU first casts operands to one dtype
+# first is said in Activation.cpp of ``aten/src/ATen/native``. The CPU first casts operands to one dtype
 # (TensorIterator.cpp, promote_inputs_to_common_dtype).
 
 # the operands of each, as positions among its arguments
@@ -198,23 +189,10 @@ _register("_prelu_kernel_backward", _prelu_gradients)
 host_shape("native_dropout_backward")(partial(_shape, positions=(0, 1), on_host=True))
 
 
-@device_shape("rrelu_with_noise", on_any_device=True)
-def _rrelu(self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Contiguous: Activation.cpp and cuda/RreluWithNoise.cu."""
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
-
-
-@device_shape("log_sigmoid_backward", on_any_device=True)
-def _log_sigmoid_gradient(gradient: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(gradient)
-
-
 # Layouts of what convolutions and their gradients give: channels last where the images or the weights are and the
 # backend runs so, which torch's meta kernels cannot know (``determine_backend_memory_format`` in Convolution.cpp and
-# the
-# functions of ConvUtils.h that it asks).
+# the functions of ConvUtils.h that it asks).
 
-_aten = torch.ops.aten
 _Rule = Callable[[TensorSpec, TensorSpec, "list[int]", "list[int]", int], bool]
 """Whether a convolution of images and weights with these strides, dilations and groups is run channels last."""
 
@@ -241,7 +219,7 @@ def _lay_out(result: Tensor, input: Tensor, weight: Tensor, rule: _Rule, *settin
 def _convolution(rule: _Rule) -> Callable[..., Tensor]:
     def shape(input: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
               dilation: list[int], *rest: Any) -> Tensor:
-        out = _aten.convolution.default(input, weight, bias, stride, padding, dilation, *rest)
+        out = aten.convolution.default(input, weight, bias, stride, padding, dilation, *rest)
         return _lay_out(out, input, weight, rule, stride, dilation, rest[-1])
     return shape
 
@@ -249,7 +227,7 @@ def _convolution(rule: _Rule) -> Callable[..., Tensor]:
 def _gradients(rule: _Rule) -> Callable[..., Any]:
     """Of the input and the weight; that of the bias has one dimension."""
     def shape(gradient: Tensor, input: Tensor, weight: Tensor, *args: Any) -> Any:
-        *found, of_bias = _aten.convolution_backward.default(gradient, input, weight, *args)
+        *found, of_bias = aten.convolution_backward.default(gradient, input, weight, *args)
         _, stride, _, dilation, _, _, groups, _ = args
         return (*(None if one is None else _lay_out(one, input, weight, rule, stride, dilation, groups)
                   for one in found), of_bias)
@@ -270,6 +248,12 @@ def _like(position: int, layout: torch.memory_format = torch.contiguous_format) 
     return shape
 
 
+# Activation.cpp and cuda/RreluWithNoise.cu; Distributions.cpp: one draw for each element
+device_shape("rrelu_with_noise", "_sample_dirichlet", "_standard_gamma", on_any_device=True)(_like(0))
+device_shape("log_sigmoid_backward", on_any_device=True)(_like(0, torch.preserve_format))
+# of `torch.nn.SyncBatchNorm`: cuda/Normalization.cu
+device_shape("batch_norm_elemt")(_like(0, torch.preserve_format))
+device_shape("batch_norm_backward_elemt")(_like(1, torch.preserve_format))
 # aten/src/ATen/native/transformers/attention.cpp
 device_shape("_masked_softmax")(_like(0))
 # aten/src/ATen/native/cuda/LossCTC.cu, MultiMarginLoss.cu, MultiLabelMarginCriterion.cu and FractionalMaxPool3d.cu

@@ -57,7 +57,6 @@ class CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> Any:
-        """Run the kernel and keep what its backward pass needs."""
         hidden_size, proj_size = _sizes(hx, cx)
         stride = (4 if spec.has_biases else 2) + (proj_size > 0)
         settings = (spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train,
@@ -71,7 +70,6 @@ class CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """The gradients of the inputs."""
         input, hx, cx, out, reserve, buffer, *weights = ctx.saved_tensors
         stride, settings = ctx.call
         needed = ctx.needs_input_grad
@@ -183,9 +181,7 @@ def _run(spec: RnnSpec, input: Tensor, states: Any, params: list[Tensor]) -> Any
 register_layers(device_kernel, _run)
 
 
-@device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)
-def _uses_flat_weights() -> bool:
-    return True
+device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)(lambda: True)
 
 
 @device_kernel("_cudnn_rnn_flatten_weight")

@@ -3,12 +3,11 @@ these. Where data decides how many there are, an operator has none here, and is 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import overloads, registered
+from analyzer.cuda.kernel_registry import overloads, registering
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.operator_info import sparse_shapes
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
@@ -19,8 +18,7 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def _sparse_shape(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return registered(names, sparse_shapes)
+_sparse_shape = registering(sparse_shapes)
 
 
 def _is_sparse(value: Any) -> bool:
@@ -28,7 +26,6 @@ def _is_sparse(value: Any) -> bool:
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
-
 
 @_sparse_shape("mm", "mv")
 def _multiply(self: Tensor, other: Tensor) -> Tensor:
@@ -52,7 +49,6 @@ def _multiply_and_add(self: Tensor, one: Tensor, other: Tensor, *_: Any, **__: A
 
 
 # -- the same elements ------------------------------------------------------------------------------------------------
-
 
 @_sparse_shape("clone", "_to_copy")
 def _copy(self: Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Tensor:

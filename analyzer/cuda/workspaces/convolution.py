@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from analyzer.hardware.catalogue import simulated_spec
-from analyzer.meta.memory_need import Stage, kernel_stages
+from analyzer.meta.operator_info import Stage, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 
 from .kernel_temporary import is_contiguous
@@ -57,10 +57,6 @@ BRACKETED = (
               "wave that is 0.97 full is run as it is, one of 0.55 is split"),
 )
 """All constants of `cuda/workspaces` that are read from no source, for a benchmark that leaves models out of them."""
-
-
-def _uses_tf32(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 and _has_tensor_cores(dtype)
 
 
 def _has_tensor_cores(dtype: torch.dtype) -> bool:
@@ -174,7 +170,8 @@ class _Convolution:
         """The workspace of the weight gradient, a sum over all images and places: copies, and partial sums."""
         if not self._copies_for_weight_gradient():
             # a product per image, added up afterwards
-            return self.x[0] * self.w.nbytes if self.is_product and _uses_tf32(self.x.dtype) else 0
+            uses_tf32 = self.x.dtype == torch.float32 and _has_tensor_cores(torch.float32)
+            return self.x[0] * self.w.nbytes if self.is_product and uses_tf32 else 0
         return self.copy_bytes + (self.partial_bytes if self._splits_weight_gradient() else 0)
 
     def _copies_for_weight_gradient(self) -> bool:
@@ -224,31 +221,25 @@ def list_inferred(signature: Signature) -> tuple[Inferred, ...]:
     """
     packet = getattr(signature.op, "overloadpacket", None)
     if packet is _aten.convolution:
-        return (_forward_convolution(signature).infer(),)
+        return (_convolution_of(signature).infer(),)
     if packet is not _aten.convolution_backward:
         return ()
-    c, (wants_input, wants_weight, _) = _backward_convolution(signature), signature.args[10]
+    c, (wants_input, wants_weight, _) = _convolution_of(signature), signature.args[10]
     return (c.infer(),) * bool(wants_input) + ((c.infer(of_weight=True),) if wants_weight else ())
 
 
-def _forward_convolution(signature: Signature) -> _Convolution:
-    x, w = signature.args[:2]
-    y, transposed = signature.outputs[0], signature.args[6]
+def _convolution_of(signature: Signature) -> _Convolution:
+    is_backward = signature.op.overloadpacket is _aten.convolution_backward
+    y = signature.args[0] if is_backward else signature.outputs[0]
+    x, w, _, stride, _, _, transposed, _, groups = signature.args[is_backward:][:9]
     images, result = (y, x) if transposed else (x, y)
-    return _Convolution(images, result, w, tuple(signature.args[3]), signature.args[8], transposed)
-
-
-def _backward_convolution(signature: Signature) -> _Convolution:
-    gy, x, w = signature.args[:3]
-    transposed = signature.args[7]
-    images, result = (gy, x) if transposed else (x, gy)
-    return _Convolution(images, result, w, tuple(signature.args[4]), signature.args[9], transposed)
+    return _Convolution(images, result, w, tuple(stride), groups, transposed)
 
 
 @kernel_stages(_aten.convolution)
 def _forward(signature: Signature) -> tuple[Stage, ...]:
     x, w = signature.args[:2]
-    c = _forward_convolution(signature)
+    c = _convolution_of(signature)
     # Convolution.cpp makes the input contiguous before the output is allocated, ConvShared.cpp the weight afterwards
     workspace = (c.layout_bytes,) if c.layout_bytes else ()
     return _filled(Stage(c.contiguous_copies(x), 0, kept=True), Stage(c.contiguous_copies(w) + workspace))
@@ -262,7 +253,7 @@ def _filled(*stages: Stage) -> tuple[Stage, ...]:
 def _backward(signature: Signature) -> tuple[Stage, ...]:
     gy, x, w = signature.args[:3]
     wants_input, wants_weight, wants_bias = signature.args[10]
-    c = _backward_convolution(signature)
+    c = _convolution_of(signature)
     # Convolution.cpp makes the input contiguous, and cudnn_convolution_backward converts a gradient of the other memory
     # format, for both gradients; one of this format that has gaps is copied for each of them.
     is_converted = _is_channels_last(gy) != c.channels_last

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 
 from analyzer.hardware.catalogue import simulated_spec
-from analyzer.meta.memory_need import KernelMemory, Stage, host_memory, kernel_stages
+from analyzer.meta.operator_info import KernelMemory, Stage, host_memory, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 
 from .reduction import accumulate_bytes, one_stage, reduction_blocks
 
 # What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums. Source:
 # the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several ATen
-# calls
-# need no rule: the log holds each call.
+# calls need no rule: the log holds each call.
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
@@ -37,9 +36,10 @@ def is_contiguous(t: TensorSpec) -> bool:
 
 
 # Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax,
-# host_softmax_backward).
+# host_softmax_backward), ScanUtils.cuh (scan_dim), Nonzero.cu.
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
-    **dict.fromkeys((_aten._softmax, _aten._log_softmax), (0,)),
+    **dict.fromkeys((_aten._softmax, _aten._log_softmax, _aten.cumsum, _aten.cumprod, _aten.logcumsumexp,
+                     _aten.nonzero), (0,)),
     **dict.fromkeys((_aten._softmax_backward_data, _aten._log_softmax_backward_data), (0, 1))}
 
 
@@ -76,9 +76,7 @@ def _columns(signature: Signature) -> tuple[Stage, ...]:
     return _kept(x.nbytes, copy_bytes(x)) if out.numel > x.numel else one_stage(copy_bytes(x))
 
 
-@host_memory(_aten.im2col, _aten.col2im)
-def _columns_on_host(signature: Signature) -> KernelMemory:
-    return _columns(signature), None
+host_memory(_aten.im2col, _aten.col2im)(lambda signature: (_columns(signature), None))
 
 
 @kernel_stages(_aten._safe_softmax)
@@ -226,8 +224,7 @@ def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
 
 # What kernels of the CPU allocate inside one operator, and the order in which they allocate its outputs. Source: the
 # files of ``aten/src/ATen/native`` named at each rule, as of PyTorch 2.13. oneDNN's own buffers (blocked copies of
-# what a
-# convolution reads and writes) depend on the processor and are left out.
+# what a convolution reads and writes) depend on the processor and are left out.
 
 @host_memory(_aten.convolution_backward)
 def _convolution_backward(signature: Signature) -> KernelMemory:
@@ -253,10 +250,8 @@ def uses_onednn(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[
     return x.dtype == torch.float32 and is_large and not (is_product and torch.get_num_threads() == 1)
 
 
-@host_memory(_aten.mkldnn_rnn_layer_backward)
-def _rnn_layer_backward(signature: Signature) -> KernelMemory:
-    """mkldnn/RNN.cpp: the states before weights and biases."""
-    return (), (0, 5, 6, 1, 2, 3, 4)
+# mkldnn/RNN.cpp: the states before weights and biases
+host_memory(_aten.mkldnn_rnn_layer_backward)(lambda signature: ((), (0, 5, 6, 1, 2, 3, 4)))
 
 
 @host_memory(_aten.native_batch_norm_backward)
@@ -275,23 +270,18 @@ def _batch_norm_backward(signature: Signature) -> KernelMemory:
 
 def _dense_layout(t: TensorSpec) -> str | None:
     """Whether ``t`` lies in memory as NCHW or as NHWC, the second where both are true and it has four dimensions."""
-    if len(t) in (4, 5) and is_contiguous(_channels_last(t)):
+    order = (0, *range(2, len(t)), 1)
+    if len(t) in (4, 5) and is_contiguous(TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order),
+                                                        t.dtype, t.device)):
         return "channels last"
     return "contiguous" if is_contiguous(t) else None
-
-
-def _channels_last(t: TensorSpec) -> TensorSpec:
-    order = (0, *range(2, len(t)), 1)
-    return TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order), t.dtype, t.device)
 
 
 # What CUDA kernels that sort, select and scan hold while they run. Source: the files of ``aten/src/ATen/native/cuda``
 # named at each rule (PyTorch 2.11). Radix sort is CUB's with separate input and output, which its documentation says
 # needs as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage"; only its DoubleBuffer
-# variant
-# needs O(P)). Scans and selections of CUB need a few bytes for every two thousand elements, which is left out.
+# variant needs O(P)). Scans and selections of CUB need a few bytes for every two thousand elements, which is left out.
 
-          # int64, and a pair of int32
 _SMALL_SORT = 4096        # Sort.h, should_use_small_sort: up to here rows are sorted in place
 _LARGE_SEGMENT = 1_000_000  # SortStable.cu, launch_stable_sort_kernel: such rows are sorted one by one
 _MANY_SEGMENTS = 128      # same: from here on all rows in one segmented sort
@@ -353,12 +343,6 @@ def _topk(signature: Signature) -> tuple[Stage, ...]:
     return one_stage(*blocks)
 
 
-@kernel_stages(_aten.cumsum, _aten.cumprod, _aten.logcumsumexp)
-def _scan(signature: Signature) -> tuple[Stage, ...]:
-    """ScanUtils.cuh, scan_dim: the input is made contiguous."""
-    return one_stage(copy_bytes(signature.inputs[0]))
-
-
 @kernel_stages(_aten._unique2, _aten._unique, _aten.unique_consecutive)
 def _unique(signature: Signature) -> tuple[Stage, ...]:
     """UniqueCub.cu: sorted keys, for the inverse also where each came from; then a mask and its sums."""
@@ -370,9 +354,3 @@ def _unique(signature: Signature) -> tuple[Stage, ...]:
     inverse = bool(_argument(signature, 2, "return_inverse", False))
     held = (copy_bytes(x), x.nbytes, *[index, index] * inverse)
     return one_stage(*held, x.nbytes + index * inverse) + (one_stage(*held, index, index) if inverse else ())
-
-
-@kernel_stages(_aten.nonzero)
-def _nonzero(signature: Signature) -> tuple[Stage, ...]:
-    """Nonzero.cu: the input is made contiguous."""
-    return one_stage(copy_bytes(signature.inputs[0]))

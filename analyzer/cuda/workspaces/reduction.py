@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from analyzer.hardware.catalogue import simulated_spec
-from analyzer.meta.memory_need import Stage, kernel_stages
+from analyzer.meta.operator_info import Stage, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 
 _aten = torch.ops.aten

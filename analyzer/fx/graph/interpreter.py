@@ -17,9 +17,9 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.surroundings import keep_surroundings
 from analyzer.meta.argument import fake_arguments
+from analyzer.meta.function.mode import call_opaque
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.opaque import call_opaque
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.spec import to_specs
 from analyzer.meta.state import active_state

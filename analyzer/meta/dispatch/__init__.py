@@ -1,1 +1,1 @@
-"""Operators under the mode, in the order of an operator's way: resolve, execute, propagate, account."""
+"""Operators under the mode: the way of a call, the call itself, its kernel where it is met first, known contents."""

@@ -1,28 +1,30 @@
 """The dispatch half of the mode: the way of one operator call, from its arguments to the log."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta import argument as collective
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import call_handlers, waiting
-from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.simulated_device import reopened
-from analyzer.meta.spec import name_arguments
+from analyzer.meta.operator_info import describe_operator, has_rule, hold_blocks, kernel_memory
+from analyzer.meta.simulated_device import devices, reopened
+from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.value.data_dependent import answer_data_dependent
 
-from .account import ADD_IN_PLACE, account, account_for_answer, is_engines_sum
-from .device_check import check_devices, follow_met
-from .execute import execute
+from .call import OperatorCall, find_entry, rebuild, resolve, result_device, storage_of
+from .kernel import check_devices, follow_met, run_kernel
 from .propagate import propagate
-from .resolve import OperatorCall, resolve
+
+Tensor = torch.Tensor
 
 
 class MetaDispatchMode(DirectDispatchMode):
@@ -35,7 +37,6 @@ class MetaDispatchMode(DirectDispatchMode):
 
     @contextmanager
     def staying_whole(self, op: Any) -> Iterator[None]:
-        """A block in which ``op`` is not taken apart."""
         self._whole.append(op)
         try:
             yield
@@ -50,25 +51,23 @@ class MetaDispatchMode(DirectDispatchMode):
             # a tensor around tensors (nested, quantised): what it does with them comes here
             if getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl:
                 if kind.__name__ == "DTensor":  # which calls the same operator again
-                    return self._call_sharded(kind, func, args, kwargs or {})
+                    # an operator of sharded tensors: NotImplemented hands it to their class, which calls it on parts
+                    answer = collective.redispatching.get(kind)
+                    if answer is None:
+                        raise InputError(f"{func} of a DTensor outside a world of ranks: run this inside `with "
+                                         "analyzer.parallel.world(...)`, or profile the module as it is before it is "
+                                         "wrapped")
+                    return answer(func, args, kwargs or {}, self.handle)
                 with self, reopened(), mode_in_force():
                     return kind.__torch_dispatch__(func, types, args, kwargs or {})
-        if is_engines_sum(func, args):
-            func = ADD_IN_PLACE
+        if func is _ADD and _is_engines_sum(args):
+            func = _ADD_IN_PLACE
         with torch._C.DisableTorchFunction():  # backward calls this with the function mode still active
             result = self.handle(func, args, kwargs)
         assert self.state is not None
         if self.state.tape is not None:
             self.state.tape.dispatched(func, args, kwargs or {}, result)
         return result
-
-    def _call_sharded(self, kind: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator of sharded tensors: NotImplemented hands it to their class, which calls it on their parts."""
-        answer = collective.redispatching.get(kind)
-        if answer is None:
-            raise InputError(f"{func} of a DTensor outside a world of ranks: run this inside `with "
-                             "analyzer.parallel.world(...)`, or profile the module as it is before it is wrapped")
-        return answer(func, args, kwargs, self.handle)
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
@@ -85,43 +84,137 @@ class MetaDispatchMode(DirectDispatchMode):
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
         state = self.state
         assert state is not None
-        whole = whole or func in self._whole
         info = describe_operator(func)
         if info.silent:
             return func(*args, **kwargs)
-        if info.composite and not whole:
-            with self, reopened():
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if info.composition is not None and not whole:
-            with self, reopened():
-                result = info.composition(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        if (info.composite or info.composition is not None) and not whole and func not in self._whole:
+            for compose in (func.decompose if info.composite else None, info.composition):
+                if compose is not None:
+                    with self, reopened():
+                        result = compose(*args, **kwargs)
+                    if result is not NotImplemented:
+                        return result
         call = resolve(state, info, args, kwargs)
         if info.data_dependent:
             check_devices(state, call)
             answer = answer_data_dependent(state, info, call.args, call.kwargs, call.tensors)
             if answer is not NotImplemented:
-                account_for_answer(state, call, answer)
+                _account_for_answer(state, call, answer)
                 return answer
         if info.communicates and collective.impl is not None:
-            return _communicate(state, call, collective.impl)
-        execute(state, call)
+            given = name_arguments(info.op, call.args, call.kwargs)
+            with collective.impl.launching(info, given):  # other ranks take part in it
+                _execute(state, call)
+                with torch._C.DisableTorchFunction():
+                    collective.impl.propagate(info, given, call.result)
+                _account(state, call)
+            return call.result
+        _execute(state, call)
         if state.meets_data:
             follow_met(call)
-        propagate(state, call)
-        account(state, call)
+        if call.is_followed():
+            propagate(state, call)
+        _account(state, call)
         return call.result
 
 
-def _communicate(state: MetaState, call: OperatorCall, impl: collective.CollectiveImpl) -> Any:
-    """The result of an operator that other ranks take part in."""
-    given = name_arguments(call.info.op, call.args, call.kwargs)
-    with impl.launching(call.info, given):
-        execute(state, call)
-        with torch._C.DisableTorchFunction():
-            impl.propagate(call.info, given, call.result)
-        account(state, call)
-    return call.result
+def _execute(state: MetaState, call: OperatorCall) -> None:
+    """Give ``call`` its result, outputs and signature, as they were for the same specs or by its kernel on meta."""
+    key, entry = find_entry(call)
+    if entry is None:
+        run_kernel(state, call, key)
+    else:
+        rebuild(state, call, entry)
+
+
+def _account(state: MetaState, call: OperatorCall) -> None:
+    """Take the workspaces of libraries, hold what is held after the last output, and report the call."""
+    signature = call.signature
+    for device in devices:
+        if needs := device.library_needs(signature):
+            device.take_library_workspaces(state, signature, needs)
+    for stage in call.stages:
+        if stage.before is None:
+            hold_blocks(state, result_device(state, call.storages), stage.blocks)
+    call.kept.clear()
+    if state.recorder is not None:
+        state.recorder.called(signature, call.storages, [storage_of(o) for o in call.outputs if isinstance(o, Tensor)])
+
+
+def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> None:
+    """Hold what an operator holds whose result depends on data, and report it where the result is made of tensors."""
+    outputs = [t for t in (answer if isinstance(answer, (list, tuple)) else (answer,)) if isinstance(t, Tensor)]
+    signature = Signature(call.info.op, to_specs(call.args), to_specs(call.kwargs),
+                          tuple(spec_of(t) for t in call.tensors), tuple(spec_of(t) for t in outputs))
+    if has_rule(call.info):
+        for stage in kernel_memory(signature)[0]:
+            hold_blocks(state, result_device(state, call.storages), stage.blocks)
+    if outputs and state.recorder is not None:
+        state.recorder.called(signature, call.storages, [storage_of(t) for t in outputs])
+
+
+# Where autograd adds gradients in place on a real device. A tensor that several operators used gets the sum of their
+# gradients. The engine writes it into the one that it holds alone, unless that is ``isTensorSubclassLike``, which meta
+# tensors are: then it makes a new tensor, one more than a real device has in memory. Source:
+# ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
+
+_ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+# Nodes whose own formula adds tensors, into a new one (torch/csrc/autograd/FunctionsManual.cpp,
+# tools/autograd/derivatives.yaml).
+_ADDING_NODES = ("VarMean", "StdMean", "Atan2", "Linalg", "Cumprod", "Prod", "Polar", "Svd")
+_NORM = "LinalgVectorNormBackward"  # adds nothing: norm_backward
+
+_alone: list[tuple[int, int, int]] = []  # what `_count_holders` gives for a first operand that only the engine holds
+
+
+def _count_holders(x: Tensor) -> tuple[int, int, int]:
+    """References to the C++ tensor, to its storage and to its Python object, those on the way here included."""
+    storage = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
+    return x._use_count(), storage, sys.getrefcount(x)  # type: ignore[attr-defined]
+
+
+class _Learned(Exception):
+    """Ends the backward pass of `learn_counts` before its sum runs, for which torch would import for seconds."""
+
+
+def counts_are_known() -> bool:
+    return bool(_alone)
+
+
+def learn_counts() -> None:
+    """Measure, once in the process and under the mode, what an operand that only the engine holds looks like."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.empty(1, requires_grad=True).clone()
+        grads = tuple(torch.empty(1, dtype=torch.float64) for _ in range(2))
+        with suppress(_Learned):  # the first gradient, a cast, is the engine's own when the second comes
+            _engine_run_backward((x.double(), x.double()), grads, False, False, (), allow_unreachable=True,
+                                 accumulate_grad=True)
+
+
+def _is_engines_sum(args: tuple[Any, ...]) -> bool:
+    """Whether ``__torch_dispatch__``, which must ask directly, got a sum that the engine would make in place."""
+    if torch.is_grad_enabled() or len(args) != 2:
+        return False
+    node = torch._C._current_autograd_node()
+    if node is None or node.name().startswith(_ADDING_NODES) and not node.name().startswith(_NORM):
+        return False
+    caller = sys._getframe(2)
+    if caller.f_code.co_name != "_engine_run_backward":  # hooks and functions written in Python add as they say
+        return False
+    old, new = args
+    if not _alone:
+        _alone.append(_count_holders(old))
+        raise _Learned
+    return (isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape and old.dtype == new.dtype
+            and old.layout is torch.strided and new.layout is torch.strided
+            and _count_holders(old) == _alone[0] and _is_dense(old))
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the elements of ``x`` lie without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -8,53 +8,46 @@ from typing import Any
 import torch
 
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.value import expectation
-from analyzer.meta.value.contents import covers_storage, defer_call, storage_numel, worth_following
+from analyzer.meta.value.contents import covers_storage, defer_call, read_known, storage_numel, worth_following
 from analyzer.meta.value.known_value import Call, Known, Result, Written, Zeros, window_of
 from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
 
-from .account import decided_condition
-from .resolve import OperatorCall
+from .call import OperatorCall
 
 Tensor = torch.Tensor
 _FULL = torch.ops.aten.full.default
+# unknown arguments of others are to be taken as zero where contents are expected; what these give stays unknown
 _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_int_mm", "_scaled_mm"}
 
 
 def propagate(state: MetaState, call: OperatorCall) -> None:
     """Tell the storages that ``call`` made or wrote what is known of their contents."""
     info, born = call.info, call.born
-    is_followed = _any_known(call.storages)
-    if is_followed or not call.tensors or info.mutated or info.filler and _counts(call):
-        bound = _bound_nonzero(call) if is_followed and info.bounds_nonzero else None
+    new = born[0] if born else None
+    is_known = _any_known(call.storages)
+    # of what is filled like another tensor, integers: ones that are added up count
+    if is_known or not call.tensors or info.mutated or info.filler and not call.outputs[0].dtype.is_floating_point:
+        bound = _bound_nonzero(call) if is_known and info.bounds_nonzero else None
         _propagate_known(state, call)
         if bound is not None:
-            (born[0] or call.outputs[0].untyped_storage()).nonzero_bound = bound
-        if born and born[0] is not None and born[0].known is None and (decided := decided_condition(call)) is not None:
-            born[0].known = _decided(call.outputs[0], born[0], decided)
-    if info.tests_finiteness and born and born[0] is not None and born[0].known is None:
-        _assume_finite(state, call, born[0])
+            (new or call.outputs[0].untyped_storage()).nonzero_bound = bound
+        if new is not None and new.known is None and (decided := _decided_condition(call)) is not None:
+            out = call.outputs[0]
+            new.known = _full(out, storage_numel(new, out.dtype), decided if out.dtype is torch.bool else int(decided))
+    if info.tests_finiteness and new is not None and new.known is None:
+        answer = expectation.finite_answer(info.name, call.args)
+        if answer is not None:
+            state.assume("floating data is taken to be finite where the model asks")
+            new.known = _full(call.outputs[0], storage_numel(new, call.outputs[0].dtype), answer)
     if info.is_estimated:
         _estimate(state, call)
 
 
-def _counts(call: OperatorCall) -> bool:
-    """Whether what is filled, like another tensor, are integers: ones that are added up count."""
-    return not call.outputs[0].dtype.is_floating_point
-
-
-def _decided(out: Tensor, storage: MetaStorage, decided: bool) -> Known:
-    return _full(out, storage_numel(storage, out.dtype), decided if out.dtype is torch.bool else int(decided))
-
-
 def _any_known(storages: list[MetaStorage]) -> bool:
-    for s in storages:
-        if s.known is not None or s.nonzero_bound is not None:
-            return True
-    return False
+    return any([s.known is not None or s.nonzero_bound is not None for s in storages])
 
 
 def _bound_nonzero(call: OperatorCall) -> NonzeroBound | None:
@@ -65,8 +58,29 @@ def _bound_nonzero(call: OperatorCall) -> NonzeroBound | None:
     return bound_result(call.info.name, call.args, call.kwargs, out.numel())
 
 
-# -- exact contents ---------------------------------------------------------------------------------------------------
+# Conditions that one known side decides: anything or true is true, anything and false (or bits that are 0) is so.
+_OR, _AND = ("bitwise_or", "logical_or", "__or__"), ("bitwise_and", "logical_and", "__and__")
+_DECIDING = {**dict.fromkeys(_OR, True), **dict.fromkeys(_AND, False)}
+_MOST_ELEMENTS = 1024  # conditions of sequences in a batch, not masks
 
+
+def _decided_condition(call: OperatorCall) -> bool | None:
+    """What every element of the new result is, where one operand alone says so."""
+    deciding = _DECIDING.get(call.info.name)
+    if deciding is None or not call.born or call.born[0] is None:
+        return None
+    out: Any = call.outputs[0]
+    if deciding and out.dtype is not torch.bool or out.dtype.is_floating_point or not 0 < out.numel() <= _MOST_ELEMENTS:
+        return None  # of bits, only none decides
+    for tensor in call.tensors:
+        if tensor.shape == out.shape and not tensor.dtype.is_floating_point:
+            value = read_known(tensor)
+            if value is not None and bool((value == deciding).all()):
+                return deciding
+    return None
+
+
+# -- exact contents ---------------------------------------------------------------------------------------------------
 
 def _propagate_known(state: MetaState, call: OperatorCall) -> None:
     info = call.info
@@ -101,32 +115,27 @@ def _decides(call: OperatorCall) -> bool:
 
 
 def _fill(state: MetaState, call: OperatorCall) -> None:
-    """A new tensor full of one number."""
     out: Any = call.outputs[0] if call.outputs else None
     storage = call.born[0] if call.born else None
     if storage is None:
         return
-    if not worth_following(numel := storage_numel(storage, out.dtype)):
-        if _fill_value(call.info, call.args, call.kwargs) == 0:
+    name, numel = call.info.name, storage_numel(storage, out.dtype)
+    if name.startswith(("zeros", "new_zeros", "ones", "new_ones")):
+        value: Any = int("ones" in name)
+    else:
+        position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[name]
+        named = call.kwargs.get("fill_value", call.kwargs.get("s"))
+        value = call.args[position] if position < len(call.args) else named
+    if not worth_following(numel):
+        if value == 0:
             storage.nonzero_bound = NonzeroBound(0)
-        return
-    value = _fill_value(call.info, call.args, call.kwargs)
-    if isinstance(value, NUMBERS):
+    elif isinstance(value, NUMBERS):
         window = window_of(out)
         key = type(value), repr(value), window, numel, out.dtype  # 0.0 and -0.0 are equal
         known = state.fills.get(key)
         if known is None:
             known = state.fills[key] = _full(out, numel, value)
         storage.known = known
-
-
-def _fill_value(info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    if info.name.startswith(("zeros", "new_zeros")):
-        return 0
-    if info.name.startswith(("ones", "new_ones")):
-        return 1
-    position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[info.name]
-    return args[position] if position < len(args) else kwargs.get("fill_value", kwargs.get("s"))
 
 
 def _full(out: Tensor, numel: int, value: Any) -> Known:
@@ -146,7 +155,7 @@ def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
     if not any([b is not None and isinstance(o, Tensor) and worth_following(storage_numel(b, o.dtype))
                 for o, b in zip(outputs, born)]):
         return
-    expects = _expects(state, info)
+    expects = state.follows_expected and info.name not in _PRODUCTS
     deferred, unknown = defer_call(info.op, call.args, call.kwargs, expects=expects, seed=seed)
     if unknown or expects and all(isinstance(r.known, Zeros) for r in deferred.reads) and not info.enumerator:
         return
@@ -156,18 +165,12 @@ def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
             storage.known = Result(deferred, None if single else i, window_of(out), numel, out.dtype)
 
 
-def _expects(state: MetaState, info: OperatorInfo) -> bool:
-    """Whether unknown arguments are to be taken as zero; what products and convolutions give stays unknown."""
-    return state.follows_expected and info.name not in _PRODUCTS
-
-
 # -- contents that are written ----------------------------------------------------------------------------------------
 
 Rule = Callable[["tuple[int, ...]", Tensor, MetaStorage], "Known | None"]
 
 
 def _write(state: MetaState, call: OperatorCall) -> None:
-    """New contents of the arguments that a call writes to."""
     info = call.info
     if info.is_foreach and not info.is_random and not _any_known(call.storages):
         return  # each element is followed alone: what was not known stays so
@@ -179,7 +182,14 @@ def _write(state: MetaState, call: OperatorCall) -> None:
             targets.append((position, target))
     if not targets:
         return
-    rule = _choose_rule(state, call)
+    rule: Rule | None = None  # tells the new contents of a target; None where they are not followed
+    if info.is_random:
+        rule = partial(_drawn_in_place, state, call)
+    elif info.runs_on_host and not info.is_foreach:
+        rule = _written_by_call(state, call)
+    elif info.runs_on_host:  # elements of one content to which a foreach call does the same have one content after it
+        same_for_all = not any(isinstance(a, (list, tuple)) for a in (*call.args[1:], *call.kwargs.values()))
+        rule = partial(_written_in_list, call, {} if same_for_all else None)
     written = []
     for position, target in targets:
         storage = target.untyped_storage() if target.layout is torch.strided else None
@@ -187,19 +197,6 @@ def _write(state: MetaState, call: OperatorCall) -> None:
             written.append((storage, None if rule is None else rule(position, target, storage)))
     for storage, new in written:
         storage.known, storage.nonzero_bound = new, None
-
-
-def _choose_rule(state: MetaState, call: OperatorCall) -> Rule | None:
-    """What tells the new contents of a target; None where they are not followed."""
-    if call.info.is_random:
-        return partial(_drawn_in_place, state, call)
-    if not call.info.runs_on_host:
-        return None
-    if not call.info.is_foreach:
-        return _written_by_call(state, call)
-    # Elements of one content to which a foreach call does the same have one content after it.
-    same_for_all = not any(isinstance(a, (list, tuple)) for a in (*call.args[1:], *call.kwargs.values()))
-    return partial(_written_in_list, call, {} if same_for_all else None)
 
 
 def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, ...], target: Tensor,
@@ -216,7 +213,7 @@ def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, .
 
 def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
     """The contents after one call that writes to its arguments."""
-    expects = _expects(state, call.info)
+    expects = state.follows_expected and call.info.name not in _PRODUCTS
     deferred, unknown = defer_call(call.info.op, call.args, call.kwargs, expects=expects)
     expects = expects and any(not isinstance(r.known, Zeros) for r in deferred.reads)
 
@@ -235,39 +232,26 @@ def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
 
 def _written_in_list(call: OperatorCall, alike: dict[Any, Known | None] | None, position: tuple[int, ...],
                      target: Tensor, storage: MetaStorage) -> Known | None:
-    """One element of a foreach call, followed alone, so that unknown neighbours do not matter."""
-    if storage.known is None or not worth_following(storage_numel(storage, target.dtype)):
+    """One element of a foreach call, followed alone, so that unknown neighbours do not matter; ``alike`` has those that
+    there are of one content.
+    """
+    numel = storage_numel(storage, target.dtype)
+    if storage.known is None or not worth_following(numel):
         return None
-    if alike is None:
-        return _written_alone(call, position, target, storage)
     key = id(storage.known), window_of(target), storage.nbytes()
-    new = alike.get(key)
+    new = None if alike is None else alike.get(key)
     if new is None:
-        new = alike[key] = _written_alone(call, position, target, storage)
+        i, j = position
+        size = len(call.args[i])
+        row = [[a[j]] if isinstance(a, (list, tuple)) and len(a) == size else a for a in call.args]
+        deferred, unknown = defer_call(call.info.op, row, call.kwargs)
+        new = None if unknown else Written(storage.known, deferred, (i, 0), window_of(target), numel, target.dtype)
+        if alike is not None:
+            alike[key] = new
     return new
 
 
-def _written_alone(call: OperatorCall, position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
-    i, j = position
-    size = len(call.args[i])
-    row = [[a[j]] if isinstance(a, (list, tuple)) and len(a) == size else a for a in call.args]
-    deferred, unknown = defer_call(call.info.op, row, call.kwargs)
-    if unknown:
-        return None
-    numel = storage_numel(storage, target.dtype)
-    return Written(storage.known, deferred, (i, 0), window_of(target), numel, target.dtype)
-
-
 # -- what is expected of contents that are not known ------------------------------------------------------------------
-
-
-def _assume_finite(state: MetaState, call: OperatorCall, storage: MetaStorage) -> None:
-    answer = expectation.finite_answer(call.info.name, call.args)
-    if answer is not None:
-        out = call.outputs[0]
-        state.assume("floating data is taken to be finite where the model asks")
-        storage.known = _full(out, storage_numel(storage, out.dtype), answer)
-
 
 def _estimate(state: MetaState, call: OperatorCall) -> None:
     """Among which numbers unknown elements are, how many of them there are of each, and their mean."""

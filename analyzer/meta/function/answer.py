@@ -22,7 +22,6 @@ handlers: dict[Any, Handler] = {}
 
 
 def handles(*functions: Any) -> Callable[[Handler], Handler]:
-    """Decorator: a handler of torch's ``functions``."""
     def add(handler: Handler) -> Handler:
         handlers.update(dict.fromkeys(functions, handler))
         return handler
@@ -64,21 +63,16 @@ def move(state: MetaState, x: Tensor, device: torch.device | None, dtype: torch.
          memory_format: Any = None) -> Tensor:
     """``x.to(device, dtype)``: ``x`` itself where nothing changes."""
     named = {} if memory_format is None else {"memory_format": memory_format}
-    if is_around_tensors(x):
-        return _move_parts(x, device, dtype, copy)
+    if is_around_tensors(x):  # which knows how its parts are moved
+        device, dtype = device or device_of(x), dtype or x.dtype
+        if not copy and (device, dtype) == (device_of(x), x.dtype):
+            return x
+        return torch.ops.aten._to_copy.default(x, device=device, dtype=dtype)  # type: ignore[no-any-return]
     if device is None or device == device_of(x):
         return Tensor.to(x, dtype=dtype or x.dtype, copy=copy, **named)
     if x.requires_grad and torch.is_grad_enabled():
         return MoveDevice.apply(x, device, dtype, memory_format)  # type: ignore[no-any-return]
     return _copy_to(state, x, device, dtype, memory_format)
-
-
-def _move_parts(x: Tensor, device: torch.device | None, dtype: torch.dtype | None, copy: bool) -> Tensor:
-    """A tensor around tensors knows how its parts are moved."""
-    device, dtype = device or device_of(x), dtype or x.dtype
-    if not copy and (device, dtype) == (device_of(x), x.dtype):
-        return x
-    return torch.ops.aten._to_copy.default(x, device=device, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def _copy_to(state: MetaState, x: Tensor, device: torch.device, dtype: torch.dtype | None,
@@ -93,13 +87,11 @@ class MoveDevice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, device: torch.device, dtype: torch.dtype | None, memory_format: Any) -> Tensor:
-        """Copy to the other device."""
         ctx.back = (device_of(x), x.dtype)
         return _copy_to(active_state(), x, device, dtype, memory_format)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Copy the gradient back."""
         state = current()
         if state is None:  # backward after the mode ended
             return grads[0].to(ctx.back[1]), None, None, None
@@ -114,24 +106,15 @@ def _parse_module_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs:
     like = args[0] if args else kwargs.get("tensor")
     if isinstance(like, Tensor):
         return (device_of(own(state, like)), *func(*args, **kwargs)[1:])
-    args, kwargs = tuple([_device_of_number(a) for a in args]), {k: _device_of_number(a) for k, a in kwargs.items()}
-    return func(*args, **kwargs)
+    return func(*[indexed_device(a) if type(a) is int else a for a in args],
+                **{k: indexed_device(a) if type(a) is int else a for k, a in kwargs.items()})
 
 
-def _device_of_number(given: Any) -> Any:
-    return indexed_device(given) if isinstance(given, int) and not isinstance(given, bool) else given
-
-
-@handles(Tensor.cuda)
-def _cuda(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    device = args[1] if len(args) > 1 else kwargs.get("device")
+@handles(Tensor.cuda, Tensor.cpu)
+def _to_kind(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = CPU if func is Tensor.cpu else args[1] if len(args) > 1 else kwargs.get("device")
     return move(state, own(state, args[0]), indexed_device("cuda" if device is None else device),
                 memory_format=kwargs.get("memory_format"))
-
-
-@handles(Tensor.cpu)
-def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return move(state, own(state, args[0]), CPU, memory_format=kwargs.get("memory_format"))
 
 
 @handles(Tensor.type)
@@ -178,8 +161,7 @@ def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: di
     where = rest.pop(0) if rest else named.pop("tensor_indices_or_sections", None)
     if not isinstance(where, Tensor) or device_of(where).type != "cpu":
         return func(*args, **kwargs)
-    where = _tolist(state, func, (where,), {})
-    return func(x, where, *rest, **named)
+    return func(x, _tolist(state, func, (where,), {}), *rest, **named)
 
 
 def _known_number(x: Tensor) -> int | float | bool | complex | None:
@@ -190,18 +172,13 @@ def _known_number(x: Tensor) -> int | float | bool | complex | None:
     return None
 
 
-@handles(Tensor.item)
-def _item(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A known number at once: optimizers ask for the step of each parameter."""
+@handles(Tensor.item, Tensor.__bool__)
+def _number(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A known number at once: optimizers ask for the step of each parameter, layer drop asks in each layer."""
     number = _known_number(args[0])
-    return func(*args, **kwargs) if number is None else number
-
-
-@handles(Tensor.__bool__)
-def _truth(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Likewise: layer drop asks in each layer."""
-    number = _known_number(args[0])
-    return func(*args, **kwargs) if number is None else bool(number)
+    if number is None:
+        return func(*args, **kwargs)
+    return number if func is Tensor.item else bool(number)
 
 
 @handles(Tensor.numpy, Tensor.__array__)

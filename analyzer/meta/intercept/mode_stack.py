@@ -46,7 +46,6 @@ def is_active(mode: TorchDispatchMode) -> bool:
 
 
 def mode_stack_depths() -> tuple[int, int]:
-    """How many function modes and how many dispatch modes are active in this thread."""
     return torch._C._len_torch_function_stack(), len(_get_current_dispatch_mode_stack())
 
 

@@ -3,10 +3,18 @@ replacements act only in threads whose mode is active; other threads get torch's
 """
 from __future__ import annotations
 
+import concurrent
 import itertools
+import multiprocessing
+import os
 import sys
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.pool import ThreadPool
+from types import MethodWrapperType
 from typing import Any
 
 import torch
@@ -18,16 +26,17 @@ import torch.optim
 import torch.overrides
 import torch.utils._foreach_utils
 from torch.fx.experimental import proxy_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import InputError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.simulated_device import devices, gate_keys
-from analyzer.meta.state import active, active_state, current, mode_in_force
+from analyzer.meta.source_line import first_frame, is_user_code
+from analyzer.meta.state import MetaState, active, active_state, current, mode_in_force
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
-from .control_flow import control_flow_replacements
 from .replacement import SharedReplacements, Undo, answer, replace, supply
-from .thread_guard import guard_threads
 
 
 def _overrides(values: Any) -> bool:
@@ -43,14 +52,18 @@ def _overrides(values: Any) -> bool:
     return False
 
 
+def _asking(values_of: Any, original: Any) -> Any:
+    def ask(*given: Any) -> Any:
+        return original(*given) if current() is None else _overrides(values_of(*given))
+    ask.in_place_of = original  # type: ignore[attr-defined]  # what TorchScript is to compile
+    return ask
+
+
 def _replacements() -> Iterator[Undo]:
     for owner in (torch.nn.functional, torch.overrides):
-        yield replace(owner, "has_torch_function",
-                      lambda f: _in_place_of(f, lambda values: f(values) if current() is None else _overrides(values)))
-        yield replace(owner, "has_torch_function_unary",
-                      lambda f: _in_place_of(f, lambda v: f(v) if current() is None else _overrides((v, ))))
-        yield replace(owner, "has_torch_function_variadic",
-                      lambda f: _in_place_of(f, lambda *vs: f(*vs) if current() is None else _overrides(vs)))
+        yield replace(owner, "has_torch_function", partial(_asking, lambda values: values))
+        yield replace(owner, "has_torch_function_unary", partial(_asking, lambda value: (value,)))
+        yield replace(owner, "has_torch_function_variadic", partial(_asking, lambda *values: values))
     yield replace(torch.jit._builtins, "_find_builtin",
                   lambda f: lambda function: f(getattr(function, "in_place_of", function)))
     # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
@@ -74,8 +87,12 @@ def _replacements() -> Iterator[Undo]:
     yield _run_compiled
     yield answer(torch, "compile", _compile, passes_original=True)
     yield answer(proxy_tensor.ProxyTorchDispatchMode, "__enter__", _refuse_graph)
-    yield from guard_threads()
-    yield from control_flow_replacements()
+    yield replace(threading.Thread, "start", _starting)
+    yield replace(ThreadPoolExecutor, "submit", _submitting)
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
+        yield replace(ThreadPool, name, _submitting)
+    for name, run in (("cond", _cond), ("while_loop", _while), ("scan", _scan), ("map_impl", _map)):
+        yield answer(type(getattr(torch.ops.higher_order, name)), "__call__", run)
     for device in devices:
         yield from device.replacements()
 
@@ -89,12 +106,6 @@ def _refuse_graph(mode: Any) -> None:
 def _move_generator(original: Any, *args: Any, **kwargs: Any) -> Any:
     active.generator_moves += 1
     return original(*args, **kwargs)
-
-
-def _in_place_of(original: Any, function: Any) -> Any:
-    """``function``, which TorchScript is to compile as ``original``."""
-    function.in_place_of = original
-    return function
 
 
 def _fill_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,
@@ -125,17 +136,13 @@ def _note_failure(original: Any) -> Any:
     return hook
 
 
-def _real_device(device: torch.device) -> torch.device:
-    return device if device.type in ("cpu", "meta") else META
-
-
 def _on_meta(original: Any) -> Any:
     """A tensor around tensors is where they are: autograd ends the process for an accelerator that is not there."""
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if current() is not None:
-            args = tuple(_real_device(a) if isinstance(a, torch.device) else a for a in args)
-            if kwargs.get("device") is not None:
-                kwargs["device"] = _real_device(torch.device(kwargs["device"]))
+            args = tuple(META if isinstance(a, torch.device) and a.type != "cpu" else a for a in args)
+            if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+                kwargs["device"] = META
         return original(cls, *args, **kwargs)
     return staticmethod(make)
 
@@ -195,6 +202,111 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(*args, **kwargs)
     _run_eagerly()
     return result
+
+
+# Control flow as operators (torch.cond, while_loop, scan, map) runs as Python's does. A condition that only data could
+# give is asked as any other, so that it is refused, or answered by the user's policy.
+
+_Function = Callable[..., Any]
+_Tensors = Sequence[Any]
+
+
+def _cond(op: Any, pred: Any, true_fn: _Function, false_fn: _Function, operands: _Tensors) -> Any:
+    state = current()
+    if state is not None and torch.is_grad_enabled():
+        state.assume("torch.cond: weights that only the other branch uses get no gradient, where torch gives zeros, "
+                     f"{state.where()}")
+    return true_fn(*operands) if pred else false_fn(*operands)
+
+
+def _while(op: Any, cond_fn: _Function, body_fn: _Function, carried_inputs: _Tensors, additional_inputs: _Tensors,
+           **options: Any) -> Any:
+    while cond_fn(*carried_inputs, *additional_inputs):
+        carried_inputs = body_fn(*carried_inputs, *additional_inputs)
+    return tuple(carried_inputs)
+
+
+def _scan(op: Any, combine_fn: _Function, init: _Tensors, xs: _Tensors, additional_inputs: _Tensors) -> Any:
+    carried, outputs = list(init), []
+    for slices in zip(*(x.unbind() for x in xs)):
+        result = combine_fn(*carried, *slices, *additional_inputs)
+        carried = result[:len(init)]
+        outputs.append(result[len(init):])
+    return [*carried, *map(torch.stack, zip(*outputs))]
+
+
+def _map(op: Any, f: _Function, xs: _Tensors, pos_args: _Tensors) -> Any:
+    return [torch.stack(outputs) for outputs in zip(*(f(*slices, *pos_args) for slices in zip(*(
+        x.unbind() for x in xs))))]
+
+
+# Threads that a forward starts are not under the mode: what they would do with fake tensors is refused.
+
+_STARTERS = (threading.__file__, *(path + os.sep for m in (concurrent, multiprocessing) for path in m.__path__))
+
+
+def _starting(original: Any) -> Any:
+    def start(thread: threading.Thread) -> None:
+        state = current()
+        if state is not None and not state.space.is_shared:  # in which other threads take part
+            guard, run = _Guard(state, (thread._args, thread._kwargs)), thread.run  # type: ignore[attr-defined]
+
+            def guarded() -> None:
+                try:
+                    with guard:
+                        run()
+                except InputError as error:
+                    if error is not guard.failure:  # of which the thread that runs forward tells
+                        raise
+
+            thread.run = guarded  # type: ignore[method-assign]
+        original(thread)
+
+    return start
+
+
+def _submitting(original: Any) -> Any:
+    def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None or state.space.is_shared:
+            return original(pool, function, *args, **kwargs)
+        guard = _Guard(state, (args, kwargs))
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with guard:
+                return function(*args, **kwargs)
+
+        return original(pool, guarded, *args, **kwargs)
+
+    return submit
+
+
+class _Guard(TorchFunctionMode):
+    """Refuses torch functions of fake tensors in a thread, and such tensors among what the thread is ``given``."""
+
+    def __init__(self, state: MetaState, given: Any) -> None:
+        super().__init__()
+        self.state = weakref.ref(state)  # which a pool's thread outlives
+        frame = first_frame(lambda file: is_user_code(file) and not file.startswith(_STARTERS))
+        self.place = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+        self.failure: InputError | None = None
+        self._check("gives tensors to", given)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        if active.dispatch_mode is None and type(func) is not MethodWrapperType:  # which reads an attribute
+            self._check(f"runs {torch.overrides.resolve_name(func) or func} in", (args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+    def _check(self, does: str, given: Any) -> None:
+        state = self.state()
+        if state is None or state.recorder is None and state.tape is None or not any(
+                isinstance(value, MetaTensor) for value in tree_leaves(given)):
+            return
+        self.failure = InputError(f"forward {does} a thread that it starts{self.place}. Threads are not followed: run "
+                                  "this in the thread of forward")
+        state.failure = state.failure or self.failure
+        raise self.failure
 
 
 mode_replacements = SharedReplacements(_replacements)

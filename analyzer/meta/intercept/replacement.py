@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import analyzer.memory
@@ -19,9 +19,8 @@ from analyzer.output import hold_over_forks
 
 # Signals that wait where something must be changed as a whole. Python calls a signal's handler between any two steps
 # of the main thread, and what the handler raises leaves the code there: at the first step of an ``__exit__``, which
-# then
-# never runs, or in a finaliser, which swallows it. So handlers are replaced for the length of a run by some that look
-# where the code is.
+# then never runs, or in a finaliser, which swallows it. So handlers are replaced for the length of a run by some that
+# look where the code is.
 
 # What is not left halfway, by the name of the function or the path of the file: the ends of context managers (also of
 # torch and the user's), finalisers, callbacks of weak references, imports, and the books of the simulated allocator.
@@ -43,11 +42,6 @@ class _Handler:
             waiting.append((self.original, number))
             return None
         return self.original(number, frame)
-
-
-def _enters(code: CodeType) -> bool:
-    """Whether a function is on the way to a block: the ``__enter__`` of a context manager, or a part of one."""
-    return code.co_name in ("__enter__", "enter_context") or bool(code.co_flags & inspect.CO_GENERATOR)
 
 
 class _Watch:
@@ -79,8 +73,9 @@ class _Watch:
             self._restore()
 
     def _install(self, frame: FrameType | None) -> None:
-        while frame is not None and _enters(frame.f_code):
-            frame = frame.f_back
+        while frame is not None and (frame.f_code.co_name in ("__enter__", "enter_context")
+                                     or frame.f_code.co_flags & inspect.CO_GENERATOR):
+            frame = frame.f_back  # on the way to a block: the ``__enter__`` of a context manager, or a part of one
         while frame is not None:
             self._around.add(frame)
             frame = frame.f_back
@@ -184,7 +179,6 @@ class SharedReplacements:
         self._undo: list[Undo] = []
 
     def install(self) -> None:
-        """Count one more user."""
         with self.lock:
             try:
                 if self._users == 0:
@@ -196,7 +190,6 @@ class SharedReplacements:
                 raise
 
     def uninstall(self) -> None:
-        """Count one less."""
         with self.lock:
             self._users -= 1
             if self._users == 0:
@@ -213,7 +206,6 @@ class SharedReplacements:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """One more user for the length of a block."""
         counted = False
         try:
             with InterruptsHeld():
@@ -257,7 +249,7 @@ hold_over_forks(_chain_lock)
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
     """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
     key, link = (id(owner), name), [make]
-    undo = partial(undo_link, key, link)  # before there is something to undo
+    undo = partial(_take_out, key, link)  # before there is something to undo
     with _chain_lock:
         chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
         chain.links.append(link)
@@ -291,8 +283,7 @@ def supply(owner: Any, name: str, value: Any) -> Undo:
     return undo
 
 
-def undo_link(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
-    """Take one replacement out of its chain."""
+def _take_out(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
     with _chain_lock:
         chain = _chains[key]
         chain.links[:] = [other for other in chain.links if other is not link]

@@ -9,11 +9,12 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.optim import lbfgs
 
 from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.source_line import first_frame, is_outside, user_frame
+from analyzer.meta.source_line import first_frame, is_outside, is_user_code, user_frame
 from analyzer.meta.state import MetaState
 
 from .known_value import LARGEST_INTEGER, Call, ReadArgument, Zeros, window_of
@@ -29,7 +30,6 @@ def worth_following(numel: int) -> bool:
 
 
 def storage_numel(storage: MetaStorage, dtype: torch.dtype) -> int:
-    """How many elements of ``dtype`` fill ``storage``."""
     return storage.nbytes() // dtype.itemsize
 
 
@@ -103,8 +103,7 @@ def passing_value() -> bool | None:
     frame = first_frame(is_outside)
     if frame is None:
         return None
-    # what it asks is passed on to a function that raises
-    if frame.f_code is torch._check_tensor_all_with.__code__:
+    if frame.f_code is torch._check_tensor_all_with.__code__:  # what it asks is passed on to a function that raises
         return True
     return _find_passing_value(frame.f_code, frame.f_lasti)
 
@@ -177,15 +176,23 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
 
 
 def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
-    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is; None where they say nothing."""
+    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is; None where they say nothing. Of
+    lengths that a model computes from data, such as the sum of durations, see `expectation.expected_density`.
+    """
     if state.tape is not None:
         return None
-    return _condition(state, tensor) if tensor.dtype is torch.bool else _count(state, tensor)
-
-
-def _count(state: MetaState, tensor: torch.Tensor) -> Any:
-    """Lengths that a model computes from data, such as the sum of durations: see `expectation.expected_density`."""
     density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
+    if tensor.dtype is torch.bool:
+        if density in (0.0, 1.0):  # a comparison of expected counts
+            state.assume(f"a condition that depends on data is {bool(density)} for the expected counts (balanced) "
+                         f"{state.where()}")
+            return bool(density)
+        condition = state.options.unknown_condition
+        if condition == "error":
+            return None
+        state.assume(f"a condition that depends on data was taken as {condition} (unknown_condition={condition!r}) "
+                     f"{state.where()}")
+        return condition == "true"
     if density is None or policy in ("worst", "error"):  # nothing bounds such a number
         return None
     if isinstance(policy, int):
@@ -197,22 +204,27 @@ def _count(state: MetaState, tensor: torch.Tensor) -> Any:
     return value
 
 
-def _condition(state: MetaState, tensor: torch.Tensor) -> bool | None:
-    density = getattr(tensor.untyped_storage(), "density", None)
-    if density in (0.0, 1.0):  # a comparison of expected counts
-        state.assume(
-            f"a condition that depends on data is {bool(density)} for the expected counts (balanced) {state.where()}")
-        return bool(density)
-    policy = state.options.unknown_condition
-    if policy == "error":
+#: Conditions of torch/optim/lbfgs.py that hold while it searches: a pair of vectors is kept, and the first length of a
+#: line search is taken (strong Wolfe conditions). All others end the search, or belong to lengths that are not taken.
+MET = ("if ys > 1e-10:", "if abs(gtd_new) <= -c2 * gtd:")
+
+
+def searching_answer(state: MetaState, tensor: torch.Tensor) -> bool | float | None:
+    """What LBFGS is told of an unknown scalar: whether a condition holds, or a loss, each below the one before; None
+    where other code asks.
+    """
+    frame = first_frame(lambda filename: filename == lbfgs.__file__ or is_user_code(filename))
+    if frame is None or frame.f_code.co_filename != lbfgs.__file__:
         return None
-    state.assume(
-        f"a condition that depends on data was taken as {policy} (unknown_condition={policy!r}) {state.where()}")
-    return policy == "true"
+    state.assume("LBFGS: its search is taken to go on: each pair of vectors is kept, the first length of a line search "
+                 f"is taken, and no tolerance is met {state.where()}")
+    if tensor.dtype is torch.bool:
+        return linecache.getline(lbfgs.__file__, frame.f_lineno).strip() in MET
+    state.unknown_sizes += 1
+    return -float(state.unknown_sizes)
 
 
 # -- loops -------------------------------------------------------------------------------------------------------
-
 
 @functools.lru_cache(maxsize=256)
 def _staying_values(filename: str) -> dict[int, bool | None]:

@@ -16,10 +16,9 @@ from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState
 from analyzer.meta.tensor import META, kernel, new_tensor
 
-from .contents import defer_call, expected_scalar, going_on, passing_value, read_known
+from .contents import defer_call, expected_scalar, going_on, passing_value, read_known, searching_answer
 from .expectation import distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
-from .line_search import searching_answer
 from .nonzero_bound import bound_of
 
 Tensor = torch.Tensor
@@ -55,13 +54,13 @@ def _unknown(state: MetaState, operator: str, remedy: str) -> DataDependentError
         f"{operator} needs the contents of a tensor that has no data. {state.where()}\nWay out: {remedy}.")
 
 
-_VALUE = ("aten.item (also bool(), int(), float(), if tensor:)",
-          "compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or "
-          "boolean tensor keeps them), or choose ProfileOptions(unknown_value='placeholder') or, for a condition, "
-          "unknown_condition='false'")
+_REMEDY = ("compute the value from shapes or Python numbers, pass the tensor with its values (a small integer or "
+           "boolean tensor keeps them), or choose ProfileOptions(unknown_value='placeholder') or, for a condition, "
+           "unknown_condition='false'")
 
 
-def _scalar(state: MetaState, tensor: Tensor, operator: str = _VALUE[0], remedy: str = _VALUE[1]) -> Any:
+def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also bool(), int(), float(), if tensor:)",
+            remedy: str = _REMEDY) -> Any:
     value = read_known(tensor)
     if value is not None:
         return value.item()
@@ -234,7 +233,6 @@ def _unique(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, A
 
 
 def _distinct(state: MetaState, total: int, what: str) -> int:
-    """How many of ``total`` are taken to be distinct."""
     if (count := _bounded(state, "unique", total, f"distinct {what}")) is not None:
         return count
     state.assume(f"unique: {total} {what} are taken to be distinct, the most there can be {state.where()}")

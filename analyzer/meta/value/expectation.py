@@ -107,7 +107,6 @@ def origin_of(storage: MetaStorage) -> Known | None:
 
 
 def distinct_count(contents: Known) -> int:
-    """How many different elements known contents have."""
     if isinstance(contents, Positions):
         return contents.count
     with without_modes():
@@ -116,13 +115,10 @@ def distinct_count(contents: Known) -> int:
 
 def expected_density(name: str, args: Any, storages: list[MetaStorage]) -> float | None:
     """The expected mean of the first output's elements, or None where it is not followed."""
-    if not storages or name not in _RULES and name not in _KEEPING:
+    if not storages or name not in _RULES:
         return None
-    first = storages[0].density
-    if name in _KEEPING:
-        return first
     rule: Rule = _RULES[name]
-    return rule(args, storages, first)
+    return rule(args, storages, storages[0].density)
 
 
 def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -139,6 +135,10 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
     return None
 
 
+def _kept(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return first
+
+
 def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     if first is None:
         return None
@@ -150,9 +150,7 @@ def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float |
 
 
 def _greater(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    if first is None or not isinstance(args[1], (int, float)):
-        return None
-    return 1.0 if first > args[1] else 0.0
+    return None if first is None or not isinstance(args[1], (int, float)) else float(first > args[1])
 
 
 def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -184,8 +182,8 @@ _RULES: dict[str, Rule] = {
     "ne": _not_equal,
     "any": lambda args, storages, first: None if first is None else float(first > 0),
     **dict.fromkeys(("ceil", "round", "floor"), _rounded), "clamp": _clamped, "clamp_min": _clamped,
-    **dict.fromkeys(("max", "amax", "select", "squeeze", "masked_fill"), lambda args, storages, first: first)}
-ESTIMATED = frozenset({*_RULES, *_KEEPING, *_ADDING, *CHOOSING, "histc"})
+    **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"), _kept)}
+ESTIMATED = frozenset({*_RULES, *_ADDING, *CHOOSING, "histc"})
 """Operators of whose unknown results something is expected."""
 
 
@@ -205,10 +203,8 @@ def finite_answer(name: str, args: Any) -> bool | None:
     x = args[0]
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() > _LARGEST_TESTED:
         return None
-    if name in _FALSE:
-        return False
-    if name == "isfinite":
-        return True
+    if name in _FALSE or name == "isfinite":
+        return name == "isfinite"
     other = args[1]
     if isinstance(other, torch.Tensor):
         return name == "eq" if other is x else None

@@ -56,11 +56,9 @@ class Known:
         return ()
 
     def _compute(self) -> torch.Tensor:
-        """The elements in storage order, worked out."""
         raise NotImplementedError
 
     def flat(self) -> torch.Tensor:
-        """The elements in storage order."""
         if self._flat is not None:
             return self.work_out()
         with without_modes():
@@ -129,7 +127,6 @@ class Watched(Known):
 
     @property
     def was_read(self) -> bool:
-        """Whether the contents were asked for."""
         return self._flat is not None
 
 
@@ -155,7 +152,6 @@ class ReadArgument:
         self.known, self.window = known, window
 
     def value(self) -> torch.Tensor:
-        """The elements of the window."""
         return self.known.flat().as_strided(*self.window)
 
 
@@ -170,7 +166,6 @@ class Call:
         self.seed = seed
 
     def run(self, args: Any = None) -> Any:
-        """Call the operator on known contents."""
         args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
         if self.seed is None:
             return self.op(*args, **kwargs)

@@ -3,6 +3,7 @@ places that only data gives, bounds it. Samplers mark so many rows and ask for t
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -27,7 +28,6 @@ class NonzeroBound:
     contents: tuple[tuple[Known, int], ...] = ()
 
     def times(self, factor: int) -> NonzeroBound:
-        """The bound of so many copies."""
         return NonzeroBound(self.more * factor, tuple((known, n * factor) for known, n in self.contents))
 
     def __add__(self, other: NonzeroBound) -> NonzeroBound:
@@ -73,20 +73,9 @@ def _either(*operands: Any, alpha: Any = 1) -> list[Part] | None:
     return list(operands) if all(isinstance(x, Tensor) for x in operands) else None
 
 
-def _above(x: Tensor, other: Any) -> list[Part] | None:
-    return [x] if isinstance(other, (int, float)) and other >= 0 else None
-
-
-def _least(x: Tensor, other: Any) -> list[Part] | None:
-    return [x] if isinstance(other, (int, float)) and other > 0 else None
-
-
-def _unequal(x: Tensor, other: Any) -> list[Part] | None:
-    return [x] if isinstance(other, (int, float)) and other == 0 else None
-
-
-def _equal(x: Tensor, other: Any) -> list[Part] | None:
-    return [x] if isinstance(other, (int, float)) and other != 0 else None
+def _compared(compare: Callable[[Any, Any], bool]) -> Rule:
+    """Of a tensor with a number: nonzero where it is, if zero compares as false."""
+    return lambda x, other: [x] if isinstance(other, (int, float)) and not compare(0, other) else None
 
 
 def _value(value: Any, most: Part) -> list[Part]:
@@ -97,10 +86,6 @@ def _value(value: Any, most: Part) -> list[Part]:
     if known is not None and isinstance(most, int) and value.numel() == 1:
         return [known.times(most)]
     return [] if known == NonzeroBound(0) else [most]
-
-
-def _fill_where(x: Tensor, mask: Tensor, value: Any) -> list[Part]:
-    return [x, *_value(value, (mask, x.numel(), max(1, x.numel() // max(1, mask.numel()))))]
 
 
 def _choose(condition: Tensor, x: Any, other: Any) -> list[Part] | None:
@@ -122,10 +107,6 @@ def _put(x: Tensor, indices: list[Any], value: Tensor, *_: Any, **__: Any) -> li
     return [x, *_value(value, prod(torch.broadcast_shapes(*(i.shape for i in given))) * rest)]
 
 
-def _scatter(x: Tensor, dim: int, index: Tensor, value: Any, *_: Any, **__: Any) -> list[Part]:
-    return [x, *_value(value, index.numel())]
-
-
 def _rows(x: Tensor, dim: int, index: Tensor, value: Any, *_: Any, **__: Any) -> list[Part]:
     return [x, *_value(value, index.numel() * (x.numel() // max(1, x.shape[dim])) if x.dim() else 1)]
 
@@ -145,9 +126,13 @@ _RULES: dict[str, Rule] = {
     # what is written is a part of a storage, whose others stay
     **dict.fromkeys(("bitwise_and_", "logical_and_", "__iand__", "mul_"), lambda x, *_: [x]),
     "__ior__": _either, **dict.fromkeys(("cat", "stack"), lambda tensors, *_, **__: [(t, None, 1) for t in tensors]),
-    "gt": _above, "ge": _least, "ne": _unequal, "eq": _equal, "masked_fill": _fill_where, "where": _choose,
+    **{name: _compared(getattr(operator, name)) for name in ("gt", "ge", "ne", "eq")},
+    "masked_fill": lambda x, mask, value: [
+        x, *_value(value, (mask, x.numel(), max(1, x.numel() // max(1, mask.numel()))))],
+    "where": _choose,
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _put),
-    **dict.fromkeys(("scatter", "scatter_add"), _scatter),
+    **dict.fromkeys(("scatter", "scatter_add"),
+                    lambda x, dim, index, value, *_, **__: [x, *_value(value, index.numel())]),
     **dict.fromkeys(("index_fill", "index_copy", "index_add"), _rows), "copy": _copy,
     "fill": lambda x, value: [x, *_value(value, x.numel())], "zero": lambda x: [x],
 }

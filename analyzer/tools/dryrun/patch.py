@@ -19,7 +19,7 @@ from analyzer.cuda.kernels.product import answer_for_managed_memory
 from analyzer.distributed.world_state import current_world, joined
 from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
-from analyzer.meta.function.creation import constant
+from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import MetaState, current
