@@ -29,7 +29,7 @@ endif
 matrix:
 	$(PYTHON) -m benchmarks.matrix --all --delete --keep-result
 
-# Of all processes that the tests start, too; `benchmarks.trust_coverage` reads what is left in build/coverage.
+# Of all processes that the tests start, too.
 coverage: $(VENV)/installed-dev
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n 2; failed=$$?; \

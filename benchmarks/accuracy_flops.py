@@ -14,7 +14,6 @@ import datetime
 import importlib
 import io
 import logging
-import multiprocessing
 import os
 import platform
 import sys
@@ -39,7 +38,7 @@ define_torchvision_ops()
 from benchmarks.flop_models import CASES, Case  # noqa: E402
 from benchmarks.flop_reference import Comparison, count_meta_run, count_real_run  # noqa: E402
 from benchmarks.flop_zero_check import sweep  # noqa: E402
-from benchmarks.page import markdown, percent, write_block  # noqa: E402
+from benchmarks.page import in_fork, markdown, percent, publish  # noqa: E402
 
 Rows = list[list[Any]]
 CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -63,19 +62,13 @@ def compare_models(cases: dict[str, Case]) -> tuple[str, list[Comparison]]:
         claimed, on_cpu = count_meta_run(case, device="cpu")
         flops = sum(p.flops or 0 for p in on_cpu.phases.values())
         same = "equal" if flops == real_flops else explain_total(case, real, claimed, flops, real_flops)
-        rows.append([
-            name, real.products, real.equal_flops,
-            differing(real), meta.products, meta.equal_flops,
-            differing(meta), same
-        ])
+        rows.append([name, real.products, real.equal_flops, differing(real), meta.products, meta.equal_flops,
+                     differing(meta), same])
         found += [real, meta]
         print(f"{name}: {time.perf_counter() - started:.1f} s, {len(real.unexplained + meta.unexplained)} unexplained",
               file=sys.stderr)
-    headers = [
-        "model", "products, real CPU", "FLOPs equal", "calls that differ", "products, claimed GPU", "FLOPs equal",
-        "calls that differ", "whole run, real and claimed CPU"
-    ]
-    return table(headers, rows), found
+    return table(["model", "products, real CPU", "FLOPs equal", "calls that differ", "products, claimed GPU",
+                  "FLOPs equal", "calls that differ", "whole run, real and claimed CPU"], rows), found
 
 
 def differing(c: Comparison) -> int:
@@ -107,8 +100,8 @@ def list_differences(found: list[Comparison]) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(
-            io.StringIO()), warnings.catch_warnings():
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
     logging.disable(logging.NOTSET)
@@ -156,44 +149,28 @@ METHOD = "there torch.baddbmm is seen and the method Tensor.baddbmm, used here, 
 BROADCAST = "there a product of a matrix and a batch of matrices counts one matrix"
 NO_ATTENTION = "there scaled_dot_product_attention, mm, bmm and the operator @ are not seen"
 WHY = {
-    ("deepspeed", "vit_b_16"): FAST_PATH,
-    ("fvcore", "vit_b_16"): FAST_PATH,
-    ("calflops", "vit_b_16"): FAST_PATH,
-    ("deepspeed", "maxvit_t"): ROUNDED,
-    ("fvcore", "maxvit_t"): ROUNDED,
-    ("calflops", "maxvit_t"): ROUNDED,
-    ("deepspeed", "retinanet_resnet50_fpn"): RESIZED,
-    ("deepspeed", "gpt2"): BIAS,
-    ("deepspeed", "bloom"): METHOD,
-    ("deepspeed", "mamba"): BROADCAST,
-}
+    **{(package, "vit_b_16"): FAST_PATH for package in PACKAGES},
+    **{(package, "maxvit_t"): ROUNDED for package in PACKAGES}, ("deepspeed", "retinanet_resnet50_fpn"): RESIZED,
+    ("deepspeed", "gpt2"): BIAS, ("deepspeed", "bloom"): METHOD, ("deepspeed", "mamba"): BROADCAST}
 
 
 def run_apart(run: Callable[..., int], case: Case) -> int | str:
     """Run a package on a model in a process of its own (some leave torch changed behind); its count, or the error's
     name.
     """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def work() -> None:
+    def work() -> int | str:
         torch.manual_seed(0)
         args, kwargs = case.make_inputs()
         try:
             with quiet():
-                sender.send(run(case.build().eval(), args, kwargs))
+                return run(case.build().eval(), args, kwargs)
         except BaseException as error:
-            sender.send(type(error).__name__)
+            return type(error).__name__
 
-    process = context.Process(target=work)
-    process.start()
-    sender.close()
     try:
-        return receiver.recv()  # type: ignore[no-any-return]
-    except EOFError:
+        return in_fork(work)
+    except RuntimeError:
         return "crash"
-    finally:
-        process.join()
 
 
 def compare_packages(cases: dict[str, Case]) -> str:
@@ -215,10 +192,8 @@ def compare_packages(cases: dict[str, Case]) -> str:
             args, kwargs = case.make_inputs()
             ours = count_forward(case.build, args, kwargs, convention).fwd_flops
             reason = WHY.get((name, case.name), NO_ATTENTION if name == "calflops" else "?")
-            rows.append([
-                name, case.name, theirs, ours,
-                "equal" if ours == theirs else f"{ours / theirs - 1:+.2%}: {reason}" if theirs else reason
-            ])
+            rows.append([name, case.name, theirs, ours, "equal" if ours == theirs
+                         else f"{ours / theirs - 1:+.2%}: {reason}" if theirs else reason])
     return table(["package", "model", "FLOPs it prints", "FLOPs under its convention", "difference"], rows)
 
 
@@ -256,13 +231,10 @@ def check_decoders() -> str:
         # a fused backward makes the scores once more
         fused = any("attention_backward" in o.operator for o in p.operators)
         attention = (14 if fused else 12) * layers * width * tokens * t
-        rows.append([
-            name, products, 6 * linear * t, attention, f"{14 if fused else 12}·L·d·S·T",
-            products - 6 * linear * t - attention, f"{6 * p.params * t / products:.4f}"
-        ])
-    return table([
-        "model", "FLOPs of products", "6·N·T", "attention", "which is", "left over", "6·(all parameters)·T ÷ products"
-    ], rows)
+        rows.append([name, products, 6 * linear * t, attention, f"{14 if fused else 12}·L·d·S·T",
+                     products - 6 * linear * t - attention, f"{6 * p.params * t / products:.4f}"])
+    return table(["model", "FLOPs of products", "6·N·T", "attention", "which is", "left over",
+                  "6·(all parameters)·T ÷ products"], rows)
 
 
 def run_zero_check(calls: int) -> str:
@@ -297,13 +269,9 @@ def main() -> int:
             f"{products:,} products equal, to the integer; {len(unexplained)} differences unexplained. Operators "
             f"without a formula: {uncounted or 'none'}.")
     blocks = {
-        "counter": f"{told}\n\n{models}",
-        "differences": list_differences(found), "deepspeed": check_published(), "packages": compare_packages(cases),
-        "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
-    for name, text in blocks.items():
-        print(f"### {name}\n\n{text}\n")
-        if not arguments.models:
-            write_block("flops.md", f"accuracy_flops {name}", text)
+        "counter": f"{told}\n\n{models}", "differences": list_differences(found), "deepspeed": check_published(),
+        "packages": compare_packages(cases), "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
+    publish("flops.md", {f"accuracy_flops {name}": text for name, text in blocks.items()}, not arguments.models)
     for line in unexplained:
         print("UNEXPLAINED", line)
     return bool(unexplained or uncounted)

@@ -10,7 +10,6 @@ the section of docs/accuracy.md, and writes it where all models run.
 """
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -27,8 +26,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
 from benchmarks.cases import Case, build, measured_cases
-from benchmarks.page import markdown, percent, write_block
-from benchmarks.truth_table import is_named, make_parser
+from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
 
 _Convolution: Any = convolution._Convolution
 
@@ -137,16 +135,11 @@ def _describe_form(form: str, errors: Sequence[Errors]) -> list[str]:
 
 
 def main() -> int:
-    """Examine, leave out, print, and write the section."""
-    options = make_parser(__doc__, "take only the models whose name").parse_args()
+    options = parse_parts(__doc__, "take only the models whose name")
     cases = [c for c in measured_cases() if c.mode == "train" and c.lib == "torchvision"
              and is_named(c.model, options.parts)]
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        errors = pool.map(examine, cases, chunksize=1)
-    text = section(errors)
-    print(text)
-    if not options.parts:
-        write_block("accuracy.md", "accuracy_forms", text)
+    text = section(map_apart(examine, cases, options.processes))
+    publish("accuracy.md", {"accuracy_forms": text}, not options.parts)
     return 0
 
 

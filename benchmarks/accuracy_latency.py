@@ -21,13 +21,12 @@ import torch
 
 from analyzer import Profile
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
-from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import call_traffic
 from analyzer.record.log import Log
 from benchmarks.calibration import attention, collective, convolution, host, matmul, memory_bound
 from benchmarks.measured_step import MeasuredStep, h200_steps, neusight_steps
-from benchmarks.page import describe_run, markdown, percent, quantile, write_block
+from benchmarks.page import describe_run, keep, markdown, percent, publish, quantile
 
 BARS = {("matrix product", "fold"): 0.09, ("attention", "fold"): 0.12, ("collective", "fold"): 0.12,
         ("fp32 operator", "fold"): 0.12}
@@ -150,20 +149,16 @@ def h200_without(model: str) -> DeviceSpec:
 
 def judge_step(step: MeasuredStep, device: DeviceSpec | None = None) -> StepResult:
     """Predict a step on its device, or on a spec that stands for it."""
-    rooflines: list[float | None] = []
-
-    def keep_roofline(log: Log) -> Annotation:
-        rooflines.append(roofline_of(log, find_device(step.device)))
-        return Annotation()
-
+    logs: list[Log] = []
     p: Profile = (step if device is None else dataclasses.replace(step, device=device)).profile(
-        profilers={"roofline": keep_roofline})
+        profilers={"roofline": keep(logs)})
+    roofline = roofline_of(logs[-1], find_device(step.device))
     assert p.step_seconds is not None and p.kernel_seconds is not None and p.step_seconds_range is not None
     low, high = p.step_seconds_range
-    wall = Judged("step", str(step.device), step.model, step.seconds, p.step_seconds, low, high, rooflines[-1])
+    wall = Judged("step", str(step.device), step.model, step.seconds, p.step_seconds, low, high, roofline)
     kernels = None if step.kernel_seconds is None else Judged(
         "kernels", str(step.device), step.model, step.kernel_seconds, p.kernel_seconds, p.kernel_seconds,
-        p.kernel_seconds, rooflines[-1])
+        p.kernel_seconds, roofline)
     return StepResult(step, wall, kernels)
 
 
@@ -264,8 +259,7 @@ def main() -> int:
         began = time.perf_counter()
         tables = PARTS[name]()
         text = f"{describe_run(time.perf_counter() - began)}.\n\n{tables}"
-        print(text, flush=True)
-        write_block("accuracy.md", f"accuracy_latency {name}", text)
+        publish("accuracy.md", {f"accuracy_latency {name}": text}, True)
     return 0
 
 

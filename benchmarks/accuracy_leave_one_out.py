@@ -9,8 +9,8 @@ predicted with it. With names given, only those are left out and nothing is writ
 """
 from __future__ import annotations
 
+import itertools
 import math
-import multiprocessing
 import os
 import statistics
 import sys
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -28,14 +28,12 @@ from analyzer import profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
 from benchmarks.cases import Case, build, measured_cases
-from benchmarks.page import markdown, percent, write_block
-from benchmarks.truth_table import is_named, make_parser
+from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
 
 NEVER, ALWAYS = 1e-6, 1e9  #: what stands for a bracket's end that no case gives
 
 
-@dataclass(frozen=True)
-class Bracketed:
+class Bracketed(NamedTuple):
     """A constant of cuDNN's workspaces that measured cases lie around. ``powers`` are all values that it could have,
     where it is a whole number.
     """
@@ -156,18 +154,15 @@ def bracket_threshold(met: Sequence[float], now: float, is_as_good: Callable[[fl
     >>> bracket_threshold([1.0, 4.0, 16.0, 64.0], 8.0, lambda value: 1.0 < value < 64.0)
     (1.0, 64.0)
     """
-    low, high = NEVER, ALWAYS
-    below = [value for value in met if value < now][::-1]
-    for at, beyond in zip(below, [*below[1:], NEVER], strict=False):
-        if not is_as_good(math.sqrt(at * beyond)):
-            low = at
-            break
-    above = [value for value in met if value >= now]
-    for at, beyond in zip(above, [*above[1:], ALWAYS], strict=False):
-        if not is_as_good(math.sqrt(at * beyond)):
-            high = at
-            break
-    return low, high
+    def find_end(passed: Iterable[float], last: float) -> float:
+        """The first value passed beyond which a prediction becomes worse; ``last`` where none is."""
+        for at, beyond in itertools.pairwise([*passed, last]):
+            if not is_as_good(math.sqrt(at * beyond)):
+                return at
+        return last
+
+    return (find_end(reversed([value for value in met if value < now]), NEVER),
+            find_end([value for value in met if value >= now], ALWAYS))
 
 
 def bracket_power(powers: Sequence[float], now: float, is_as_good: Callable[[float], bool]) -> Interval:
@@ -176,16 +171,9 @@ def bracket_power(powers: Sequence[float], now: float, is_as_good: Callable[[flo
     >>> bracket_power([1, 2, 4, 8], 2, lambda value: value >= 2)
     (2, 8)
     """
-    low = high = now
-    for value in [p for p in powers if p < now][::-1]:
-        if not is_as_good(value):
-            break
-        low = value
-    for value in [p for p in powers if p > now]:
-        if not is_as_good(value):
-            break
-        high = value
-    return low, high
+    below = itertools.takewhile(is_as_good, reversed([p for p in powers if p < now]))
+    above = itertools.takewhile(is_as_good, [p for p in powers if p > now])
+    return min([now, *below]), max([now, *above])
 
 
 def bracket(constant: Bracketed, evidences: Iterable[Evidence]) -> Interval:
@@ -282,16 +270,11 @@ Over all {sum(len(f.cases) for f in found)} cases of these models, peak allocate
 
 
 def main() -> int:
-    """Bracket, leave out, print, and write the section."""
-    options = make_parser(__doc__, "leave out the models whose name").parse_args()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        evidences = [e for e in pool.imap(examine, measured_cases()) if e.brackets]
-        models = [m for m in dict.fromkeys(e.case.model for e in evidences) if is_named(m, options.parts)]
-        found = list(pool.imap(leave_out, [(model, evidences) for model in models]))
-    text = section(evidences, found)
-    print(text)
-    if not options.parts:
-        write_block("accuracy.md", "accuracy_leave_one_out", text)
+    options = parse_parts(__doc__, "leave out the models whose name")
+    evidences = [e for e in map_apart(examine, measured_cases(), options.processes) if e.brackets]
+    models = [m for m in dict.fromkeys(e.case.model for e in evidences) if is_named(m, options.parts)]
+    found = map_apart(leave_out, [(model, evidences) for model in models], options.processes)
+    publish("accuracy.md", {"accuracy_leave_one_out": section(evidences, found)}, not options.parts)
     return 0
 
 

@@ -9,7 +9,6 @@ bubble one rank does not tell. With ids given nothing is written.
 """
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -17,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -26,17 +25,28 @@ import torch
 from analyzer.errors import MissingExtraError
 from benchmarks.accuracy_latency import ERRORS, describe_errors, rank_correlation
 from benchmarks.accuracy_latency import Judged as Timed
-from benchmarks.page import describe_run, markdown, percent, quantile, write_block
+from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish, quantile
 from benchmarks.parallel.family import Prediction, device_of, family_of, predict
 from benchmarks.parallel.note import APART, NOTES, Note, note_of
-from benchmarks.parallel.trend import Judged, find_trends
-from benchmarks.truth_table import is_named, make_parser, read_truth
+from benchmarks.truth_table import read_truth
 
 GIB = 2**30
 NAMED_ABOVE = 0.08
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
 LICENCES = {"NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0", "pytorch/torchtitan": "BSD-3-Clause",
             "pytorch/ao": "BSD-3-Clause", "foundation-model-stack/fms-acceleration": "Apache-2.0"}
+
+
+class Judged(NamedTuple):
+    """A row, with what was predicted and measured, in bytes."""
+
+    row: dict[str, Any]
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -82,15 +92,13 @@ def judge(row: dict[str, Any]) -> Prediction | str:
 
 def predict_all(rows: list[dict[str, Any]], processes: int) -> dict[str, Prediction]:
     """By id. Failures are told."""
-    made = {}
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=4) as pool:
-        for result in pool.imap_unordered(judge, rows):
-            if isinstance(result, str):
-                print(result, file=sys.stderr)
-                continue
-            made[result.row] = result
-            print(f"{result.row}: {result.predicted / GIB:.3f} GiB in {result.seconds:.0f} s", file=sys.stderr)
-    return {row["id"]: made[row["id"]] for row in rows if row["id"] in made}
+    made: dict[str, Prediction] = {}
+    for row, result in zip(rows, map_apart(judge, rows, processes, tasks=4)):
+        if isinstance(result, str):
+            print(result, file=sys.stderr)
+        else:
+            made[row["id"]] = result
+    return made
 
 
 def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
@@ -102,10 +110,6 @@ def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
         return None
     return Timed(family.name, device_of(row), row["id"], measured, found.step_seconds, found.step_low,
                  found.step_high, None)
-
-
-def error_of(one: Judged) -> float:
-    return one.predicted / one.measured - 1
 
 
 def describe(row: dict[str, Any]) -> str:
@@ -124,9 +128,9 @@ def table(judged: list[Judged], used: list[Note]) -> str:
     """One row a figure; a number in the last column names a note."""
     lines = []
     for one in judged:
-        note = note_of(one.row, NOTES) if abs(error_of(one)) > NAMED_ABOVE else None
+        note = note_of(one.row, NOTES) if abs(one.error) > NAMED_ABOVE else None
         lines.append([shorten(one.row), describe(one.row), f"{one.measured / GIB:.3f}", f"{one.predicted / GIB:.3f}",
-                      percent(error_of(one), 2, signed=True), "" if note is None else str(used.index(note) + 1)])
+                      percent(one.error, 2, signed=True), "" if note is None else str(used.index(note) + 1)])
     return markdown(["row", "job", "published GiB", "predicted", "error", "note"], lines, 2)
 
 
@@ -134,11 +138,11 @@ def summarize(judged: list[Judged]) -> str:
     """Errors by source and of all."""
     groups: dict[str, list[float]] = {}
     for one in judged:
-        groups.setdefault(one.row["source"]["repo"], []).append(abs(error_of(one)))
-    compiled = [abs(error_of(one)) for one in judged if one.row["training"].get("compile")]
+        groups.setdefault(one.row["source"]["repo"], []).append(abs(one.error))
+    compiled = [abs(one.error) for one in judged if one.row["training"].get("compile")]
     if compiled:
         groups["(of these, blocks under torch.compile)"] = compiled
-    groups["all"] = [abs(error_of(one)) for one in judged]
+    groups["all"] = [abs(one.error) for one in judged]
     return markdown(["source", "rows", "median error", "nine in ten within", "worst", "above 8 %"], [
         [name, len(errors), percent(statistics.median(errors), 2), percent(quantile(errors, 0.9), 2),
          percent(max(errors)), sum(e > NAMED_ABOVE for e in errors)] for name, errors in groups.items()])
@@ -146,11 +150,9 @@ def summarize(judged: list[Judged]) -> str:
 
 def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -> str:
     """The figures of docs/accuracy.md."""
-    off = [one for one in judged if abs(error_of(one)) > NAMED_ABOVE]
+    off = [one for one in judged if abs(one.error) > NAMED_ABOVE]
     used = [note for note in NOTES if any(note_of(one.row, NOTES) is note for one in off)]
     notes = "\n".join(f"{number}. {note.text}" for number, note in enumerate(used, 1))
-    trends = markdown(["group", "rows", "pairs that differ", "in the order measured"], [
-        [t.group, t.rows, t.pairs, t.ordered] for t in find_trends(judged)])
     reasons = [(note, [row for row in apart if note_of(row, APART) is note]) for note in APART]
     left = "\n".join(f"- {len(rows)} rows ({', '.join(sorted({r['source']['repo'] for r in rows}))}): {note.text}"
                      for note, rows in reasons if rows)
@@ -161,10 +163,6 @@ def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -
     return f"""{describe_run(seconds)} by two processes, with {versions}.
 
 {summarize(judged)}
-
-Pairs of rows of one model that measured more than 5 % apart:
-
-{trends}
 
 {table(judged, used)}
 
@@ -195,7 +193,7 @@ def time_tables(judged: Sequence[Timed]) -> str:
 
 
 def main() -> int:
-    options = make_parser(__doc__).parse_args()
+    options = parse_parts(__doc__)
     rows = [row for row in read_rows() if is_named(row["id"], options.parts)]
     apart = [row for row in rows if family_of(row) is None or note_of(row, APART) is not None]
     rows = [row for row in rows if row not in apart]
@@ -209,11 +207,8 @@ def main() -> int:
     blocks = {"accuracy_parallel": section(judged, apart, seconds)}
     if timed:
         blocks["accuracy_parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{time_tables(timed)}"
-    for name, text in blocks.items():
-        print(f"{text}\n")
-        if not options.parts:
-            write_block("accuracy.md", name, text)
-    unnamed = [one.row["id"] for one in judged if abs(error_of(one)) > NAMED_ABOVE and note_of(one.row, NOTES) is None]
+    publish("accuracy.md", blocks, not options.parts)
+    unnamed = [one.row["id"] for one in judged if abs(one.error) > NAMED_ABOVE and note_of(one.row, NOTES) is None]
     if unnamed:
         print(f"no note says why these are off by more than 8 %: {', '.join(unnamed)}", file=sys.stderr)
     failed = [row["id"] for row in rows if row["id"] not in found]

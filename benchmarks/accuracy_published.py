@@ -6,7 +6,6 @@ The rows, with their sources, are in ``benchmarks/truth/published.json``. With i
 """
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -24,8 +23,8 @@ from analyzer import profile
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import published_litgpt as litgpt
-from benchmarks.page import describe_run, markdown, percent, write_block
-from benchmarks.truth_table import is_named, make_parser, read_truth
+from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.truth_table import read_truth
 
 TABLE = "published"
 UNITS = {"GB": 1e9, "GiB": float(2**30)}
@@ -170,46 +169,30 @@ def table(results: list[Result], notes: list[str]) -> str:
     return markdown(["row", "GPU", "peak", "published", "predicted", "error", "note"], rows, 3)
 
 
-def summary(results: list[Result]) -> str:
-    errors = [abs(r.error) for r in results]
-    within = ", ".join(f"{sum(e <= bound for e in errors)} within {percent(bound, 0)}" for bound in (0.01, 0.05))
-    return f"{len(errors)} rows: median error {percent(statistics.median(errors), 2)}, {within}"
-
-
 def section(results: list[Result], seconds: float) -> str:
     """The figures of docs/accuracy.md."""
     told = read_truth(TABLE)["notes"]
     used = [name for name in told if any(r.row.note == name for r in results)]
     sources = sorted({f"- {s['repo']}, {s['path']} at {s['commit']} ({s['date']})" for s in (
         r.row.source for r in results)})
-    lines = "\n".join(f"{number}. {told[name]}" for number, name in enumerate(used, 1))
-    return f"""{describe_run(seconds)}.
-
-**{summary(results)}.**
-
-{table(results, used)}
-
-{lines}
-
-Sources:
-
-{chr(10).join(sources)}"""
+    errors = [abs(r.error) for r in results]
+    within = ", ".join(f"{sum(e <= bound for e in errors)} within {percent(bound, 0)}" for bound in (0.01, 0.05))
+    notes = [f"{number}. {told[name]}" for number, name in enumerate(used, 1)]
+    return "\n\n".join([
+        f"{describe_run(seconds)}.",
+        f"**{len(errors)} rows: median error {percent(statistics.median(errors), 2)}, {within}.**",
+        table(results, used), "\n".join(notes), "Sources:", "\n".join(sources)])
 
 
 def main() -> int:
-    options = make_parser(__doc__).parse_args()
-    rows = [row for row in read_rows() if is_named(row.id, options.parts)]
+    options = parse_parts(__doc__)
     began = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        results = pool.map(judge, rows, chunksize=1)
-    text = section(results, time.perf_counter() - began)
-    print(text)
+    results = map_apart(judge, [row for row in read_rows() if is_named(row.id, options.parts)], options.processes)
+    publish("accuracy.md", {"accuracy_published": section(results, time.perf_counter() - began)}, not options.parts)
     unnamed = [r.row.id for r in results if abs(r.error) > NAMED_ABOVE and not r.row.note]
     if unnamed:
         print(f"no note says why these are off by more than {100 * NAMED_ABOVE:.0f} %: {', '.join(unnamed)}",
               file=sys.stderr)
-    if not options.parts:
-        write_block("accuracy.md", "accuracy_published", text)
     return 1 if unnamed else 0
 
 

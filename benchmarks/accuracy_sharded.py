@@ -10,7 +10,6 @@ tables alone are printed, and nothing is written.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import sys
 import time
 import warnings
@@ -25,8 +24,8 @@ from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.parallel import world
 from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
 from benchmarks.mpt import Mpt, run_step, shard
-from benchmarks.page import markdown, percent, write_block
-from benchmarks.truth_table import is_named, make_parser, read_runs
+from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.truth_table import read_runs
 
 TABLE = "llm_foundry"
 DEVICES = {"A100 40GB": "a100_40gb", "A100 80GB SXM": "a100_80gb", "H100 80GB SXM": "h100_sxm"}
@@ -138,17 +137,12 @@ def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
 
 
 def main() -> int:
-    options = make_parser(__doc__).parse_args()
+    options = parse_parts(__doc__)
     runs = [run for run in read_runs(TABLE, Run) if is_named(run.id, options.parts)]
     began = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        judged = list(zip(runs, pool.map(judge, runs, chunksize=1)))
-    if options.parts:
-        print(tables(judged))
-        return 0
-    text = f"{summarize_steps([case for _, case in judged], time.perf_counter() - began)}\n\n{tables(judged)}"
-    print(text)
-    write_block("accuracy.md", "accuracy_sharded", text)
+    judged = list(zip(runs, map_apart(judge, runs, options.processes)))
+    told = "" if options.parts else summarize_steps([case for _, case in judged], time.perf_counter() - began) + "\n\n"
+    publish("accuracy.md", {"accuracy_sharded": told + tables(judged)}, not options.parts)
     return 0
 
 

@@ -11,7 +11,6 @@ pipeline parallel ranks. Each kind of stage is profiled as one rank runs it, and
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import sys
 import time
 import warnings
@@ -30,8 +29,8 @@ from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_a
 from analyzer.parallel.profiled_stage import find_compute_spreads
 from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
-from benchmarks.page import markdown, percent, write_block
-from benchmarks.truth_table import is_named, make_parser, read_runs, read_truth
+from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.truth_table import read_runs, read_truth
 
 TABLE = "vtrain"
 DEVICE = "a100_80gb"
@@ -88,6 +87,7 @@ def cluster() -> ClusterSpec:
 
 def time_stage(shape: StageShape) -> StageTime:
     """A stage profiled as one of its tensor-parallel ranks runs it."""
+    warnings.filterwarnings("ignore")
     ids = torch.empty(shape.micro_batch, shape.seq_len, dtype=torch.int64, device="meta")
     hidden = torch.empty(shape.seq_len, shape.micro_batch, shape.hidden, dtype=torch.float16, device="meta",
                          requires_grad=True)
@@ -158,11 +158,7 @@ def time_stages(runs: Sequence[Run], processes: int) -> dict[StageShape, StageTi
         layers.setdefault(dataclasses.replace(shape, layers=0), set()).add(shape.layers)
     profiled = [dataclasses.replace(kind, layers=count) for kind, counts in layers.items()
                 for count in {min(counts), max(counts)}]
-    if processes == 1:
-        times = {shape: time_stage(shape) for shape in profiled}
-    else:
-        with multiprocessing.get_context("spawn").Pool(processes, warnings.filterwarnings, ("ignore", )) as pool:
-            times = dict(zip(profiled, pool.map(time_stage, profiled, chunksize=4)))
+    times = dict(zip(profiled, map_apart(time_stage, profiled, processes, chunksize=4)))
     return {shape: times[shape] if shape in times else _between(shape, times) for shape in shapes}
 
 
@@ -206,14 +202,12 @@ def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
 
 
 def main() -> int:
-    options = make_parser(__doc__).parse_args()
+    options = parse_parts(__doc__)
     runs = [run for run in read_runs(TABLE, Run) if is_named(run.id, options.parts)]
     began = time.perf_counter()
     judged = judge(runs, time_stages(runs, options.processes))
-    text = f"{summarize_steps([case for _, case in judged], time.perf_counter() - began)}\n\n{tables(judged)}"
-    print(text)
-    if not options.parts:
-        write_block("accuracy.md", "accuracy_throughput", text)
+    told = summarize_steps([case for _, case in judged], time.perf_counter() - began)
+    publish("accuracy.md", {"accuracy_throughput": f"{told}\n\n{tables(judged)}"}, not options.parts)
     return 0
 
 

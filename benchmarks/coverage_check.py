@@ -40,7 +40,7 @@ class Reference:
     expected: dict[str, torch.Tensor] | None   #: its results
 
 
-def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace")) -> Row:
+def check_case(case: Case) -> Row:
     """A row with one entry per step: ``"pass"``, or why not. ``"unusable"`` says that PyTorch itself cannot run the
     model here.
     """
@@ -78,12 +78,10 @@ def check_case(case: Case, steps: tuple[str, ...] = ("train", "infer", "trace"))
     row["reference_seconds"] = round(time.perf_counter() - start, 2)
     if trains is not True:
         row["no_training"] = trains
-    if "train" in steps and trains is True:
+    if trains is True:
         _note(row, "train", lambda: _profile(candidate, row, "train"))
-    if "infer" in steps:
-        _note(row, "infer", lambda: _profile(candidate, row, "infer"))
-    if "trace" in steps:
-        _note(row, "trace", lambda: _trace(candidate, row, reference))
+    _note(row, "infer", lambda: _profile(candidate, row, "infer"))
+    _note(row, "trace", lambda: _trace(candidate, row, reference))
     return row
 
 
@@ -262,10 +260,8 @@ def _replay_without_data(candidate: Candidate) -> None:
     gm = trace_with(model, inputs)
     logs = [_operators(m, inputs) for m in (model, gm)]
     if logs[0] != logs[1]:
-        different = {
-            k: (logs[0].get(k), logs[1].get(k)) for k in logs[0].keys() | logs[1].keys()
-            if logs[0].get(k) != logs[1].get(k)
-        }
+        different = {k: (logs[0].get(k), logs[1].get(k)) for k in logs[0].keys() | logs[1].keys()
+                     if logs[0].get(k) != logs[1].get(k)}
         raise DifferentResultError(f"the replay calls other operators: {dict(list(different.items())[:5])}")
 
 

@@ -29,34 +29,12 @@ class Case:
 
 # Image sizes: the smallest round ones that the model takes (window and patch sizes must divide, or its pooling needs
 # that much).
-TORCHVISION = {
-    "alexnet": 96,
-    "vgg11_bn": 64,
-    "resnet18": 64,
-    "resnet50": 64,
-    "resnext50_32x4d": 64,
-    "wide_resnet50_2": 64,
-    "densenet121": 64,
-    "googlenet": 64,
-    "inception_v3": 96,
-    "squeezenet1_1": 64,
-    "mobilenet_v2": 64,
-    "mobilenet_v3_small": 64,
-    "mnasnet1_0": 64,
-    "shufflenet_v2_x1_0": 64,
-    "efficientnet_b0": 64,
-    "regnet_y_400mf": 64,
-    "convnext_tiny": 64,
-    "vit_b_16": 64,
-    "swin_t": 64,
-    "swin_v2_t": 64,
-    "maxvit_t": 224,
-    "fcn_resnet50": 64,
-    "deeplabv3_mobilenet_v3_large": 64,
-    "lraspp_mobilenet_v3_large": 64,
-    "r3d_18": 32,
-    "retinanet_resnet50_fpn": 64,
-}
+TORCHVISION = dict.fromkeys(
+    "alexnet vgg11_bn resnet18 resnet50 resnext50_32x4d wide_resnet50_2 densenet121 googlenet inception_v3 "
+    "squeezenet1_1 mobilenet_v2 mobilenet_v3_small mnasnet1_0 shufflenet_v2_x1_0 efficientnet_b0 regnet_y_400mf "
+    "convnext_tiny vit_b_16 swin_t swin_v2_t maxvit_t fcn_resnet50 deeplabv3_mobilenet_v3_large "
+    "lraspp_mobilenet_v3_large r3d_18 retinanet_resnet50_fpn".split(), 64
+) | {"alexnet": 96, "inception_v3": 96, "maxvit_t": 224, "r3d_18": 32}
 VIDEO_FRAMES = 4
 
 
@@ -117,21 +95,15 @@ def transformer_inputs(kind: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {"pixel_values": torch.rand(BATCH, 3, 32, 32)}
     if kind == "spectrogram":
         return (), {"input_features": torch.rand(BATCH, 16, 64), "labels": tokens}
-    more = {
-        "tokens and labels": {"labels": tokens.clone()}, "tokens and mask": {"attention_mask": torch.ones_like(tokens)}
-    }
+    more = {"tokens and labels": {"labels": tokens.clone()},
+            "tokens and mask": {"attention_mask": torch.ones_like(tokens)}}
     return (), {"input_ids": tokens, **more.get(kind, {})}
 
 
 # Boxes are data: the detector runs forward only, and what depends on them has the size that the policy says.
 DETECTION: dict[str, Any] = {"mode": "infer", "options": {"unknown_value": "placeholder"}}
 CASES: dict[str, Case] = {
-    **{
-        name: Case(name, partial(build_torchvision, name, size), partial(image_inputs, name, size),
-                   **(DETECTION if name.startswith("retinanet") else {})) for name, size in TORCHVISION.items()
-    },
-    **{
-        name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row["inputs"]))
-        for name, row in TRANSFORMERS.items()
-    },
-}
+    name: Case(name, partial(build_torchvision, name, size), partial(image_inputs, name, size),
+               **(DETECTION if name.startswith("retinanet") else {})) for name, size in TORCHVISION.items()
+} | {name: Case(name, partial(build_transformer, name), partial(transformer_inputs, row["inputs"]))
+     for name, row in TRANSFORMERS.items()}

@@ -1,7 +1,7 @@
 """The log's counts beside those of torch.utils.flop_counter.FlopCounterMode, kernel by kernel on the same calls."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from analyzer import Profile, profile
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.flop_formula.registration import tensors
 from analyzer.profilers.flop_registry import count_call, is_zero_flop_op, result_of
 from analyzer.record.eager import default_loss
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from benchmarks.flop_models import Case
+from benchmarks.page import keep
 
 # What its formulas miscount.
 NO_FORMULA = "no formula there: counted as 0"
@@ -85,7 +85,7 @@ def compare(signatures: Iterable[Signature], reference: FlopCounterMode) -> Comp
             continue
         row = result.differences.setdefault((str(signature.op), reason), [0, 0, 0])
         row[0], row[1], row[2] = row[0] + 1, row[1] + theirs, row[2] + ours.flops
-    counted = {k: v for k, v in reference.get_flop_counts().get("Global", {}).items()}
+    counted = reference.get_flop_counts().get("Global", {})
     if {k: v for k, v in theirs_by_packet.items() if v} != {k: v for k, v in counted.items() if v}:
         result.unexplained.append(f"not the same calls: {theirs_by_packet} by its formulas, {counted} counted")
     return result
@@ -108,17 +108,11 @@ class SignatureLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.signatures.append(sign(func, args, kwargs or {}, out))
+        args, kwargs, result = tree_map_only(torch.Tensor, lambda t: TensorSpec.of(
+            tuple(t.shape), t.stride() if t.layout is torch.strided else (), t.dtype, str(t.device)),
+            (args, kwargs or {}, out))
+        self.signatures.append(Signature(func, args, kwargs, tuple(tensors([args, kwargs])), tuple(tensors(result))))
         return out
-
-
-def sign(func: Any, args: Any, kwargs: Any, out: Any) -> Signature:
-    """The signature of a call of real tensors."""
-    args, kwargs, result = tree_map_only(
-        torch.Tensor, lambda t: TensorSpec.of(tuple(t.shape),
-                                              t.stride() if t.layout is torch.strided else (), t.dtype, str(t.device)),
-        (args, kwargs, out))
-    return Signature(func, args, kwargs, tuple(tensors([args, kwargs])), tuple(tensors(result)))
 
 
 def run_step(model: nn.Module, args: Any, kwargs: Any, mode: Literal["train", "infer"]) -> None:
@@ -148,37 +142,24 @@ def count_meta_run(case: Case, device: str = "h200") -> tuple[Comparison, Profil
     logs: list[Log] = []
     references: list[FlopCounterMode] = []
 
-    def keep(log: Log) -> Annotation:
-        logs.append(log)
-        return Annotation()
-
     def step(model: nn.Module, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         references.append(FlopCounterMode(display=False))
         with references[-1]:
             run_step(model, args, kwargs, "train")
 
     def build() -> nn.Module:
-        return case.build().train(case.mode == "train")
+        model = case.build().train(case.mode == "train")
+        if case.mode == "infer":  # the step is called in training alone: the model's own forward enters the counter
+            forward = model.forward
 
-    if case.mode == "infer":  # the step is called in training alone: the model's own forward enters the counter
-        build = watch(build, references)
-    found = profile(build, args=args, kwargs=kwargs, mode=case.mode, step=step if case.mode == "train" else None,
-                    device=device, profilers=[keep], reuse=False, options=ProfileOptions(steps=1, **case.options))
-    return compare((c.signature for c in logs[0].calls), references[-1]), found
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                references.append(FlopCounterMode(display=False))
+                with references[-1]:
+                    return forward(*args, **kwargs)
 
-
-def watch(build: Callable[[], nn.Module], references: list[FlopCounterMode]) -> Callable[[], nn.Module]:
-    """``build``, of which the model's forward runs under a counter."""
-    def build_watched() -> nn.Module:
-        model = build()
-        forward = model.forward
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            references.append(FlopCounterMode(display=False))
-            with references[-1]:
-                return forward(*args, **kwargs)
-
-        model.forward = watched
+            model.forward = watched
         return model
 
-    return build_watched
+    found = profile(build, args=args, kwargs=kwargs, mode=case.mode, step=step if case.mode == "train" else None,
+                    device=device, profilers=[keep(logs)], reuse=False, options=ProfileOptions(steps=1, **case.options))
+    return compare((c.signature for c in logs[0].calls), references[-1]), found

@@ -10,7 +10,7 @@ import random
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,18 +39,16 @@ class ZeroCheck(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        looked_at = self.is_zero(
-            func) and not name.lstrip("_").startswith(UNDEFINED) and torch.Tag.inplace_view not in func.tags
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)] if looked_at else []
-        looked_at = looked_at and all(is_plain(t) for t in given)
-        before = [t.detach().clone() for t in given if t.numel() <= MOST_ELEMENTS] if looked_at else []
-        looked_at = looked_at and len(before) == len(given)
+        leaves = tree_leaves((args, kwargs))
+        given = [t for t in leaves if isinstance(t, torch.Tensor)]
+        looked_at = (self.is_zero(func) and torch.Tag.inplace_view not in func.tags
+                     and not func._schema.name.partition("::")[2].lstrip("_").startswith(UNDEFINED)
+                     and all(is_plain(t) and t.numel() <= MOST_ELEMENTS for t in given))
+        before = [t.detach().clone() for t in given] if looked_at else []
         out = func(*args, **kwargs)
         if looked_at:
             try:
-                self.look(func, before, given,
-                          [v for v in tree_leaves((args, kwargs)) if isinstance(v, (int, float, complex))], out)
+                self.look(func, before, given, [v for v in leaves if isinstance(v, (int, float, complex))], out)
             except Exception as error:
                 self.failure = error
                 raise
@@ -62,10 +60,11 @@ class ZeroCheck(TorchDispatchMode):
         self.names.add(func._schema.name)
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         for result in tree_leaves(out):
-            if not isinstance(result, torch.Tensor) or not is_plain(result) or not (result.is_floating_point()
-                                                                                    or result.is_complex()):
+            if not isinstance(result, torch.Tensor) or not is_plain(result) or result.numel() > MOST_ELEMENTS or not (
+                    result.is_floating_point() or result.is_complex()):
                 continue
-            if result.numel() > MOST_ELEMENTS or not writes and any(shares(result, t) for t in given):
+            private: Any = torch._C
+            if not writes and any(private._is_alias_of(result, t) for t in given):
                 continue  # a view: the numbers are where they were
             made = numbers(result, result.dtype) - allowed(before, scalars, result.dtype)
             if made:
@@ -75,11 +74,6 @@ class ZeroCheck(TorchDispatchMode):
 def is_plain(t: torch.Tensor) -> bool:
     return t.layout is torch.strided and not t.is_quantized and t.device.type == "cpu" and type(t) in (
         torch.Tensor, torch.nn.Parameter)
-
-
-def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
-    private: Any = torch._C
-    return bool(private._is_alias_of(a, b))
 
 
 def numbers(t: torch.Tensor, dtype: torch.dtype) -> set[float]:
@@ -108,12 +102,14 @@ def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroChec
     looked at.
     """
     check = check or ZeroCheck()
-    for op, dtype in shuffled(seed):
+    dtypes = torch.float32, torch.complex64, torch.bfloat16, torch.int64
+    pairs = [(op, dtype) for op in load_operators() for dtype in dtypes if dtype in op.supported_dtypes("cpu")]
+    random.Random(seed).shuffle(pairs)
+    for op, dtype in pairs:
         if check.calls >= calls:
             break
         try:
-            samples = list(
-                op.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point and op.supports_autograd))
+            samples = list(op.sample_inputs("cpu", dtype, dtype.is_floating_point and op.supports_autograd))
         except Exception:  # a test's own inputs that this build cannot make
             continue
         random.Random(seed).shuffle(samples)
@@ -121,10 +117,8 @@ def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroChec
             try:
                 with check:
                     out = op(sample.input, *sample.args, **sample.kwargs)
-                    grads = [
-                        t for t in tree_leaves(out)
-                        if isinstance(t, torch.Tensor) and t.requires_grad and t.is_floating_point()
-                    ]
+                    grads = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad
+                             and t.is_floating_point()]
                     if grads:
                         torch.autograd.backward(grads, [torch.randn_like(t) for t in grads])
             except Exception:  # not to be had on this build, or a test of an error
@@ -144,10 +138,3 @@ def load_operators() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
-
-
-def shuffled(seed: int) -> Iterator[tuple[Any, torch.dtype]]:
-    dtypes = torch.float32, torch.complex64, torch.bfloat16, torch.int64
-    pairs = [(op, dtype) for op in load_operators() for dtype in dtypes if dtype in op.supported_dtypes("cpu")]
-    random.Random(seed).shuffle(pairs)
-    yield from pairs

@@ -13,38 +13,37 @@ from torch import nn
 from torch.nn import functional
 
 from analyzer import profile
-from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.fused_graph import build_graph
 from analyzer.profilers.fusion import fuse
 from analyzer.record.log import Log
 from analyzer.report.node_table import print_rows
+
+from .page import keep
 
 WIDTH = 64
 _GENERATED = re.compile(r"^\s+(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)
 
 
 class Block(nn.Module):
-    """Part of a transformer."""
+    """Part of a transformer: normalized, two products, added to what came in."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalized, two products, added to what came in."""
         out: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
         return out
 
 
 class Attention(nn.Module):
-    """Attention that is written out."""
+    """Attention that is written out: causal, four heads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs, self.output = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Causal, four heads."""
         q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.inputs(x).chunk(3, -1))
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         scores = (q @ k.transpose(-2, -1) * 0.25).masked_fill(~mask, -1e9)
@@ -53,7 +52,7 @@ class Attention(nn.Module):
 
 
 class RootMeanSquare(nn.Module):
-    """A gated layer with a norm of its own, as Llama has."""
+    """A gated layer with a norm of its own, as Llama has: in float32 from bfloat16 and back, then gated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +60,6 @@ class RootMeanSquare(nn.Module):
         self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """In float32 from bfloat16 and back, then gated."""
         hidden = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
         out: torch.Tensor = x + self.down(functional.silu(self.gate(hidden)) * self.up(hidden))
         return out
@@ -89,18 +87,12 @@ def count_generated(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 def count_predicted(model: nn.Module, x: torch.Tensor) -> list[bool]:
     """Of each predicted kernel, in order, whether it is generated."""
-    found: list[bool] = []
-
-    def keep(log: Log) -> Annotation:
-        found.extend(kernel.extern is None for kernel in fuse(build_graph(log)))
-        return Annotation()
-
-    profile(model, (x,), mode="infer", device="a100", profilers=[keep])
-    return found
+    logs: list[Log] = []
+    profile(model, (x,), mode="infer", device="a100", profilers=[keep(logs)])
+    return [kernel.extern is None for kernel in fuse(build_graph(logs[-1]))]
 
 
 def main() -> None:
-    """Print the table."""
     rows = []
     for name, build in CASES.items():
         model, x = build().eval(), torch.rand(8, 32, WIDTH)

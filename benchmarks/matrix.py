@@ -7,8 +7,8 @@
 
 An environment is made once, beside the repository's own (`--into` says where else), with the packages of
 constraints.txt but for torch's, and the torchvision that was built for that torch: 2 to 8 GB. `--keep-result` writes
-what came out into benchmarks/matrix.json, which docs/reliability.md is made from. Exits 1 where a test failed or
-nothing could be installed. Needs no package but Python's own.
+what came out into benchmarks/matrix.json, of which `python -m benchmarks.trust --only versions` makes a table. Exits 1
+where a test failed or nothing could be installed. Needs no package but Python's own.
 """
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_suffix(".json")
@@ -120,13 +121,11 @@ def _install(folder: Path, outcome: Outcome) -> str:
     return ""
 
 
-_TELL = "import torch; print(torch.__version__.partition('+')[2] or 'cpu')"
-
-
 def _test(folder: Path, outcome: Outcome, tests: Sequence[str], jobs: int) -> None:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
-    told = subprocess.run([_interpreter(folder), "-c", _TELL], capture_output=True, text=True)
+    tell = "import torch; print(torch.__version__.partition('+')[2] or 'cpu')"
+    told = subprocess.run([_interpreter(folder), "-c", tell], capture_output=True, text=True)
     if told.returncode != 0:
         outcome.problem = f"import torch: {(told.stderr.strip().splitlines() or ['failed'])[-1]}"
         return
@@ -170,6 +169,19 @@ def format_table(outcomes: Iterable[Outcome]) -> str:
             + (f"{one.problem} | | |" if one.problem else f"{one.passed:,} | {len(one.failed)} | {one.skipped} |")
             + f" {one.day} |" for one in outcomes]
     return "\n".join(["| torch | Python | passed | failed | skipped | on |", "|---|---|---:|---:|---:|---|", *rows])
+
+
+def measure(count: int | None = None) -> Any:
+    """The outcomes that were kept last, the first ``count``: measured anew they take hours, most of them downloads."""
+    from .page import Found
+
+    outcomes = load_outcomes()[:count]
+    lost = [f"torch {one.torch}, Python {one.python}: {said}" for one in outcomes
+            for said in (*(f"`{name}`" for name in one.failed), *filter(None, [one.problem]))]
+    partly = "".join(f"\n\nWith torch {one.torch} and Python {one.python}: `{one.tests}` alone." for one in outcomes
+                     if one.tests != "core" and not one.problem)
+    return Found({"pairs of versions": len(outcomes), "tests": sum(one.passed + len(one.failed) for one in outcomes)},
+                 lost, format_table(outcomes) + partly)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

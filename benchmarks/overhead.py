@@ -12,11 +12,9 @@ import argparse
 import datetime
 import importlib.util
 import os
-import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -26,23 +24,19 @@ from torch import nn  # noqa: E402
 from analyzer.tools.runtime import FlopsProfiler  # noqa: E402
 from analyzer.zoo import MODELS  # noqa: E402
 
-from .page import markdown, write_block  # noqa: E402
-from .speed import describe_machine  # noqa: E402
+from .page import describe_machine, markdown, publish  # noqa: E402
 from .speed_table import ratio, time_in_turn  # noqa: E402
 
 LIMIT = 1.1  #: of the case that it is promised for, ResNet-50 in training
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
+    """A step by what is run, on which inputs."""
+
     name: str
     make: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, torch.Tensor]]
+    inputs: dict[str, torch.Tensor]
     trains: bool = True
-
-
-def image(batch: int, size: int) -> Callable[[], dict[str, torch.Tensor]]:
-    return lambda: {"x": torch.rand(batch, 3, size, size)}
 
 
 def bert() -> nn.Module:
@@ -54,21 +48,23 @@ def bert() -> nn.Module:
     return transformers.BertModel(transformers.BertConfig())
 
 
+def _resnet(depth: int, batch: int, size: int, trains: bool = True, remark: str = "") -> Case:
+    step = "a training step with SGD" if trains else "inference"
+    return Case(f"ResNet-{depth}, {step}, {batch}×3×{size}×{size}{remark}", MODELS[f"resnet{depth}"].factory,
+                {"x": torch.rand(batch, 3, size, size)}, trains)
+
+
 CASES = {
-    "resnet50": Case("ResNet-50, a training step with SGD, 8×3×224×224", MODELS["resnet50"].factory, image(8, 224)),
-    "resnet50_one": Case("ResNet-50, a training step with SGD, 1×3×224×224", MODELS["resnet50"].factory, image(1, 224)),
-    "resnet50_infer": Case("ResNet-50, inference, 8×3×224×224", MODELS["resnet50"].factory, image(8, 224),
-                           trains=False),
-    "bert": Case("BERT-base, inference, 1×128 tokens", bert,
-                 lambda: {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, trains=False),
-    "resnet18_tiny": Case("ResNet-18, a training step with SGD, 2×3×32×32: as much overhead as can be",
-                          MODELS["resnet18"].factory, image(2, 32)),
-}
+    "resnet50": _resnet(50, 8, 224), "resnet50_one": _resnet(50, 1, 224),
+    "resnet50_infer": _resnet(50, 8, 224, trains=False),
+    "bert": Case("BERT-base, inference, 1×128 tokens", bert, {"input_ids": torch.ones(1, 128, dtype=torch.int64)},
+                 trains=False),
+    "resnet18_tiny": _resnet(18, 2, 32, remark=": as much overhead as can be")}
 
 
 def make_steps(case: Case) -> dict[str, Callable[[], Any]]:
     """The step by itself, and with each profiler around it."""
-    model, inputs = case.make().train(case.trains), case.inputs()
+    model, inputs = case.make().train(case.trains), case.inputs
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -105,11 +101,8 @@ def measure_case(case: Case, rounds: int) -> list[str]:
     found = time_in_turn(steps, rounds)
     alone = found["alone"]
     cells = [f"{1e3 * sorted(t.wall_seconds for t in alone)[len(alone) // 2]:.0f}"]
-    for name in ("analyzer", "DeepSpeed"):
-        cells += [
-            f"{ratio(found[name], alone, kind):.3f}" if name in found else "-"
-            for kind in ("wall_seconds", "cpu_seconds")
-        ]
+    cells += [f"{ratio(found[name], alone, kind):.3f}" if name in found else "-" for name in ("analyzer", "DeepSpeed")
+              for kind in ("wall_seconds", "cpu_seconds")]
     return [case.name, *cells]
 
 
@@ -128,10 +121,9 @@ def main() -> int:
     clock, processor = (float(cell) for cell in rows[0][2:4])
     verdict = "ResNet-50 in training, at most {}: {:.3f} by processor time, {}; {:.3f} by the clock, {}.".format(
         LIMIT, *(part for figure in (processor, clock) for part in (figure, "met" if figure <= LIMIT else "MISSED")))
-    text = (f"By `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: Python "
-            f"{platform.python_version()}, torch {torch.__version__}; {describe_machine()}.\n\n{verdict}\n\n{table}")
-    print(text)
-    write_block("overhead.md", "overhead", text)
+    text = (f"By `python -m benchmarks.overhead --rounds {arguments.rounds}` on {datetime.date.today()}: "
+            f"{describe_machine()}.\n\n{verdict}\n\n{table}")
+    publish("overhead.md", {"overhead": text}, True)
     return 0
 
 

@@ -1,15 +1,33 @@
-"""What benchmarks write into the pages of docs/: figures and tables. The words around them stand in the pages alone."""
+"""What benchmarks share: their command lines and processes, tables, and the blocks of docs/ that they write.
+
+The words around a block stand in the page alone.
+"""
 from __future__ import annotations
 
+import argparse
 import datetime
-from collections.abc import Iterable, Sequence
+import multiprocessing
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import tabulate
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Found(NamedTuple):
+    """What one kind of trial found: how many of what were tried, a line for each that did not hold, and tables."""
+
+    tried: Mapping[str, int]
+    lost: Sequence[str]
+    text: str
 
 
 def read_block(page: str, name: str) -> str:
@@ -33,10 +51,71 @@ def _split(page: str, name: str) -> tuple[str, str, str]:
     return before + begins, inside, ends + after
 
 
+def publish(page: str, blocks: Mapping[str, str], is_whole: bool) -> None:
+    """Print blocks, and write those of a whole run into their page."""
+    for name, text in blocks.items():
+        print(f"{text}\n", flush=True)
+        if is_whole:
+            write_block(page, name, text)
+
+
+def parse_parts(doc: str | None, what: str = "predict the rows whose id") -> argparse.Namespace:
+    """The arguments of a command that runs rows in processes, all of them or those that are named."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=f"{what} contains one of these; nothing is written then")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
+
+
+def is_named(name: str, parts: Sequence[str]) -> bool:
+    """Whether one of ``parts`` is in a name; with none, every name is meant.
+
+    >>> is_named("gpt2-train", ["bert", "train"]), is_named("gpt2-train", ["bert"]), is_named("gpt2-train", [])
+    (True, False, True)
+    """
+    return not parts or any(part in name for part in parts)
+
+
+def map_apart(function: Callable[[Item], Result], items: Iterable[Item], processes: int, chunksize: int = 1,
+              tasks: int | None = None) -> list[Result]:
+    """A function of each item in processes of their own, each of so many tasks at most; of one process, in this one."""
+    if processes == 1:
+        return [function(item) for item in items]
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=tasks) as pool:
+        return pool.map(function, items, chunksize)
+
+
+def in_fork(work: Callable[[], Result]) -> Result:
+    """What ``work`` gives in a copy of this process. Raises RuntimeError where that ends without an answer."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(work()))
+    process.start()
+    sender.close()
+    try:
+        answer: Result = receiver.recv()
+        return answer
+    except EOFError:
+        raise RuntimeError("a forked process ended without an answer") from None
+    finally:
+        process.join()
+
+
 def describe_run(seconds: float) -> str:
     """When a prediction was made, by what, and in which time."""
     return (f"On {datetime.date.today()} with PyTorch {torch.__version__} on a machine without a GPU, "
             f"in {seconds:.0f} seconds")
+
+
+def describe_machine() -> str:
+    """Versions, processor, cores and memory, and how busy it was."""
+    model, info = platform.machine(), Path("/proc/cpuinfo")
+    if info.exists():
+        model = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines()
+                      if line.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (f"Python {platform.python_version()}, torch {torch.__version__}; {model}, {os.cpu_count()} cores, "
+            f"{memory:.0f} GiB; load average at the end {os.getloadavg()[0]:.1f}, one thread used")
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], text: int = 1) -> str:
@@ -69,3 +148,14 @@ def quantile(errors: Sequence[float], share: float) -> float:
     0.2
     """
     return sorted(errors)[max(0, -(-round(share * 1000) * len(errors) // 1000) - 1)]
+
+
+def keep(into: list[Any]) -> Callable[[Any], Any]:
+    """A profiler that keeps the log of a profile, and tells nothing."""
+    from analyzer.profilers.annotation import Annotation
+
+    def profiler(log: Any) -> Annotation:
+        into.append(log)
+        return Annotation()
+
+    return profiler

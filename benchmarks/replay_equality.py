@@ -1,6 +1,6 @@
 """Random programs, profiled with replay and without: every field of the two profiles must be equal.
 
-    python -m benchmarks.replay_equality --programs 2000 --seed 1    # docs/reliability.md: python -m benchmarks.trust
+    python -m benchmarks.trust --only replay                         # docs/reliability.md: 2,000 programs
     python -m benchmarks.replay_equality --only 100017               # one program; its field by field differences
     python -m benchmarks.replay_equality --only 100017 --reduce      # ... and the simplest program that differs so
 
@@ -13,10 +13,9 @@ import gc
 import os
 import re
 import sys
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -26,8 +25,8 @@ import torch  # noqa: E402
 
 from analyzer import Profile, ProfileOptions, profile  # noqa: E402
 
+from .page import Found  # noqa: E402
 from .random_program import Program, build, draw_program, list_features, reductions  # noqa: E402
-from .trust_section import Section  # noqa: E402
 
 EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS = "equal", "both fail alike", "rows differ", "figures differ", "one fails"
 KINDS = (EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS)
@@ -193,42 +192,25 @@ def run_programs(numbers: Iterable[int], reduces: bool = False) -> tuple[Counter
     return counts, different
 
 
-def measure(count: int | None = None) -> Section:
+def measure(count: int | None = None) -> Found:
     """Replayed against run, for docs/reliability.md: ``count`` programs, or 2,000."""
     number = 2000 if count is None else count
     counts, different = run_programs(range(PER_SEED, PER_SEED + number))
     rows = "\n".join(f"| {kind} | {counts[kind]} |" for kind in KINDS)
-    return Section("replay", "Replayed equals run", f"""
-What is run once and replayed (docs/how_it_works.md) must be what running it again would have been. Random small models
-try to break that: {len(list_features())} features (`benchmarks/program_features/`), one to three in a block, some of
-which keep state where no profiler can see it (globals, closures, generators), stacked, called and profiled in random
-ways. Each is profiled with `reuse=True` and `reuse=False`, by turns in either order, and every field of the two
-profiles is compared, rows too; of spans, what they do and how long, not in which order.
-
-| {number} programs | |
-|---|---:|
-{rows}
-
-A program that fails must raise the same error in both. 100 of these programs are among the tests
-(`tests/replay/test_random_program.py`); `python -m benchmarks.replay_equality --only NUMBER` shows one, and with
-`--reduce` makes it simpler.
-""", {"programs": number}, [f"`{number}`: {kind}: `{draw_program(number)}`" for number, kind in different.items()])
+    return Found({"programs": number, "features": len(list_features())},
+                 [f"`{number}`: {kind}: `{draw_program(number)}`" for number, kind in different.items()],
+                 f"| {number} programs | |\n|---|---:|\n{rows}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare programs, print those that differ, write the page where a whole run was asked for."""
+def main() -> int:
+    """Compare programs by number, and print those that differ."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_equality", description=__doc__.split("\n")[0])
-    parser.add_argument("--programs", type=int, default=100, help="how many programs (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="which programs (default: %(default)s)")
-    parser.add_argument("--only", type=int, action="append", help="the program of this number")
+    parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
     parser.add_argument("--reduce", action="store_true", help="look for the simplest program that differs")
-    options = parser.parse_args(argv)
-    first, start = options.seed * PER_SEED, time.perf_counter()
-    counts, _ = run_programs(options.only or range(first, first + options.programs), options.reduce)
-    told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
-    print(f"{sum(counts.values())} programs of {len(list_features())} features: {told}; "
-          f"{time.perf_counter() - start:.0f} s")
-    return int(any(counts[kind] for kind in (ROWS, FIGURES, ONE_FAILS)))
+    options = parser.parse_args()
+    counts, different = run_programs(options.only, options.reduce)
+    print(", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
+    return int(bool(different))
 
 
 if __name__ == "__main__":

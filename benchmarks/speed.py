@@ -14,70 +14,33 @@ import compileall
 import datetime
 import gc
 import os
-import platform
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch  # noqa: E402
 
-from .latency_cost import measure_latency  # noqa: E402
-from .page import ROOT, markdown, write_block  # noqa: E402
-from .speed_case import CASES, find_case, import_libraries  # noqa: E402
-from .speed_section import (  # noqa: E402
-    measure_cold,
-    measure_depth,
-    measure_imports,
-    measure_llama,
-    measure_memory,
-    measure_others,
-    measure_ratios,
-    measure_reuse,
-)
+from . import speed_section as section  # noqa: E402
+from .page import ROOT, describe_machine, markdown, publish  # noqa: E402
+from .speed_case import CASES, import_libraries  # noqa: E402
 from .speed_table import Report, format_ratio, judge, say  # noqa: E402
 
+#: In the order in which they run: others last, for some leave torch patched.
 SECTIONS: dict[str, Callable[[Report], None]] = {
-    "ratios": measure_ratios,
-    "others": measure_others,
-    "cold": measure_cold,
-    "depth": measure_depth,
-    "reuse": measure_reuse,
-    "latency": measure_latency,
-    "memory": measure_memory,
-    "llama": measure_llama,
-    "import": measure_imports,
-}
-# Others last: some leave torch patched.
-ORDER = [name for name in SECTIONS if name != "others"] + ["others"]
-
-
-def describe_machine() -> str:
-    """Processor, cores and memory, and how busy it was."""
-    model = platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        model = next((line.split(":", 1)[1].strip()
-                      for line in info.read_text().splitlines() if line.startswith("model name")), model)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    load = os.getloadavg()[0]
-    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB; load average at the end {load:.1f}, one thread used"
+    "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
+    "reuse": section.report_reuse, "latency": section.report_latency, "memory": section.report_memory,
+    "llama": section.report_llama, "import": section.report_imports, "others": section.report_others}
 
 
 def format_targets(report: Report, command: str) -> str:
     """How, when and where it was run, and what came of each target."""
-    targets = [[
-        what,
-        format_ratio(value) if value is None or value < 100 else f"{value:.0f}",
-        format_ratio(cpu), f"{limit:g}",
-        judge(value, limit)
-    ] for what, value, cpu, limit in report.targets]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return (f"By `{command}` on {datetime.date.today()}: {versions}; {describe_machine()}.\n\n"
+    targets = [[what, format_ratio(value) if value is None or value < 100 else f"{value:.0f}", format_ratio(cpu),
+                f"{limit:g}", judge(value, limit)] for what, value, cpu, limit in report.targets]
+    return (f"By `{command}` on {datetime.date.today()}: {describe_machine()}.\n\n"
             + markdown(["", "figure", "by processor time", "at most", ""], targets))
 
 
@@ -87,7 +50,7 @@ def choose_sections(text: str) -> list[str]:
     unknown = [word for word in wanted if word not in SECTIONS]
     if unknown:
         raise SystemExit(f"--only {text}: {unknown[0]!r} is none of {', '.join(SECTIONS)}")
-    return [name for name in ORDER if not wanted or name in wanted]
+    return [name for name in SECTIONS if not wanted or name in wanted]
 
 
 def main(argv: Iterable[str] | None = None) -> int:
@@ -102,8 +65,9 @@ def main(argv: Iterable[str] | None = None) -> int:
     # as pip does for torch; PYTHONDONTWRITEBYTECODE would leave it out
     compileall.compile_dir(ROOT / "analyzer", quiet=1)
     import_libraries()
-    cases = CASES if arguments.models is None else [find_case(name) for name in arguments.models.split(",")]
-    report = Report(cases, arguments.rounds)
+    by_name = {case.name: case for case in CASES}
+    names = arguments.models.split(",") if arguments.models else list(by_name)
+    report = Report([by_name[name] for name in names], arguments.rounds)
     for name in chosen:
         start = time.perf_counter()
         say(f"{name} ...")
@@ -116,10 +80,8 @@ def main(argv: Iterable[str] | None = None) -> int:
         say(f"  took {time.perf_counter() - start:.0f} s")
         gc.collect()
     report.add("targets", format_targets(report, " ".join(["python -m benchmarks.speed", *words])))
-    for name, text in report.sections.items():
-        print(f"## {name}\n\n{text}\n")
-        if chosen == ORDER and arguments.models is None:
-            write_block("performance.md", f"speed {name}", text)
+    publish("performance.md", {f"speed {name}": text for name, text in report.sections.items()},
+            chosen == list(SECTIONS) and names == list(by_name))
     return 1 if report.failed else 0
 
 

@@ -1,21 +1,31 @@
-"""Sections of the speed benchmark that set profiles beside other runs: warm, cold, depth, reuse, memory, imports."""
+"""Sections of the speed benchmark: profiles beside other runs, warm, cold, by depth, with reuse and without, memory."""
 from __future__ import annotations
 
+import gc
 import statistics
+import time
 from collections import Counter
-from dataclasses import fields
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from analyzer import Profile, profile
+import torch
+from torch import nn
 
-from .page import markdown
-from .replay_equality import ABOUT_REPLAY
-from .speed_case import REUSE_CASES
-from .speed_contender import OTHERS, OURS, Prepared, prepare
-from .speed_process import run_worker, time_imports
-from .speed_table import CPU, MIB, Report, Timing, format_ratio, median_known, ratio, say, slope, time_in_turn
+from analyzer import Profile
+from analyzer.hardware import find_device
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.latency import make_latency_profiler
+from analyzer.record.log import Log
+
+from .page import in_fork, markdown
+from .replay_equality import FIELDS
+from .speed_case import CASES, OTHERS, OURS, REUSE_CASES, Prepared, SpeedCase, llama, prepare
+from .speed_process import apart, measure_cold, measure_depth, measure_memory, measure_records, time_imports
+from .speed_table import CPU, MIB, Report, format_ratio, median_known, ratio, say, slope, time_in_turn
 
 
-def measure_ratios(report: Report) -> None:
+def report_ratios(report: Report) -> None:
     """Warm runs of this package against bare meta runs."""
     pairs = [("profile", "bare", 0.5), ("profile, all read", "bare", None), ("profile + AdamW", "bare + AdamW", 0.6),
              ("trace + profile", "bare", 0.8), ("FlopCounterMode", "bare", None)]
@@ -42,17 +52,14 @@ def measure_ratios(report: Report) -> None:
     report.add("ratios", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
 
 
-def measure_others(report: Report) -> None:
+def report_others(report: Report) -> None:
     """The other packages, which are slower or tell less."""
-    names = ["profile", "FlopCounterMode", *OTHERS]
+    names, rounds = ["profile", "FlopCounterMode", *OTHERS], max(1, report.rounds // 3)
     rows, reasons, columns = [], Counter[str](), {name: [] for name in names}  # type: ignore[var-annotated]
-    rounds = max(1, report.rounds // 3)
     for case in report.cases:
         on = Prepared(case)
         found = {name: prepare(name, on) for name in ("bare", *names)}
-        for name, why in found.items():
-            if isinstance(why, str):
-                reasons[f"{name}: {why}"] += 1
+        reasons.update(f"{name}: {why}" for name, why in found.items() if isinstance(why, str))
         timings = time_in_turn({name: run for name, run in found.items() if not isinstance(run, str)}, rounds)
         for name in names:
             columns[name].append(ratio(timings[name], timings["bare"]) if name in timings else None)
@@ -64,20 +71,16 @@ def measure_others(report: Report) -> None:
                *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
 
 
-def measure_cold(report: Report) -> None:
+def report_cold(report: Report) -> None:
     """First runs in a process."""
-    rounds = max(2, report.rounds // 2)
-    lines = run_worker("cold", str(rounds), *(case.name for case in report.cases))
+    taken = apart(measure_cold, max(2, report.rounds // 2), [case.name for case in report.cases])
     rows, columns, cpu = [], {"profile": [], "trace + profile": []}, []  # type: ignore[var-annotated]
     for case in report.cases:
-        timings = {
-            what: [Timing(*line["timing"]) for line in lines if (line["model"], line["what"]) == (case.name, what)]
-            for what in ("bare", *columns)
-        }
+        bare = taken[case.name, "bare"]
         for what, found in columns.items():
-            found.append(ratio(timings[what], timings["bare"]))
-        cpu.append(ratio(timings["profile"], timings["bare"], CPU))
-        rows.append([case.name, f"{statistics.median(t.wall_seconds for t in timings['bare']) * 1e3:.0f}",
+            found.append(ratio(taken[case.name, what], bare))
+        cpu.append(ratio(taken[case.name, "profile"], bare, CPU))
+        rows.append([case.name, f"{statistics.median(t.wall_seconds for t in bare) * 1e3:.0f}",
                      *(format_ratio(found[-1]) for found in columns.values())])
     rows.append(["**median**", "", *(f"**{format_ratio(statistics.median(found))}**" for found in columns.values())])
     report.targets.append(
@@ -88,24 +91,15 @@ def measure_cold(report: Report) -> None:
 DEPTHS = (16, 64, 128)
 
 
-def measure_depth(report: Report) -> None:
+def report_depth(report: Report) -> None:
     """What a further identical layer costs."""
-    pairs = [("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.15)]
-    timings: dict[str, dict[int, list[Timing]]] = {
-        name: {layers: [] for layers in DEPTHS} for pair in pairs for name in pair[:2]
-    }
-    for line in run_worker("depth", str(max(5, report.rounds)), *map(str, DEPTHS)):
-        timings[line["what"]][line["layers"]].append(Timing(*line["timing"]))
-    rows = []
-    for name, under, limit in pairs:
-        each = [ratio(timings[name][layers], timings[under][layers]) for layers in DEPTHS]
-        further, cpu = (statistics.median(a / b
-                                          for a, b in zip(slope(timings[name], field), slope(timings[under], field)))
+    taken, rows = apart(measure_depth, max(5, report.rounds), DEPTHS), []
+    for name, under, limit in (("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.15)):
+        over, below = ({layers: taken[what, layers] for layers in DEPTHS} for what in (name, under))
+        further, cpu = (statistics.median(a / b for a, b in zip(slope(over, field), slope(below, field)))
                         for field in ("wall_seconds", CPU))
-        rows.append([
-            f"{name} / {under}", *(format_ratio(value) for value in each), f"**{format_ratio(further)}**",
-            format_ratio(limit)
-        ])
+        rows.append([f"{name} / {under}", *(format_ratio(ratio(over[layers], below[layers])) for layers in DEPTHS),
+                     f"**{format_ratio(further)}**", format_ratio(limit)])
         report.targets.append((f"each further OPT layer, {name} to {under}", further, cpu, limit))
         say(f"  {rows[-1]}")
     columns = [f"{layers} layers" for layers in DEPTHS]
@@ -113,68 +107,137 @@ def measure_depth(report: Report) -> None:
 
 
 def compare_profiles(one: Profile, other: Profile) -> list[str]:
-    """The fields in which two profiles differ."""
-    return [f.name for f in fields(Profile) if f.name not in ABOUT_REPLAY
-            and getattr(one, f.name) != getattr(other, f.name)]
+    """The fields in which two profiles differ, but for what was replayed."""
+    return [name for name in FIELDS if getattr(one, name) != getattr(other, name)]
 
 
-def measure_reuse(report: Report) -> None:
+def report_reuse(report: Report) -> None:
     """Whether reuse of blocks changes anything, and what it saves."""
     rows, wrong = [], 0
     for case in REUSE_CASES:
-        on = Prepared(case)
-
-        def run(reuse: bool, on: Prepared = on) -> Profile:
-            return profile(on.model, args=on.args, kwargs=on.kwargs, optimizer="adamw", reuse=reuse)
-
-        different = compare_profiles(run(True), run(False))
-        timings = time_in_turn({"with": lambda: run(True), "without": lambda: run(False)}, max(2, report.rounds // 2))
+        runs = {reuse: partial(Prepared(case).profile, optimizer="adamw", reuse=reuse) for reuse in (True, False)}
+        different = compare_profiles(runs[True](), runs[False]())
+        timings = time_in_turn(runs, max(2, report.rounds // 2))
         wrong += bool(different)
-        verdict = f"DIFFERENT: {', '.join(different)}" if different else "equal"
-        rows.append([case.name, verdict, format_ratio(ratio(timings["with"], timings["without"]))])
+        rows.append([case.name, f"DIFFERENT: {', '.join(different)}" if different else "equal",
+                     format_ratio(ratio(timings[True], timings[False]))])
         say(f"  {rows[-1]}")
     report.targets.append(("models whose profile is another with `reuse=False`", float(wrong), None, 0.0))
     report.add("reuse", markdown(["model", "profiles", "time to that of reuse=False"], rows, 2))
 
 
-def measure_memory(report: Report) -> None:
+def report_memory(report: Report) -> None:
     """Resident memory, and memory of the records."""
-    names = [case.name for case in report.cases if case.name in ("resnet152", "opt_350m")]
-    lines = [run_worker("memory", name, what)[0] for name in names for what in ("bare", "profile", "whole")]
-    rows = [[
-        line["model"], {"whole": "profile, reuse=False"}.get(line["what"], line["what"]),
-        f"{line['before_bytes'] / MIB:.0f}", f"{line['peak_bytes'] / MIB:.0f}"
-    ] for line in lines]
-    records = run_worker("records", "16", "64")
+    rows = []
+    for name in (case.name for case in report.cases if case.name in ("resnet152", "opt_350m")):
+        for what, told in (("bare", "bare"), ("profile", "profile"), ("whole", "profile, reuse=False")):
+            found = apart(measure_memory, name, what)
+            rows.append([name, told, *(f"{found[key] / MIB:.0f}" for key in ("before_bytes", "peak_bytes"))])
     cells = []
     for reuse in (True, False):
-        few, many = (line for line in records if line["reuse"] == reuse)
-        calls = many["calls"] - few["calls"]
-        cells.append([f"reuse={reuse}", f"{calls / 48:.0f}", f"{(many['peak_bytes'] - few['peak_bytes']) / calls:.0f}"])
+        (few, low), (many, high) = (apart(measure_records, layers, reuse) for layers in (16, 64))
+        cells.append([f"reuse={reuse}", f"{(many - few) / 48:.0f}", f"{(high - low) / (many - few):.0f}"])
     report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), None, 500.0))
     report.add("memory", markdown(["model", "run", "before", "peak"], rows, 2),
                markdown(["", "operator calls a layer", "bytes a call"], cells))
 
 
-def measure_llama(report: Report) -> None:
+def report_llama(report: Report) -> None:
     """The 405-billion-parameter Llama, from the callable that builds it."""
-    lines = {what: run_worker("memory", "llama_405b", what)[0] for what in ("bare", "profile")}
-    ours, bare = lines["profile"], lines["bare"]
+    bare, ours = (apart(measure_memory, "llama_405b", what) for what in ("bare", "profile"))
     report.targets += [("405-billion-parameter Llama: seconds", ours["seconds"], None, 2.0),
                        ("405-billion-parameter Llama: resident MB", ours["peak_bytes"] / 1e6, None, 700.0)]
-    rows = [[what, f"{line['seconds']:.2f}", f"{line['peak_bytes'] / 1e6:.0f}"] for what, line in lines.items()]
+    rows = [[what, f"{found['seconds']:.2f}", f"{found['peak_bytes'] / 1e6:.0f}"]
+            for what, found in (("bare", bare), ("profile", ours))]
     rows.append(["profile / bare", *(format_ratio(ours[name] / bare[name]) for name in ("seconds", "peak_bytes"))])
     report.add("llama", markdown(["", "seconds", "resident MB at the peak"], rows))
 
 
-def measure_imports(report: Report) -> None:
+def report_imports(report: Report) -> None:
     """What ``import analyzer`` adds to ``import torch``."""
     found = time_imports(max(5, report.rounds))
     adds = [statistics.median(ours[i] / alone[i] for alone, ours in found) for i in (0, 1)]
     report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], adds[1], 0.15))
     seconds = statistics.median(ours[0] for _, ours in found)
+    report.add("import", f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: "
+               f"{format_ratio(adds[0])} of the time that `import torch` took (processor time: "
+               f"{format_ratio(adds[1])}).")
+
+
+# ---- what predicting the time of a step adds to its profile, in processor time; what the profiler of seconds shares
+# with those before it (bytes, calls that are alike) is there without it, too
+
+LATENCY_DEVICE, LATENCY_LIMIT = "h200", 0.1
+_BY_NAME = {case.name: case for case in (*REUSE_CASES, *CASES)}
+#: What is profiled, and how.
+LATENCY_RUNS: list[tuple[SpeedCase, str]] = [
+    *((_BY_NAME[name], "train") for name in ("resnet50", "vit_b_16", "bert_base", "gpt2", "t5_base")),
+    (SpeedCase("llama, 32 layers", llama(32), tokens=(1, 512)), "train"), (_BY_NAME["vit_b_16"], "infer"),
+    (_BY_NAME["gpt2"], "infer")]
+
+
+class Spent(NamedTuple):
+    """Processor seconds of one profile, and of the profiler of seconds in it."""
+
+    whole: float
+    latency: float
+
+
+def time_latency(on: Prepared, mode: str) -> Spent:
+    """Profile once."""
+    profile_latency, spent = make_latency_profiler(find_device(LATENCY_DEVICE)), list[float]()
+
+    def timed(log: Log) -> Annotation:
+        start = time.process_time()
+        found = profile_latency(log)
+        spent.append(time.process_time() - start)
+        return found
+
+    settings: dict[str, Any] = {"optimizer": "adamw"} if mode == "train" else {}
+    gc.collect()
+    start = time.process_time()
+    on.profile(device=LATENCY_DEVICE, mode=mode, profilers={"latency": timed}, **settings)
+    return Spent(time.process_time() - start, sum(spent))
+
+
+def _little() -> Spent:
+    """A model of one layer, for which rules are imported and constants are read."""
+    return time_latency(Prepared(SpeedCase("little", partial(nn.Linear, 8, 8), images=(4, 8))), "train")
+
+
+def _profiles(on: Prepared, mode: str, count: int) -> list[Spent]:
+    _little()
+    return [time_latency(on, mode) for _ in range(count)]
+
+
+def _describe(spent: Sequence[Spent]) -> list[str]:
+    whole, latency = (f"{statistics.median(values) * 1e3:.1f}" for values in zip(*spent))
+    return [whole, latency, f"{_share(spent):.1%}"]
+
+
+def _share(spent: Sequence[Spent]) -> float:
+    return statistics.median(one.latency / one.whole for one in spent)
+
+
+def report_latency(report: Report) -> None:
+    """What the profiler of seconds takes of a profile: of the first of a model in a copy of this process, and of
+    further ones.
+    """
+    rounds = max(3, report.rounds // 2)
+    torch.set_num_threads(1)
+    starts = [in_fork(lambda: (_little(), _little())) for _ in range(rounds)]
+    once = statistics.median(first.latency - second.latency for first, second in starts)
+    rows, shares = [], []
+    for case, mode in LATENCY_RUNS:
+        on = Prepared(case)
+        found = [in_fork(partial(_profiles, on, mode, 1 + rounds)) for _ in range(rounds)]
+        first, further = [each[0] for each in found], [spent for each in found for spent in each[1:]]
+        shares.append(_share(first))
+        rows.append([f"{case.name}, {mode}", *_describe(first), *_describe(further)])
+        say(f"  {rows[-1]}")
+    report.targets.append(("predicting time, part of a model's first profile, largest", max(shares), max(shares),
+                           LATENCY_LIMIT))
     report.add(
-        "import",
-        f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: "
-        f"{format_ratio(adds[0])} of the time that "
-        f"`import torch` took (processor time: {format_ratio(adds[1])}).")
+        "latency",
+        f"Medians of {rounds} processes; the first profile of a process takes {once * 1e3:.0f} ms more, left out here.",
+        markdown(["model", "first, ms", "of it predicting", "share", "further, ms", "of it predicting", "share"], rows))

@@ -1,4 +1,4 @@
-"""Timings taken in turn, the tables made of them, and the report of one run, to which sections add theirs."""
+"""Timings taken in turn, what is made of them, and the report of one run, to which sections add theirs."""
 from __future__ import annotations
 
 import gc

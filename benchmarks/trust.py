@@ -1,65 +1,50 @@
-"""Every claim tried against something that was not written for it; writes docs/reliability.md.
+"""Every claim tried against something that was not written for it; writes the blocks of docs/reliability.md.
 
     python -m benchmarks.trust                         # all sections, an hour or more on two cores
     python -m benchmarks.trust --only replay           # one section; the others stay as they were measured last
     python -m benchmarks.trust --only replay --count 50    # a smaller round, printed and not kept
-    python -m benchmarks.trust --page                  # writes the page from what was measured last
 
 Exits 1 where something did not hold.
 """
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
+import os
+import platform
+import re
 import sys
+import time
 from collections.abc import Sequence
 
-from .page import ROOT
-from .trust_section import Section, load_sections, run_section, save_section
+import torch
 
-PAGE = ROOT / "docs" / "reliability.md"
-BY_HAND = "## Faults that were reported\n"  #: the part of the page that no section prints
-#: Sections in the order of the page, each with the module whose `measure` makes it.
-MODULES = {
-    "versions": "trust_versions",
-    "replay": "replay_equality",
-    "storages": "trust_storages",
-    "inputs": "trust_inputs",
-    "long-use": "trust_long_use",
-    "programs": "trust_programs",
-    "coverage": "trust_coverage",
-    "faults": "trust_faults",
-}
+from .page import DOCS, Found, read_block, write_block
+
+PAGE = "reliability.md"
+#: Sections in the order of the page, each with the module whose `measure` finds it.
+MODULES = {"versions": "matrix", "replay": "replay_equality", "storages": "trust_storages", "inputs": "trust_inputs",
+           "long-use": "trust_long_use", "programs": "trust_programs", "faults": "trust_faults"}
 
 
-def write_page(sections: dict[str, Section]) -> None:
-    """Write docs/reliability.md: what was tried and lost in a table, each section, and what was written by hand."""
-    _, heading, by_hand = PAGE.read_text().partition(BY_HAND)
-    PAGE.write_text(make_page([sections[name] for name in MODULES if name in sections]) + "\n" + heading + by_hand)
+def describe(name: str, found: Found, seconds: float) -> str:
+    """A block: what was tried, when and where, its tables, and what did not hold."""
+    tried = ", ".join(f"{count:,} {what}" for what, count in found.tried.items())
+    lost = "".join(["\n\nDid not hold:\n\n", *(f"- {line}\n" for line in found.lost)]) if found.lost else ""
+    return (f"{tried}; {len(found.lost)} did not hold. By `python -m benchmarks.trust --only {name}`, "
+            f"{datetime.date.today():%d %B %Y}, torch {torch.__version__}, Python {platform.python_version()}, "
+            f"{os.cpu_count()} cores, {seconds:.0f} s.\n\n{found.text.strip()}{lost}")
 
 
-def make_page(sections: Sequence[Section]) -> str:
-    """The page in Markdown."""
-    rows = [f"| [{s.title}](#{_anchor(s.title)}) | {_told(s)} | {len(s.lost)} |" for s in sections]
-    parts = [f"## {s.title}\n\n{s.text.strip()}\n\n`{s.command}`, {s.where}.\n{_list_lost(s)}" for s in sections]
-    return "\n".join([
-        "# Reliability", "",
-        "What was done to find an answer that is silently wrong, a state that is not given back, or an input that is",
-        "not refused in words. The command under each section prints it; `python -m benchmarks.trust` prints all.",
-        "",
-        "| | tried | did not hold |", "|---|---:|---:|", *rows, "", *parts])
-
-
-def _anchor(title: str) -> str:
-    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
-
-
-def _told(section: Section) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in section.tried.items())
-
-
-def _list_lost(section: Section) -> str:
-    return "".join(["\nDid not hold:\n\n", *(f"- {line}\n" for line in section.lost)]) if section.lost else ""
+def sum_up() -> str:
+    """The table at the top of the page, of what the blocks say first, each under the heading that it stands below."""
+    page, rows = (DOCS / PAGE).read_text("utf-8"), []
+    for name in MODULES:
+        title = re.findall("^## (.*)$", page.partition(f"<!-- trust {name} -->")[0], re.MULTILINE)[-1]
+        tried, lost = re.findall(r"^(.*); (\d+) did not hold\.", read_block(PAGE, f"trust {name}"))[0]
+        rows.append(f"| [{title}](#{title.lower().replace(' ', '-')}) | {tried} | {lost} |")
+    return "\n".join(["| | tried | did not hold |", "|---|---:|---:|", *rows])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,19 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=list(MODULES), metavar="SECTION",
                         help=f"a section, of: {', '.join(MODULES)}; may be given again")
     parser.add_argument("--count", type=int, help="how many trials, where the page has more; the page is not written")
-    parser.add_argument("--page", action="store_true", help="measure nothing, and write the page again")
     options = parser.parse_args(argv)
     lost = 0
-    for name in () if options.page else options.only or MODULES:
-        measure = importlib.import_module(f".{MODULES[name]}", __package__).measure
-        section = run_section(measure, options.count, f"python -m benchmarks.trust --only {name}")
-        print(f"{section.title}: {_told(section)}; {len(section.lost)} did not hold; {section.seconds:.0f} s")
-        print("".join(f"  {line}\n" for line in section.lost), end="", flush=True)
-        lost += len(section.lost)
+    for name in options.only or MODULES:
+        start = time.perf_counter()
+        found = importlib.import_module(f".{MODULES[name]}", __package__).measure(options.count)
+        lost += len(found.lost)
+        text = describe(name, found, time.perf_counter() - start)
+        print(f"## {name}\n\n{text}\n", flush=True)
         if options.count is None:
-            save_section(section)
-    if options.count is None:
-        write_page(load_sections())
+            write_block(PAGE, f"trust {name}", text)
+            write_block(PAGE, "trust", sum_up())
     return int(lost > 0)
 
 

@@ -19,22 +19,10 @@ from analyzer import profile, symbolic_trace
 from .hostile_reader import list_readers
 from .hostile_trial import REFUSED, TAKEN, USED, list_wrong, try_each, try_reader
 from .hostile_writer import NAMES, list_places, list_writes
-from .trust_section import Section
+from .page import Found
 
 Trials = Iterator[tuple[str, Callable[[], object]]]
 MOST_GROWTH = 14.0  #: of the time, for ten times the size: in proportion, and what is noise
-
-
-class Nested(nn.Module):
-    """A module in a module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.inner(x)
-        return out
 
 
 class Calls(nn.Module):
@@ -54,7 +42,7 @@ def nest(depth: int) -> nn.Module:
     """A layer below so many modules."""
     model: nn.Module = nn.Linear(4, 4)
     for _ in range(depth):
-        model = Nested(model)
+        model = nn.Sequential(model)
     return model
 
 
@@ -62,24 +50,18 @@ def list_sizes() -> Trials:
     """Models without measure: every one is profiled, or refused in words."""
     x = torch.ones(2, 4)
     for depth in (100, 200, 400, 10_000):
-        yield f"{depth} nested modules", partial(_profile_nested, depth, x)
-        yield f"a trace of {depth} nested modules", partial(_trace_nested, depth, x)
+        yield f"{depth} nested modules", partial(_limited, lambda m: profile(m, args=(x,)).to_html(), depth)
+        yield f"a trace of {depth} nested modules", partial(
+            _limited, lambda m: symbolic_trace(m, meta_args={"input": x}), depth)
     for exponent in (20, 22, 24, 27, 30):
         yield f"a layer of 2^{2 * exponent} weights", partial(_check_layer, 2**exponent)
     yield "a model of 10,000 names in any script", _name_modules
 
 
-def _profile_nested(depth: int, x: torch.Tensor) -> None:
+def _limited(run: Callable[[nn.Module], object], depth: int) -> None:
     """Python's own limit may be met, in words."""
     try:
-        profile(nest(depth), args=(x,)).to_html()
-    except RecursionError as error:
-        assert "sys.setrecursionlimit" in str(error), f"{error}"
-
-
-def _trace_nested(depth: int, x: torch.Tensor) -> None:
-    try:
-        symbolic_trace(nest(depth), meta_args={"x": x})
+        run(nest(depth))
     except RecursionError as error:
         assert "sys.setrecursionlimit" in str(error), f"{error}"
 
@@ -125,7 +107,7 @@ def measure_growth() -> list[tuple[str, float, float]]:
     return rows
 
 
-def measure(count: int | None = None) -> Section:
+def measure(count: int | None = None) -> Found:
     """Everything once; with ``count``, about that many files of each reader."""
     rows, lost = [], list[str]()
     with tempfile.TemporaryDirectory() as name:
@@ -148,23 +130,11 @@ def measure(count: int | None = None) -> Section:
         f"| {what} | {sum(c.values()) + len(f):,} | {c[REFUSED]:,} | {c[TAKEN]:,} | {c[USED]:,} | {len(f)} |"
         for what, c, f in rows)
     times = "\n".join(f"| {what} | {small:.2f} s | {large:.2f} s |" for what, small, large in growth)
-    total = sum(sum(c.values()) + len(f) for _, c, f in rows)
-    return Section("inputs", "Hostile input", f"""
-Saved files are data that anyone may have written. Each reader is given a valid file with one thing changed, at every
-kind of place that it has (a field left out, given twice, of another type, negative, NaN, infinite, of 5,000 digits,
-10^300; a lone surrogate, a million characters, a path), and files that are damaged, binary, in UTF-16, or nested
-100,000 deep. Each must be refused by an error of this package that repeats the input, or be a value that can be: then
-every view of it is made. A hang, an error of another class and a value that is taken and cannot be are faults.
-Names that mean something to spreadsheets, browsers, LaTeX, Graphviz, terminals and codecs go through every view and
-file.
-
+    return Found({"inputs": sum(sum(c.values()) + len(f) for _, c, f in rows)}, lost, f"""
 | | tried | refused | taken | refused where it is shown | faults |
 |---|---:|---:|---:|---:|---:|
 {table}
 
 | profiled, and written as a page or JSON | once | ten times as many |
 |---|---:|---:|
-{times}
-""", {"inputs": total}, lost)
-
-
+{times}""")

@@ -19,7 +19,7 @@ from torch import nn
 
 from analyzer import profile, symbolic_trace
 
-from .trust_section import Section
+from .page import Found
 
 WARM_UP = 0.2       #: of the rounds, in which caches fill
 MOST_GROWTH = 1.05  #: of memory and objects, from the first rounds after that to the last
@@ -77,21 +77,10 @@ def _typical(levels: list[Level]) -> Level:
                  *(max(values) for values in list(zip(*levels))[1:]))
 
 
-class Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
-        return added
-
-
 def make_model(width: int = 32) -> nn.Module:
     """Three alike blocks."""
-    return nn.Sequential(*[Block(width) for _ in range(3)])
+    return nn.Sequential(*[nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(),
+                                         nn.Linear(2 * width, width)) for _ in range(3)])
 
 
 def _make_class(number: int) -> nn.Module:
@@ -117,15 +106,15 @@ def list_courses() -> Iterator[tuple[str, Callable[[int], object], int]]:
     yield "pages of one profile", lambda i: found.to_html(), 200
     text = found.to_json()
     yield "profiles read", lambda i: type(found).from_json(text), 1000
-    yield "profiles that fail", lambda i: _fail(i), 400
 
+    def fail(number: int) -> None:
+        try:
+            profile(make_model(), args=(torch.ones(4, 3),))
+        except RuntimeError:
+            return
+        raise AssertionError("the shapes were taken to fit")
 
-def _fail(number: int) -> None:
-    try:
-        profile(make_model(), args=(torch.ones(4, 3),))
-    except RuntimeError:
-        return
-    raise AssertionError("the shapes were taken to fit")
+    yield "profiles that fail", fail, 400
 
 
 def count_waiting(models: int = 60) -> int:
@@ -144,7 +133,7 @@ def count_waiting(models: int = 60) -> int:
         gc.enable()
 
 
-def measure(count: int | None = None) -> Section:
+def measure(count: int | None = None) -> Found:
     """All courses; ``count`` rounds of each where it is given."""
     courses = [run_rounds(name, one, min(count or rounds, rounds)) for name, one, rounds in list_courses()]
     waiting = count_waiting()
@@ -153,20 +142,11 @@ def measure(count: int | None = None) -> Section:
             if ratio > (MOST_SLOWING if what == "seconds" else MOST_GROWTH)]
     if waiting:
         lost.append(f"{waiting} of 60 traced models wait for the collector with their weights")
-    rows = "\n".join(f"| {c.rounds:,} {c.name} | {_tell(c)} |" for c in courses)
-    return Section("long-use", "Long use", f"""
-Rounds in one process, one after the other. The collector is run in twenty places, and then resident memory, the objects
-that it knows, open files and threads are counted. The table has the last of these over the first, the warm-up
-(a fifth of the rounds, in which caches fill) left out; speed is processor time of a round.
-
+    rows = "\n".join(f"| {c.rounds:,} {c.name} | {c.first.seconds * 1e3:.1f} ms, {c.ratios[0]:.2f} | "
+                     + " | ".join(f"{ratio:.3f}" for ratio in c.ratios[1:]) + " |" for c in courses)
+    return Found({"rounds": sum(c.rounds for c in courses)}, lost, f"""
 | | time of a round | memory | objects | files | threads |
 |---|---:|---:|---:|---:|---:|
 {rows}
 
-{60 - waiting} of 60 models that were traced were freed with their last name, with the collector switched off.
-""", {"rounds": sum(c.rounds for c in courses)}, lost)
-
-
-def _tell(course: Course) -> str:
-    return " | ".join([f"{course.first.seconds * 1e3:.1f} ms, {course.ratios[0]:.2f}",
-                       *(f"{ratio:.3f}" for ratio in course.ratios[1:])])
+{60 - waiting} of 60 models that were traced were freed with their last name, with the collector switched off.""")

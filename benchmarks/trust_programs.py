@@ -12,7 +12,7 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,13 +21,13 @@ import torch
 from analyzer import Profile, ProfileOptions, profile
 from analyzer.errors import AnalyzerError, DataDependentError
 
+from .page import Found
 from .replay_equality import FIELDS, read_field, show_difference
 from .tensor_programs.compare import Matching, compare_flops
 from .tensor_programs.draw import TensorProgram, draw_program, reductions
 from .tensor_programs.observe import Seen, observe
 from .tensor_programs.predict import predict
 from .tensor_programs.traced import compare_nodes, compare_values, run, trace
-from .trust_section import Section
 
 EQUAL, ALIKE, REFUSED = "equal", "refused by both", "refused, or told in words"
 DIFFERENT, STORAGES, FLOPS, ONE_FAILS = "calls differ", "storages differ", "FLOPs differ", "one fails"
@@ -138,12 +138,10 @@ def try_program(number: int, program: TensorProgram) -> Iterator[tuple[str, Find
         yield "replay", compare_replayed(program)
 
 
-def find_lost(numbers: Iterable[int], tells: Callable[[str], object] | None = None) -> tuple[
-        dict[str, Counter[str]], dict[str, str], Counter[str]]:
+def find_lost(numbers: Iterable[int]) -> tuple[dict[str, Counter[str]], list[str], Counter[str]]:
     """Try programs: by trial how many came out how, what did not hold, and sums of what was compared."""
     counts: dict[str, Counter[str]] = {"step": Counter(), "graph": Counter(), "replay": Counter()}
-    lost: dict[str, str] = {}
-    sums: Counter[str] = Counter()
+    lost, sums = [], Counter[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number in numbers:
@@ -151,9 +149,8 @@ def find_lost(numbers: Iterable[int], tells: Callable[[str], object] | None = No
                 counts[what][finding.kind] += 1
                 sums.update(calls=finding.calls, storages=finding.storages, flops=finding.flops)
                 if finding.kind not in HOLDS:
-                    lost[f"{number} ({what})"] = " ".join(f"{finding.kind}: {finding.differences[0]}".split())
-                    if tells is not None:
-                        tells(f"{number} ({what}): {finding.kind}: {finding.differences[0][:300]}")
+                    lost.append(f"`{number} ({what})`: {' '.join(f'{finding.kind}: {finding.differences[0]}'.split())}")
+                    print(lost[-1], flush=True)
             if number % 100 == 0:
                 gc.collect()
     return counts, lost, sums
@@ -171,55 +168,24 @@ def reduce_program(number: int, program: TensorProgram, what: str, kind: str) ->
             return program
 
 
-def measure(count: int | None = None) -> Section:
+def measure(count: int | None = None) -> Found:
     """Programs against CPU runs, for docs/reliability.md: ``count`` of them, or 5,001, of which one crashes torch."""
-    number = 5001 if count is None else count
     torch.set_num_threads(1)
-    numbers = [n for n in range(number) if n not in TORCH_CRASHES]
-    return describe(len(numbers), *find_lost(numbers, lambda line: print(line, flush=True)))
+    numbers = [n for n in range(5001 if count is None else count) if n not in TORCH_CRASHES]
+    counts, lost, sums = find_lost(numbers)
+    rows = "\n".join(f"| {kind} | " + " | ".join(f"{counts[what][kind]:,}" for what in counts) + " |" for kind in KINDS
+                     if any(found[kind] for found in counts.values()))
+    tried = {"programs": len(numbers), "operator calls": sums["calls"], "graphs": sum(counts["graph"].values()),
+             "storages": sums["storages"], "FLOPs": sums["flops"]}
+    return Found(tried, lost, f"| programs | a step | its graph | replayed |\n|---|---:|---:|---:|\n{rows}")
 
 
-def describe(number: int, counts: dict[str, Counter[str]], lost: dict[str, str], sums: Counter[str]) -> Section:
-    """What came of the first ``number`` programs."""
-    kinds = [kind for kind in KINDS if any(found[kind] for found in counts.values())]
-    rows = "\n".join(f"| {kind} | " + " | ".join(f"{counts[what][kind]:,}" for what in counts) + " |" for kind in kinds)
-    return Section("programs", "Random programs against CPU runs", f"""
-Programs are drawn statement by statement (`benchmarks/tensor_programs/`): layers, shared and tied weights, views,
-writes in place and through views, branches on shapes, strides and known values, mutable arguments, state, hooks,
-checkpoints, autocast, mixed dtypes, adapters, parametrizations, custom autograd functions, gradients inside of the
-forward pass, `vmap`. Each is run by torch on real tensors under a dispatch mode that shares no code with the package,
-and by `profile(device="cpu")` without data. Compared are, in order: each operator call that computes, with sizes,
-strides and dtypes of all that goes in and out; which of these tensors share a storage; the bytes of each storage, and
-between which calls it is born and dies, forward and backward, so what is saved; and by operator the FLOPs that
-`FlopCounterMode` counts ({sums['calls']:,} calls, {sums['storages']:,} storages, {sums['flops']:,} FLOPs). A view by
-itself is no call here: what reads it shows its layout. Every fourth program is traced, and results, gradients and
-buffers of the graph are held to those of the program; so are layout and memory of each node. Every eighth is profiled
-with replay and without, in all fields.
-
-A program that torch refuses must be refused by the package with an error of the same kind. Left out is what ends the
-process in torch alone, while the program is drawn: number {', '.join(map(str, TORCH_CRASHES))} (`register_hook` on
-what was written to in part).
-
-What is taken for the same: what autograd adds or scatters in place, which under a dispatch mode it does out of place; a
-product of a vector from the other side; the gradient of a weight that oneDNN computes unasked; strides of dimensions of
-one element. FLOPs of a convolution's gradients are counted by hand, which `FlopCounterMode` gets wrong for groups.
-
-| programs | a step | its graph | replayed |
-|---|---:|---:|---:|
-{rows}
-
-200 of these programs are among the tests (`tests/test_trust_programs.py`), where `hypothesis` finds the shortest that
-fails; `python -m benchmarks.trust_programs --only NUMBER --reduce` does so for one.
-""", {"programs": number, "operator calls": sums["calls"], "graphs": sum(counts["graph"].values())},
-                   [f"`{name}`: {told}" for name, told in lost.items()])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Show programs, and what differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust_programs", description=__doc__.split("\n")[0])
     parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
     parser.add_argument("--reduce", action="store_true", help="look for the shortest program that differs")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     fails = False
     for number in options.only:

@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import difflib
 import gc
-import json
+import itertools
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from analyzer import profile
-from analyzer.profilers.annotation import Annotation
 from analyzer.record.eager import default_loss
 from analyzer.record.log import Log
 from analyzer.record.tensor_walk import tensors_in
 
 from .coverage import list_cases
 from .coverage_case import Candidate, Case, Inputs
+from .page import Found, keep
 from .storage_events import Block, Trail, predicted_trail, running_bytes, storages_of, watch_memory
 from .storage_models import MODELS
-from .trust_section import RESULTS, Section
 
 _NUMBER = "`torch.tensor` of a number is predicted as `scalar_tensor`, which is left out here with other numbers"
 _LENGTHS = ("the CPU reads the lengths and goes on with numbers (LossCTC.cpp, ctc_loss); without data they stay "
@@ -43,10 +42,8 @@ CAUSES = {
     **dict.fromkeys(("transformers:BloomForCausalLM", "transformers:LongformerForMaskedLM",
                      "transformers:MptForCausalLM"), _NUMBER),
 }
-MODES = ("infer", "train")
 STEPS = 2  # the first makes gradients and states of the optimizer
 SEED = 0
-KEPT = RESULTS / "storages.jsonl"  # rows of models that were measured
 EQUAL, DEATHS, DIFFERENT = "equal", "equal but for deaths in a row", "different"
 
 
@@ -107,16 +104,8 @@ def sort_deaths(events: Iterable[Named]) -> list[Named]:
     """The same with deaths that follow each other directly in the order of their births, for none can be told from
     another by its effect.
     """
-    found: list[Named] = []
-    row: list[Named] = []
-    for event in events:
-        if event[0] == "born":
-            found += sorted(row)
-            row = []
-            found.append(event)
-        else:
-            row.append(event)
-    return found + sorted(row)
+    rows = itertools.groupby(events, lambda event: event[0] == "born")
+    return [event for is_birth, row in rows for event in (row if is_birth else sorted(row))]
 
 
 def compare_step(name: str, candidate: Candidate, mode: str) -> Comparison:
@@ -126,13 +115,8 @@ def compare_step(name: str, candidate: Candidate, mode: str) -> Comparison:
     model = candidate.build().train(trains)
     args, kwargs = candidate.make_inputs(model, trains)
     logs: list[Log] = []
-
-    def keep_log(log: Log) -> Annotation:
-        logs.append(log)
-        return Annotation()
-
     found = profile(model, args, kwargs, mode=mode, optimizer="adamw" if trains else None,  # type: ignore[arg-type]
-                    loss_fn=candidate.loss_fn, device="cpu", profilers={"log": keep_log})
+                    loss_fn=candidate.loss_fn, device="cpu", profilers={"log": keep(logs)})
     assert found.param_bytes == sum(p.numel() * p.itemsize for p in model.parameters()), "parameters"
     predicted = predicted_trail(logs[-1])
     measured = run_watched(model, (args, kwargs), trains, candidate.loss_fn or default_loss)
@@ -147,26 +131,19 @@ def run_watched(model: torch.nn.Module, inputs: Inputs, trains: bool, loss_fn: C
     args, kwargs = inputs
     optimizer = torch.optim.AdamW(model.parameters()) if trains else None
 
-    def infer(phase: Callable[[int, str], Any], step: int) -> None:
-        with phase(step, "forward"), torch.no_grad():
-            output = model(*args, **kwargs)
-        del output
-
-    def train(phase: Callable[[int, str], Any], step: int) -> None:
-        with phase(step, "forward"):
-            loss = loss_fn(model(*args, **kwargs))
-        with phase(step, "backward"):
-            loss.backward()
-        del loss
-        assert optimizer is not None
-        with phase(step, "optimizer"):
-            optimizer.step()
-        with phase(step, "zero_grad"):
-            optimizer.zero_grad()
-
     def run(phase: Callable[[int, str], Any]) -> None:
         for step in range(STEPS):
-            (train if trains else infer)(phase, step)
+            with phase(step, "forward"), torch.set_grad_enabled(trains):
+                output = loss_fn(model(*args, **kwargs)) if trains else model(*args, **kwargs)
+            if optimizer is not None:
+                with phase(step, "backward"):
+                    output.backward()
+            del output
+            if optimizer is not None:
+                with phase(step, "optimizer"):
+                    optimizer.step()
+                with phase(step, "zero_grad"):
+                    optimizer.zero_grad()
 
     there = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
              for t in (*model.parameters(), *model.buffers(), *tensors_in(inputs)) if t.layout is torch.strided}
@@ -200,24 +177,19 @@ def choose_candidate(case: Case) -> Candidate:
     raise RuntimeError(f"{case.name}: PyTorch cannot run it here")
 
 
-def compare_models(names: Sequence[str], told: Callable[[Comparison], None],
-                   failed: Callable[[str, str, Exception], None]) -> None:
-    """Compare both steps of each model, and tell each, or what it failed with."""
+def compare_models(names: Sequence[str]) -> Iterator[tuple[str, str, Comparison | Exception]]:
+    """Both steps of each model compared, or what one failed with."""
     warnings.simplefilter("ignore")
     cases = {case.name: case for case in list_cases(sorted({name.partition(":")[0] for name in names}))}
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        for name in names:
-            candidate = choose_candidate(cases[name])
-            for mode in MODES:
-                try:
-                    told(compare_step(name, candidate, mode))
-                except Exception as error:
-                    failed(name, mode, error)
-                gc.collect()
-    finally:
-        torch.set_num_threads(threads)
+    for name in names:
+        candidate = choose_candidate(cases[name])
+        for mode in ("infer", "train"):
+            try:
+                yield name, mode, compare_step(name, candidate, mode)
+            except Exception as error:
+                yield name, mode, error
+            gc.collect()
 
 
 def list_differences(found: Comparison, limit: int = 12) -> list[str]:
@@ -241,7 +213,7 @@ def _describe(side: str, is_birth: bool, block: Block) -> str:
 
 @dataclass
 class Row:
-    """What the page tells of one step; rows are kept, so that a sweep that was ended goes on."""
+    """What the page tells of one step."""
 
     model: str
     mode: str
@@ -254,37 +226,28 @@ class Row:
     remark: str = ""           #: what differs first, or why it failed
 
 
-def make_row(found: Comparison) -> Row:
+def make_row(model: str, mode: str, found: Comparison | Exception) -> Row:
     """The row of a comparison."""
+    if isinstance(found, Exception):
+        return Row(model, mode, remark=f"{type(found).__name__}: {found}"[:200])
     peaks = found.storage_peaks
-    return Row(found.model, found.mode, found.verdict, len(found.measured.births()), found.has_equal_ends,
-               peaks[0] == peaks[1], found.measured_peak_bytes / found.predicted_peak_bytes - 1,
+    return Row(model, mode, found.verdict, len(found.measured.births()), found.has_equal_ends, peaks[0] == peaks[1],
+               found.measured_peak_bytes / found.predicted_peak_bytes - 1,
                [op for op, nbytes in found.temporaries.items() if nbytes > 0.01 * found.measured_peak_bytes],
                list_differences(found)[0] if found.verdict == DIFFERENT else "")
 
 
-def measure(count: int | None = None) -> Section:
-    """The oracle for docs/reliability.md: the first ``count`` models, or all of the list; of those that have rows
-    already, the rows are taken (delete `KEPT` to measure all again).
-    """
-    names = MODELS[:count]
-    rows = [Row(**json.loads(line)) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
-    done = {row.model for row in rows}
-    KEPT.parent.mkdir(exist_ok=True)
-
-    def told(row: Row) -> None:
-        rows.append(row)
-        print(f"{row.model} ({row.mode}): {row.verdict} {row.remark}", flush=True)
-        with KEPT.open("a") as file:
-            file.write(json.dumps(asdict(row)) + "\n")
-
-    compare_models([name for name in names if name not in done], lambda found: told(make_row(found)),
-                   lambda name, mode, error: told(Row(name, mode, remark=f"{type(error).__name__}: {error}"[:200])))
-    return make_section([row for row in rows if row.model in names])
+def measure(count: int | None = None) -> Found:
+    """The oracle for docs/reliability.md: the first ``count`` models, or all of the list."""
+    rows = []
+    for model, mode, found in compare_models(MODELS[:count]):
+        rows.append(make_row(model, mode, found))
+        print(f"{model} ({mode}): {rows[-1].verdict} {rows[-1].remark}", flush=True)
+    return make_section(rows)
 
 
-def make_section(rows: Sequence[Row]) -> Section:
-    """The section of the page."""
+def make_section(rows: Sequence[Row]) -> Found:
+    """The block of the page."""
     over = sorted(row.peak_over for row in rows if row.verdict != "failed" and not row.model.startswith("torch.nn:"))
     holders = Counter(op for row in rows for op in row.temporaries)
     most = ", ".join(f"`{operator}` ({times})" for operator, times in holders.most_common(8))
@@ -292,35 +255,18 @@ def make_section(rows: Sequence[Row]) -> Section:
     table = "\n".join([*(_sum_up(f"of {family}", [row for row in rows if row.model.startswith(family + ":")])
                          for family in families), _sum_up("in all", rows)])
     tried = {"models": len({row.model for row in rows}), "steps": len(rows), "births": sum(row.births for row in rows)}
-    return Section("storages", "An oracle on the CPU", f"""
-What is predicted of memory on a CPU is compared with what the CPU's own allocator does. {tried["models"]} models with
-random weights run two steps of inference and two of training (forward, loss, backward, AdamW, `zero_grad`) on small
-inputs, on one thread; `torch.profiler` lists every allocation and every release with its address, those inside
-operators too. No mode, hook or subclass is in between, and no code of this package: what it does not see, or holds too
-long, shows. `profile(..., device="cpu")` predicts the same steps before. Compared are all births and deaths of storages
-in order, each death with its own birth (*deaths in a row*: between two births storages die in another order, which
-nothing shows); bytes allocated at the end of each phase; and peaks.
-
+    lost = [f"`{row.model}` ({row.mode}): {CAUSES.get(row.model, 'cause not found')}; first difference: "
+            f"{row.remark or 'bytes at the ends of phases'}" for row in rows
+            if row.verdict not in (EQUAL, DEATHS) or not row.has_equal_ends or not row.has_equal_peaks]
+    return Found(tried, lost, f"""
 | models | steps | births | equal | but for deaths in a row | different | ends of phases equal | peaks equal |
 |---|---:|---:|---:|---:|---:|---:|---:|
 {table}
 
-What one operator allocates and releases itself is left out above, as are numbers that become tensors of up to 16 bytes
-(`x + 1`). The first are *temporaries* of the CPU's kernels. With them, the measured peak of a whole model (single
-layers of torch.nn left out) is above the predicted one by {over[len(over) // 2]:.2%} in the median,
-{over[len(over) * 9 // 10]:.1%} or less in nine of ten steps, and {over[-1]:.1%} at most. Operators whose temporaries
-are more than 1 % of a step's peak, and in how many steps: {most}.
-Those of convolutions and of recurrent layers are oneDNN's copies in blocked order, which it chooses by the processor;
-no rule here predicts them. A sample is among the tests (`tests/test_storages.py`);
-`python -m benchmarks.trust_storages NAME` shows what differs.
-""", tried, [_tell_loss(row) for row in rows
-             if row.verdict not in (EQUAL, DEATHS) or not row.has_equal_ends or not row.has_equal_peaks])
-
-
-def _tell_loss(row: Row) -> str:
-    """A step that did not hold, why, and where it differs first."""
-    remark = row.remark or "bytes at the ends of phases"
-    return f"`{row.model}` ({row.mode}): {CAUSES.get(row.model, 'cause not found')}; first difference: {remark}"
+With temporaries, the measured peak of a whole model (single layers of torch.nn left out) is above the predicted one by
+{over[len(over) // 2]:.2%} in the median, {over[len(over) * 9 // 10]:.1%} or less in nine of ten steps, and
+{over[-1]:.1%} at most. Operators whose temporaries are more than 1 % of a step's peak, and in how many steps: {most}.
+""")
 
 
 def _sum_up(label: str, rows: Sequence[Row]) -> str:
@@ -333,20 +279,12 @@ def _sum_up(label: str, rows: Sequence[Row]) -> str:
 def main(names: Sequence[str]) -> int:
     """Compare models by name, and print what differs."""
     different = 0
-
-    def told(found: Comparison) -> None:
-        nonlocal different
-        different += found.verdict == DIFFERENT
-        print(f"{found.model} ({found.mode}): {found.tell()}", flush=True)
-        if found.verdict == DIFFERENT:
-            print("".join(f"    {line}\n" for line in list_differences(found)), end="", flush=True)
-
-    def failed(name: str, mode: str, error: Exception) -> None:
-        nonlocal different
-        different += 1
-        print(f"{name} ({mode}): {type(error).__name__}: {error}", flush=True)
-
-    compare_models(names or MODELS, told, failed)
+    for name, mode, found in compare_models(names or MODELS):
+        different += isinstance(found, Exception) or found.verdict == DIFFERENT
+        print(f"{name} ({mode}): " + (f"{type(found).__name__}: {found}" if isinstance(found, Exception)
+                                      else found.tell()), flush=True)
+        if isinstance(found, Comparison) and found.verdict == DIFFERENT:
+            print(*(f"    {line}" for line in list_differences(found)), sep="\n", flush=True)
     return int(different > 0)
 
 

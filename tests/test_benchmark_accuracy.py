@@ -7,7 +7,6 @@ import pytest
 
 from analyzer.cuda.workspaces import convolution
 from benchmarks import accuracy_leave_one_out, page
-from benchmarks.accuracy_cause import find_cause
 from benchmarks.accuracy_forms import ALTERNATIVES, Errors, form_left_out, is_kept, section
 from benchmarks.accuracy_leave_one_out import (
     ALWAYS,
@@ -21,6 +20,7 @@ from benchmarks.accuracy_leave_one_out import (
     examine,
     middle,
 )
+from benchmarks.accuracy_memory import find_cause
 from benchmarks.cases import measured_cases
 
 SCRIPTS = Path(page.__file__).parent
@@ -45,9 +45,9 @@ def test_a_block_is_written_in_its_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "count"), [
-    ("accuracy", 13), ("flops", 6), ("performance", 10), ("overhead", 1), ("coverage", 4)])
+    ("accuracy", 13), ("flops", 6), ("performance", 10), ("overhead", 1), ("coverage", 4), ("reliability", 8)])
 def test_every_block_of_a_page_is_of_a_benchmark(name, count):
-    names = re.findall("<!-- ([a-z_]+(?: [a-z]+)?) -->", (page.DOCS / f"{name}.md").read_text())
+    names = re.findall("<!-- ([a-z_]+(?: [a-z-]+)?) -->", (page.DOCS / f"{name}.md").read_text())
     assert len(names) == len(set(names)) == count
     for block in names:
         assert (SCRIPTS / f"{block.split()[0]}.py").exists() and page.read_block(f"{name}.md", block)

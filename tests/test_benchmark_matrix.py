@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import matrix
 from benchmarks.matrix import Outcome
-from benchmarks.trust_versions import measure
 
 ROOT = Path(__file__).parents[1]
 REPORT = """<testsuites><testsuite tests="4">
@@ -37,9 +36,9 @@ def test_what_is_kept_of_a_pair_is_its_last_outcome(tmp_path: Path, monkeypatch:
         matrix.save_outcome(outcome)
     assert [(one.torch, one.python, one.passed) for one in matrix.load_outcomes()] == [
         ("2.9.1", "3.11", 0), ("2.13.0", "3.9", 0), ("2.13.0", "3.11", 7)]
-    section = measure()
-    assert section.tried == {"pairs of versions": 3, "tests": 8}
-    assert section.lost == ["torch 2.9.1, Python 3.11: `tests.a.b`",
+    found = matrix.measure()
+    assert found.tried == {"pairs of versions": 3, "tests": 8}
+    assert found.lost == ["torch 2.9.1, Python 3.11: `tests.a.b`",
                             "torch 2.13.0, Python 3.9: no Python 3.9 found"]
 
 

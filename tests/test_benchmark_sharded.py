@@ -1,9 +1,6 @@
 """Published steps of sharded models: that every row can be run as it says, and a small one is met."""
 from __future__ import annotations
 
-import multiprocessing.dummy
-from types import SimpleNamespace
-
 import pytest
 
 from benchmarks import accuracy_sharded
@@ -22,9 +19,7 @@ def test_a_published_step_is_met() -> None:
 
 def test_one_row_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     name = "mpt-125m-seq4096-8xa100_80gb-mb16-ga2-full_shard-acf-amp_bf16"
-    monkeypatch.setattr("sys.argv", ["accuracy_sharded", name])
-    monkeypatch.setattr(accuracy_sharded, "multiprocessing",
-                        SimpleNamespace(get_context=lambda kind: multiprocessing.dummy))
+    monkeypatch.setattr("sys.argv", ["accuracy_sharded", name, "--processes", "1"])
     monkeypatch.setattr(accuracy_sharded, "judge", lambda run: Judged("mpt", "a100", "bf16", 2.0, 2.1, 1.9, 2.3, None))
     assert accuracy_sharded.main() == 0
     assert name in capsys.readouterr().out

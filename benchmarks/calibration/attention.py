@@ -20,8 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from analyzer.hardware.kernel_time.attention import BACKWARD_PRODUCTS, KERNEL_CLOCKS, MMA, TCGEN05, WGMMA, predict
@@ -208,12 +207,6 @@ def fit_operators(without: str = "") -> dict[tuple[str, str], Fitted]:
             for key, start in OPERATORS.items()}
 
 
-def operator_errors() -> list[tuple[Sample, float, float]]:
-    """PyTorch's operators: the error with their model left out of the fit, and with all in it."""
-    return [(sample, error_of(sample, fit_operators(sample.model)[sample.kernel, sample.phase]),
-             error_of(sample, fit_operators()[sample.kernel, sample.phase])) for sample in read_operators()]
-
-
 def flatten(parts: Mapping[tuple[str, str], Fitted], generation: str) -> dict[str, float]:
     """Constants under the names of the file, at four digits."""
     return {f"{kernel}.{generation}.{phase}.{name}": float(f"{value:.4g}")
@@ -223,8 +216,9 @@ def flatten(parts: Mapping[tuple[str, str], Fitted], generation: str) -> dict[st
 def operators_measured() -> dict[tuple[str, str], Fitted]:
     """PyTorch's kernels on the H200: the spread is what their errors are with their model left out."""
     errors: dict[tuple[str, str], list[float]] = {}
-    for sample, error, _ in operator_errors():
-        errors.setdefault((sample.kernel, sample.phase), []).append(error)
+    for sample in read_operators():
+        key = sample.kernel, sample.phase
+        errors.setdefault(key, []).append(error_of(sample, fit_operators(sample.model)[key]))
     return {key: {**constants, "spread": spread_of(errors[key])} for key, constants in fit_operators().items()}
 
 
@@ -335,38 +329,5 @@ def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
             for (scheme, _), rows in judged_by_device().items() for sample, error, spread in rows]
 
 
-def summarize(errors: Sequence[float]) -> str:
-    """Median and ninth decile of the relative error."""
-    off = sorted(abs(math.exp(error) - 1) for error in errors)
-    return f"{len(off):6d} median {off[len(off) // 2]:6.1%} nine in ten {off[int(0.9 * len(off))]:6.1%}"
-
-
-def report(write: Callable[[str], object]) -> None:
-    """What the fits reach, by scheme, device, library and phase, and PyTorch's operators one by one."""
-    rows = list(judged())
-    for (scheme, name), found in judged_by_device().items():
-        write(f"{scheme:7s} {name:10s} {summarize([error for _, error, _ in found])}\n")
-    for scheme in ("fold", "device"):
-        equal = [row for (of, _), found in judged_by_device().items() if of == scheme for row in found]
-        write(f"{scheme:7s} every device alike {summarize([row[1] for row in equal])}, median spread "
-              f"{sorted(row[2] for row in equal)[len(equal) // 2]:.2f}\n")
-        chosen = [row for row in rows if row[1] == scheme]
-        held = sum(abs(error) <= math.log1p(width) for _, _, error, width in chosen) / len(chosen)
-        write(f"{scheme:7s} all {summarize([row[2] for row in chosen])} range holds {held:.0%}\n")
-        for part in sorted({(row[0].device.name, row[0].kernel, row[0].phase) for row in chosen}):
-            errors = [row[2] for row in chosen if (row[0].device.name, row[0].kernel, row[0].phase) == part]
-            write(f"   {' '.join(part):32s} {summarize(errors)}\n")
-    write("PyTorch's operators on an H200: microseconds, error with their model left out, with it\n")
-    for sample, left_out, inside in operator_errors():
-        write(f"   {sample.kernel:9s} {sample.phase:8s} {sample.model:9s} {sample.seconds * 1e6:7.1f} "
-              f"{math.expm1(left_out):+7.1%} {math.expm1(inside):+7.1%} {sample.size}\n")
-
-
-def main() -> None:
-    """Fit, write the constants, print what they reach."""
-    write_product()
-    report(sys.stdout.write)
-
-
 if __name__ == "__main__":
-    main()
+    write_product()

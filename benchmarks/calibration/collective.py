@@ -343,13 +343,6 @@ def main() -> None:
         rounded({**found.generic, **levels["generic"][""]}),
         {name: rounded(values) for name, values in architectures.items()},
         {name: rounded(values) for name, values in sorted(levels["devices"].items())})
-    for scheme in ("fold", "device"):
-        rows = [row for row in cross_validate() if row[2] == scheme]
-        errors = sorted(abs(row[4] / row[3] - 1) for row in rows)
-        inside = sum(1 / (1 + row[5]) <= row[3] / row[4] <= 1 + row[5] for row in rows) / len(rows)
-        print(f"{scheme}: {len(rows)} collectives, median error {errors[len(rows) // 2]:.1%}, nine in ten below "
-              f"{errors[9 * len(rows) // 10]:.1%}, range holds {inside:.1%}, median width "
-              f"{sorted(row[5] for row in rows)[len(rows) // 2]:.1%}")
 
 
 if __name__ == "__main__":

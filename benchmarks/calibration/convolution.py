@@ -103,14 +103,14 @@ def fit_device(rows: Sequence[Row]) -> tuple[Constants, Constants]:
     return {name: both[name] for name in BASE}, {name: both[name] for name in HARNESS_START}
 
 
-def fit_depthwise() -> tuple[Constants, float]:
-    """Constants of depthwise convolutions, and the largest error as a factor less 1."""
-    def errors(constants: Constants) -> list[float]:
+def fit_depthwise() -> Constants:
+    """Constants of depthwise convolutions."""
+    def error(constants: Constants) -> float:
         device = dataclasses.replace(RTX_2080_TI, calibration={"convolution": {**ALL, **constants}})
-        return [abs(math.log(seconds / call.time(device).seconds)) for call, seconds in read_depthwise_rows()]
+        return statistics.fmean(abs(math.log(seconds / call.time(device).seconds))
+                                for call, seconds in read_depthwise_rows())
 
-    constants = fit(DEPTHWISE_START, lambda c: statistics.fmean(errors(c)))
-    return constants, math.expm1(max(errors(constants)))
+    return fit(DEPTHWISE_START, error)
 
 
 def fit_generic(rows: Sequence[Row], harness: dict[str, Constants]) -> Constants:
@@ -218,30 +218,11 @@ def constants_without(model: str) -> Constants:
     return fit_tensor([row for row in read_step_rows() if row.group != model])
 
 
-def format_steps(predicted: Sequence[tuple[Row, float]]) -> str:
-    """A line for each measured step and direction: its convolutions' sum, measured and predicted, and their median."""
-    parts: dict[tuple[str, str, int, str], list[tuple[Row, float]]] = {}
-    for row, seconds in predicted:
-        call = row.calls[0]
-        way = "forward" if call.way == "forward" else "backward"
-        parts.setdefault((row.group, call.dtype, call.batch, way), []).append((row, seconds))
-    lines = []
-    for (model, dtype, batch, way), part in sorted(parts.items()):
-        measured = sum(row.seconds * row.repeats for row, _ in part)
-        total = sum(seconds * row.repeats for row, seconds in part)
-        median = statistics.median(abs(seconds / row.seconds - 1) for row, seconds in part)
-        lines.append(f"{model:18} {dtype:8} batch {batch:3} {way:8} {len(part):2} operators {measured * 1e3:6.2f} ms, "
-                     f"predicted {total * 1e3:6.2f} ({total / measured:.2f}), median of an operator {median:.1%}")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Fit, cross-validate and write."""
     rows, steps = read_fp32_rows(FOLDS), read_step_rows()
-    tensor, (depthwise, depthwise_error) = fit_tensor(steps), fit_depthwise()
-    left_out = left_out_models(steps)
-    tensor_errors = [abs(math.log(row.seconds / seconds)) for row, seconds in left_out]
-    tensor_spread = spread_of(tensor_errors)
+    tensor, depthwise = fit_tensor(steps), fit_depthwise()
+    tensor_spread = spread_of(abs(math.log(row.seconds / seconds)) for row, seconds in left_out_models(steps))
     judged = cross_validate()
     devices: dict[str, Constants] = {}
     architectures: dict[str, Constants] = {"Hopper": {"tensor_spread": tensor_spread}}
@@ -258,17 +239,6 @@ def main() -> None:
         {**fit_generic(rows, harness), **tensor, **depthwise, **ASSUMED, "spread": spread,
          "tensor_spread": round(1.5 * tensor_spread, 3), "depthwise_spread": DEPTHWISE_SPREAD},
         architectures, devices)
-    for scheme in ("fold", "device"):
-        for name in DEVICES.values():
-            errors = sorted(abs(c.predicted_seconds / c.measured_seconds - 1) for c in judged
-                            if (c.device, c.scheme) == (name, scheme))
-            print(f"{scheme:7} {name:16} {len(errors)} median {statistics.median(errors):.1%} "
-                  f"nine in ten {errors[len(errors) * 9 // 10]:.1%}")
-    print(f"depthwise, the worst of {len(read_depthwise_rows())}: {depthwise_error:.1%}")
-    print(f"tensor cores, a model left out: median {math.expm1(statistics.median(tensor_errors)):.1%}, nine in ten "
-          f"{tensor_spread:.1%}")
-    print(format_steps(left_out))
-
 
 if __name__ == "__main__":
     main()

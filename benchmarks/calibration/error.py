@@ -99,9 +99,6 @@ def find_shares(residuals: Iterable[Residual]) -> dict[str, Share]:
 
 def main() -> None:
     shares = find_shares(read_residuals())
-    for family, found in shares.items():
-        print(f"{family:15} {found.kernels:6} kernels in {found.groups:4} groups: in common {found.common:.3f}, "
-              f"own {found.own:.3f}, share {found.share:.2f}")
     note = "; ".join(f"{family} {found.share:.2f}" for family, found in shares.items())
     write_constants("error", {
         "data": "the kernels of benchmarks/truth/kernels, as benchmarks/calibration predicts them with their device "

@@ -170,6 +170,8 @@ def fit_levels(units: Mapping[Unit, list[Case]], kind: str, clocks: Mapping[str,
 
 
 Judged = tuple[str, str, str, float, float, float, float]
+
+
 class Residual(NamedTuple):
     """A case, its scheme ("fold" or "device"), and what was predicted of it."""
 
@@ -251,23 +253,11 @@ def _rounded(kind: str, values: Values, place: str, spread: Mapping[tuple[str, s
         f"{kind}.{bound}_spread": spread[kind, place, bound] for bound in BOUNDS[:3]}
 
 
-def _print_errors(found: Iterable[Residual]) -> None:
-    errors: dict[tuple[str, str, str], list[float]] = {}
-    for residual in found:
-        error = abs(residual.seconds / residual.case.seconds - 1)
-        for device in (residual.case.device, "all"):
-            errors.setdefault((residual.case.family, residual.scheme, device), []).append(error)
-    for key, some in sorted(errors.items()):
-        ordered = sorted(some)
-        print(*key, len(some), *(f"{ordered[int(part * len(ordered))]:.3f}" for part in (0.5, 0.9)))
-
-
 def main() -> None:
-    """Fit everything, print the median and nine in ten of the cross-validated errors, and write them."""
+    """Fit everything, and write it."""
     units = units_of(all_cases())
     clocks = own_clocks(units)
     found = residuals(units, clocks)
-    _print_errors(found)
     spread = spreads(found)
     table: dict[str, dict[str, Values]] = {"architectures": {}, "devices": {}}
     generic: Values = dict(_SHARED)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NamedTuple
@@ -102,16 +101,10 @@ def width_of(errors: Iterable[float]) -> float:
     return math.expm1(ordered[int(0.9 * len(ordered))])
 
 
-def own_width(name: str) -> float:
-    """The width of a device's float32 operators by folds."""
+def rows_width(scheme: str, chooses: Callable[[str], bool]) -> float:
+    """The width of the float32 operators of some devices, in a scheme."""
     return width_of(math.log(j.predicted / j.row.seconds) for j in judge_rows()
-                    if j.scheme == "fold" and j.row.device.name == name)
-
-
-def spread_of_scheme(scheme: str, without: str) -> float:
-    """The width of the float32 operators of other devices."""
-    return width_of(math.log(j.predicted / j.row.seconds) for j in judge_rows()
-                    if j.scheme == scheme and j.row.device.name != without)
+                    if j.scheme == scheme and chooses(j.row.device.name))
 
 
 def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
@@ -122,7 +115,7 @@ def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
         roofline = roofline_seconds(row.rows * row.columns, row.nbytes, "float32", row.device, False)
         assert roofline is not None
         found.append(("fp32 operator", row.device.name, j.scheme, row.seconds, j.predicted,
-                      spread_of_scheme(j.scheme, row.device.name), roofline))
+                      rows_width(j.scheme, row.device.name.__ne__), roofline))
     return found
 
 
@@ -140,12 +133,13 @@ def write_product() -> None:
     generic = dict(rows_constants())
     errors = judge_operators()
     width = width_of(error for _, error, waits in errors if not waits)
-    generic["spread"] = max(width, spread_of_scheme("device", ""))
+    generic["spread"] = max(width, rows_width("device", bool))
     generic["latency_spread"] = max(width_of(error for _, error, waits in errors if waits), generic["spread"])
     steps = {**steps_constants(), "spread": width}
     devices = {name: rounded(device_constants(name), [fraction_name(find_device(name))]) for name in names_of_devices()}
     for name in devices:
-        devices[name]["spread"] = float(f"{max(own_width(name), LEAST_SPREAD):.4g}")
+        width_here = rows_width("fold", name.__eq__)
+        devices[name]["spread"] = float(f"{max(width_here, LEAST_SPREAD):.4g}")
     devices["h200"] = rounded(steps, ["hbm_fraction", "spread"])
     architectures = {name: rounded(constants) for name, constants in architecture_fractions().items()}
     for name in sorted({row.device.name for row in read_sums()}):
@@ -166,36 +160,5 @@ def sums_floor(name: str) -> float:
     return float(f"{statistics.mean(r.seconds for r in read_sums() if r.device.name == name and r.nbytes < 2**19):.4g}")
 
 
-def summarize(errors: Iterable[float]) -> str:
-    """Median and ninth decile of the relative error."""
-    off = sorted(abs(math.expm1(error)) for error in errors)
-    return f"{len(off):6d} rows, median {off[len(off) // 2]:6.1%}, nine in ten {off[int(0.9 * len(off))]:6.1%}"
-
-
-def report(write: Callable[[str], object]) -> None:
-    """What the fits reach: float32 operators by scheme and device, the steps' operators by name."""
-    for scheme in ("fold", "device"):
-        chosen = [j for j in judge_rows() if j.scheme == scheme]
-        write(f"float32 operators, {scheme}: {summarize(math.log(j.predicted / j.row.seconds) for j in chosen)}\n")
-        for name in names_of_devices():
-            write(f"   {name:16s} " + summarize(math.log(j.predicted / j.row.seconds) for j in chosen
-                                                if j.row.device.name == name) + "\n")
-    errors = judge_operators()
-    write(f"operators of steps, their model left out: {summarize(error for _, error, _ in errors)}\n")
-    for op in sorted({operator.op for operator, _, _ in errors},
-                     key=lambda op: -sum(operator.seconds for operator, _, _ in errors if operator.op == op)):
-        rows = [(operator, error) for operator, error, _ in errors if operator.op == op]
-        measured = sum(operator.seconds for operator, _ in rows)
-        predicted = sum(operator.seconds * math.exp(error) for operator, error in rows)
-        write(f"   {op:38s} {measured * 1e3:8.2f} ms measured, {predicted * 1e3:8.2f} predicted, "
-              f"{summarize(error for _, error in rows)}\n")
-
-
-def main() -> None:
-    """Fit, write the constants, print what they reach."""
-    write_product()
-    report(sys.stdout.write)
-
-
 if __name__ == "__main__":
-    main()
+    write_product()

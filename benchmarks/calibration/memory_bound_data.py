@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from analyzer.hardware import DeviceSpec, find_device
 from benchmarks import truth_table
+from benchmarks.page import keep
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -106,20 +107,15 @@ def seen_shapes(op: str, text: str) -> Shapes:
 def step_signatures(case: Any) -> Counter[Any]:
     """Signatures of the last step of a case on an H200 and how often each is called."""
     from analyzer import profile
-    from analyzer.profilers.annotation import Annotation
     from benchmarks.cases import build
 
-    counts: Counter[Any] = Counter()
-
-    def count(log: Any) -> Annotation:
-        for step, call, _, number in log.tallies():
-            if step == log.steps - 1:
-                counts[call.signature] += number
-        return Annotation()
-
+    counts, logs = Counter[Any](), list[Any]()
     model, args, kwargs = build(case)
     profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast, device="h200",
-            profilers={"count": count})
+            profilers={"count": keep(logs)})
+    for step, call, _, number in logs[-1].tallies():
+        if step == logs[-1].steps - 1:
+            counts[call.signature] += number
     return counts
 
 

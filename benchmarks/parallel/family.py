@@ -2,13 +2,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from torch import nn
+from typing import Any
 
 from analyzer import ProfileOptions, profile
 from analyzer.memory.allocator_options import AllocatorOptions
@@ -17,26 +15,15 @@ from analyzer.parallel import world
 Settings = dict[str, Any]
 
 
-class Job(Protocol):
-    """One rank of a row."""
-
-    def build(self) -> nn.Module:
-        """The rank's modules, wrapped; what trains them is made here too."""
-
-    def step(self, *_: Any) -> None:
-        """A whole training step."""
-
-
 @dataclass(frozen=True)
 class Family:
-    """Rows that one file rebuilds."""
+    """Rows that one file rebuilds: its ``prepare`` makes a job of a row, one rank with ``build`` and ``step``."""
 
     name: str
+    module: str
     package: str                                     #: what is imported, of the extra
-    prepare: Callable[[Settings], Job]
     peak: str                                        #: allocated or reserved
     last_rank: bool = False
-    context: Callable[[Settings], AbstractContextManager[Any]] = lambda row: nullcontext()
 
 
 @dataclass(frozen=True)
@@ -58,33 +45,11 @@ class Prediction:
         return self.allocated if self.figure == "allocated" else self.reserved
 
 
-def _megatron(row: Settings) -> Job:
-    from benchmarks.parallel import megatron
-    return megatron.Job(row)
-
-
-def _environment(row: Settings) -> AbstractContextManager[Any]:
-    from benchmarks.parallel import megatron
-    return megatron.environment(row)
-
-
-def _torchtitan(row: Settings) -> Job:
-    from benchmarks.parallel import torchtitan
-    return torchtitan.prepare(row)
-
-
-def _transformers(row: Settings) -> Job:
-    from benchmarks.parallel import transformers_lora
-    return transformers_lora.prepare(row)
-
-
 FAMILIES = {
-    "NVIDIA/Megatron-LM": Family("megatron", "megatron", _megatron, "allocated", last_rank=True,
-                                 context=_environment),
-    "pytorch/torchtitan": Family("torchtitan", "torchtitan", _torchtitan, "reserved"),
-    "pytorch/ao": Family("torchao", "torchtitan", _torchtitan, "reserved"),
-    "foundation-model-stack/fms-acceleration": Family("fms", "transformers", _transformers, "allocated"),
-}
+    "NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
+    "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
+    "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
+    "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated")}
 
 DEVICES = {"A100": "a100_80gb", "H100": "h100_sxm", "H200": "h200", "GB200": "gb200", "B200": "b200",
            "MI300X": "mi300x"}
@@ -110,8 +75,10 @@ def predict(row: Settings) -> Prediction:
     expandable = "expandable_segments:True" in str(row["training"].get("allocator")) and device_of(row) != "mi300x"
     options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False)
     began = time.perf_counter()
-    with family.context(row), world(size, rank, row["hardware"]["gpus_per_node"]):
-        job = family.prepare(row)
+    module = importlib.import_module(f"benchmarks.parallel.{family.module}")
+    context = getattr(module, "environment", nullcontext)(row)
+    with context, world(size, rank, row["hardware"]["gpus_per_node"]):
+        job = module.prepare(row)
         p = profile(job.build, step=lambda model, optimizer: job.step(), device=device_of(row), options=options)
     gc.collect()
     allocated, reserved = p.peak_allocated_bytes, p.peak_reserved_bytes

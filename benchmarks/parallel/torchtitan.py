@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from benchmarks.parallel.absent_kernel import triton_stand_in
 
 Settings = dict[str, Any]
 
@@ -171,6 +174,52 @@ def shard_with_one_root(model: Any, mesh: Any, param_dtype: torch.dtype, reduce_
         reshard = always or reshard_after_forward_policy == "default" and not pp_enabled and int(name) < last
         fully_shard(block, **options, reshard_after_forward=reshard)
     fully_shard(model, **options, reshard_after_forward=not pp_enabled)
+
+
+# what looks for Triton when it is imported, and must see that there is none
+_BEFORE = ("torch._functorch.partitioners", "torch._inductor.codecache", "torch._inductor.compile_fx",
+           "torch.nn.attention.flex_attention", "torch.distributed.tensor")
+
+
+class _Anything:
+    """Takes every call, attribute and index."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else _Anything()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+    def __getitem__(self, key: Any) -> Any:
+        return _Anything()
+
+
+class _Module(types.ModuleType):
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+
+@contextmanager
+def triton_stand_in() -> Iterator[None]:
+    """A block in which ``import triton`` works, whose kernels these runs do not call; one that is installed is left."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    for name in _BEFORE:
+        importlib.import_module(name)
+    names = ("triton", "triton.language")
+    sys.modules.update({name: _Module(name) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 def prepare(row: Settings) -> Job:

@@ -81,6 +81,4 @@ class Job:
         self.optimizer.zero_grad()
 
 
-def prepare(row: Settings) -> Job:
-    """A job."""
-    return Job(row)
+prepare = Job
