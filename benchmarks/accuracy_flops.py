@@ -1,17 +1,14 @@
 """How right the FLOP counts are; prints its tables and writes them into docs/flops.md.
 
-    python -m benchmarks.accuracy_flops [MODEL ...] [--calls N] [--packages FOLDER]
+    python -m benchmarks.accuracy_flops [MODEL ...] [--calls N]
 
-``--packages`` is a folder with deepspeed, fvcore and calflops (``pip install --no-deps --target FOLDER ...``), where
-they are not installed: what is missing is skipped, and the table says so. With models named, only those run and nothing
-is written.
+With models named, only those run and nothing is written.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
 import datetime
-import importlib
 import io
 import logging
 import os
@@ -20,7 +17,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,7 +34,7 @@ define_torchvision_ops()
 from benchmarks.flop_models import CASES, Case  # noqa: E402
 from benchmarks.flop_reference import Comparison, count_meta_run, count_real_run  # noqa: E402
 from benchmarks.flop_zero_check import sweep  # noqa: E402
-from benchmarks.page import in_fork, markdown, percent, publish  # noqa: E402
+from benchmarks.page import markdown, percent, publish  # noqa: E402
 
 Rows = list[list[Any]]
 CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -94,9 +90,6 @@ def list_differences(found: list[Comparison]) -> str:
                  [[op, calls, theirs, ours, reason] for (op, reason), (calls, theirs, ours) in sorted(sums.items())])
 
 
-# ---- against other packages
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     logging.disable(logging.WARNING)
@@ -107,94 +100,9 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def run_deepspeed(model: nn.Module, args: Any, kwargs: Any) -> int:
-    profiler = importlib.import_module("deepspeed.profiling.flops_profiler").FlopsProfiler(model)
-    profiler.start_profile()
-    with torch.no_grad():
-        model(*args, **kwargs)
-    flops = profiler.get_total_flops()
-    profiler.end_profile()
-    return int(flops)
-
-
-def run_fvcore(model: nn.Module, args: Any, kwargs: Any) -> int:
-    with torch.no_grad():
-        analysis = importlib.import_module("fvcore.nn").FlopCountAnalysis(model, (*args, *kwargs.values()))
-        return int(analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total())
-
-
-def run_calflops(model: nn.Module, args: Any, kwargs: Any) -> int:
-    calculate = importlib.import_module("calflops").calculate_flops
-    given = {"kwargs": kwargs} if kwargs else {"args": list(args)}
-    return int(calculate(model, **given, print_results=False, output_as_string=False, include_backPropagation=False)[0])
-
-
-PACKAGES: dict[str, tuple[str, Callable[..., int]]] = {
-    "deepspeed": ("deepspeed", run_deepspeed), "fvcore": ("fvcore", run_fvcore), "calflops": ("deepspeed", run_calflops)
-}
-
-
 def count_forward(build: Callable[[], nn.Module], args: Any, kwargs: Any, convention: str) -> Any:
     return profile(lambda: build().eval(), args=args, kwargs=kwargs, mode="infer", reuse=False,
                    profilers={"flops": make_flops_profiler(convention)})
-
-
-# Why a package prints something else than the convention that is named for it.
-FAST_PATH = ("there MultiheadAttention takes its fast path, one call that it does not see; here the claimed GPU runs "
-             "the linear layers and attention")
-ROUNDED = "there einsum's FLOPs are the four digits that numpy.einsum_path prints"
-RESIZED = "there resizing by a scale counts all channels though the size is computed first (recompute_scale_factor)"
-BIAS = "there torch.addmm counts the elements of its bias once; here it is a linear layer's, which counts none"
-METHOD = "there torch.baddbmm is seen and the method Tensor.baddbmm, used here, is not"
-BROADCAST = "there a product of a matrix and a batch of matrices counts one matrix"
-NO_ATTENTION = "there scaled_dot_product_attention, mm, bmm and the operator @ are not seen"
-WHY = {
-    **{(package, "vit_b_16"): FAST_PATH for package in PACKAGES},
-    **{(package, "maxvit_t"): ROUNDED for package in PACKAGES}, ("deepspeed", "retinanet_resnet50_fpn"): RESIZED,
-    ("deepspeed", "gpt2"): BIAS, ("deepspeed", "bloom"): METHOD, ("deepspeed", "mamba"): BROADCAST}
-
-
-def run_apart(run: Callable[..., int], case: Case) -> int | str:
-    """Run a package on a model in a process of its own (some leave torch changed behind); its count, or the error's
-    name.
-    """
-    def work() -> int | str:
-        torch.manual_seed(0)
-        args, kwargs = case.make_inputs()
-        try:
-            with quiet():
-                return run(case.build().eval(), args, kwargs)
-        except BaseException as error:
-            return type(error).__name__
-
-    try:
-        return in_fork(work)
-    except RuntimeError:
-        return "crash"
-
-
-def compare_packages(cases: dict[str, Case]) -> str:
-    """One row a model and package: what it prints for the forward pass, and what the convention gives."""
-    rows: Rows = []
-    for name, (convention, run) in PACKAGES.items():
-        try:
-            with quiet():
-                importlib.import_module(name)
-        except Exception as error:  # not installed, or not for this Python
-            rows.append([name, f"skipped: {type(error).__name__}: {error}"[:120], "", "", ""])
-            continue
-        for case in cases.values():
-            theirs = run_apart(run, case)
-            if isinstance(theirs, str):
-                rows.append([name, case.name, "", "", f"it does not run it: {theirs}"])
-                continue
-            torch.manual_seed(0)
-            args, kwargs = case.make_inputs()
-            ours = count_forward(case.build, args, kwargs, convention).fwd_flops
-            reason = WHY.get((name, case.name), NO_ATTENTION if name == "calflops" else "?")
-            rows.append([name, case.name, theirs, ours, "equal" if ours == theirs
-                         else f"{ours / theirs - 1:+.2%}: {reason}" if theirs else reason])
-    return table(["package", "model", "FLOPs it prints", "FLOPs under its convention", "difference"], rows)
 
 
 def check_published() -> str:
@@ -249,11 +157,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(CASES)}; default all")
     parser.add_argument("--calls", type=int, default=20_000, help="calls of zero operators to look at (default 20000)")
-    parser.add_argument("--packages", type=Path, help="a folder to import other packages from, after what is installed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if arguments.packages:
-        sys.path.append(str(arguments.packages))
     unknown = [m for m in arguments.models if m not in CASES]
     if unknown:
         parser.error(f"no model {unknown[0]!r}; the models are {', '.join(CASES)}")
@@ -270,7 +175,7 @@ def main() -> int:
             f"without a formula: {uncounted or 'none'}.")
     blocks = {
         "counter": f"{told}\n\n{models}", "differences": list_differences(found), "deepspeed": check_published(),
-        "packages": compare_packages(cases), "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
+        "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
     publish("flops.md", {f"accuracy_flops {name}": text for name, text in blocks.items()}, not arguments.models)
     for line in unexplained:
         print("UNEXPLAINED", line)

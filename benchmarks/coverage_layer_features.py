@@ -513,7 +513,7 @@ def _float8_product(self: Any, x: torch.Tensor) -> torch.Tensor:
     y = self.wide(self.linear(x))
     scale = torch.ones((), device=x.device)
     with torch.no_grad():
-        weight = self.weight.t()  # type: ignore[operator]
+        weight = self.weight.t()
         product = torch._scaled_mm(y.to(torch.float8_e4m3fn), weight, scale_a=scale, scale_b=scale,
                                    out_dtype=torch.bfloat16)
     return product.float() + y

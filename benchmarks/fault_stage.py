@@ -20,8 +20,6 @@ from torch import nn
 
 from analyzer import MetaTensorMode, Profile, ProfileOptions, fits, profile, symbolic_profile, symbolic_trace
 
-from .fault_place import user_code
-
 Owned = dict[str, Any]
 
 
@@ -43,12 +41,10 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        user_code("forward of a Function")
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        user_code("backward of a Function")
         return grad * 2
 
 
@@ -73,7 +69,6 @@ class Stack(nn.Module):
         self.head = nn.Linear(8, 4, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:
-        user_code("forward")
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -97,16 +92,15 @@ class Hooked(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.cache: list[Any] = []
         self.settings, self.calls = Settings(), 0
-        self.first.register_forward_pre_hook(lambda *_: user_code("forward pre-hook"))
-        self.norm.register_forward_hook(lambda *_: user_code("forward hook"))
-        self.second.register_full_backward_hook(lambda *_: user_code("backward hook"))
-        self.second.weight.register_hook(lambda _: user_code("hook of a parameter"))
-        self.first.weight.register_post_accumulate_grad_hook(lambda _: user_code("post-accumulate hook"))
+        self.first.register_forward_pre_hook(lambda *_: None)
+        self.norm.register_forward_hook(lambda *_: None)
+        self.second.register_full_backward_hook(lambda *_: None)
+        self.second.weight.register_hook(lambda _: None)
+        self.first.weight.register_post_accumulate_grad_hook(lambda _: None)
         for parameter in self.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
 
     def forward(self, x: torch.Tensor) -> Any:
-        user_code("forward")
         self.calls += 1
         self.count += 1
         self.cache.append(x)
@@ -116,13 +110,11 @@ class Hooked(nn.Module):
         x = self.second(doubled) * self.settings.scale
         with torch.autocast("cpu", dtype=torch.bfloat16):
             x = torch.utils.checkpoint.checkpoint(self.tied, x + torch.rand_like(x), use_reentrant=False).float()
-        user_code("end of forward")
         return x
 
 
 def square(output: torch.Tensor) -> torch.Tensor:
     """A user's loss."""
-    user_code("loss")
     return output.float().square().mean()
 
 
@@ -130,22 +122,17 @@ class Slow(torch.optim.SGD):
     """A user's optimizer."""
 
     def step(self, closure: Any = None) -> Any:
-        user_code("optimizer step")
-        result = super().step(closure)
-        user_code("end of an optimizer step")
-        return result
+        return super().step(closure)
 
 
 def make_slow(parameters: Any) -> Slow:
     """A user's factory of optimizers."""
-    user_code("optimizer factory")
     return Slow(parameters, lr=0.1, momentum=0.9)
 
 
 def own_step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
     """A user's step."""
     for part in x.split(2):
-        user_code("step")
         model(part).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -153,14 +140,12 @@ def own_step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
 
 def build() -> Stack:
     """A user's factory."""
-    user_code("factory")
     return Stack()
 
 
 def tell(found: Profile) -> str:
     """Every field of a profile but times that were measured."""
-    text = found.to_json()
-    return re.sub(r'"(object_id|id)": \d+', "", text)
+    return re.sub(r'"(object_id|id)": \d+', "", found.to_json())
 
 
 def _with(model: Callable[[], nn.Module]) -> Callable[[Path], Owned]:
@@ -174,10 +159,6 @@ def _profile(owned: Owned, folder: Path, **settings: Any) -> str:
     return tell(profile(owned["model"], (owned["x"],), **settings))
 
 
-def _profile_factory(owned: Owned, folder: Path) -> str:
-    return tell(profile(build, (owned["x"],), mode="infer", device="a100"))
-
-
 def _mode(owned: Owned, folder: Path) -> str:
     with MetaTensorMode() as mode:
         x = torch.rand(64, 8, device="cuda", requires_grad=True)
@@ -188,11 +169,6 @@ def _mode(owned: Owned, folder: Path) -> str:
         with MetaTensorMode():
             torch.cuda.synchronize()
         return f"{x.grad is not None} {loss.device} {torch.cuda.max_memory_allocated()} {len(mode.state.assumptions)}"
-
-
-def _trace(owned: Owned, folder: Path) -> str:
-    gm = symbolic_trace(owned["model"], meta_args={"x": owned["x"]})
-    return str(gm.graph)
 
 
 def _symbolic_profile(owned: Owned, folder: Path) -> str:
@@ -210,8 +186,7 @@ def _graph_made(folder: Path) -> Owned:
 def _solve(owned: Owned, folder: Path) -> str:
     from analyzer.tools.solver import solve
 
-    plan = solve(owned["gm"], 0.8, args=(owned["x"],))
-    return f"{plan}"
+    return str(solve(owned["gm"], 0.8, args=(owned["x"],)))
 
 
 def _measure(owned: Owned, folder: Path) -> str:
@@ -222,7 +197,6 @@ def _measure(owned: Owned, folder: Path) -> str:
 
 
 def _distribute() -> nn.Module:
-    user_code("factory")
     return nn.parallel.DistributedDataParallel(Stack(2).cuda())
 
 
@@ -266,22 +240,16 @@ def _sweep(owned: Owned, folder: Path) -> str:
     return "".join(str({k: v for k, v in row.items() if k != "profile_seconds"}) for row in result.rows)
 
 
-def _fits(owned: Owned, folder: Path) -> str:
-    return str(fits(owned["model"], (owned["x"],), devices=["t4"], mode="infer"))
-
-
 _SCRIPT = """
 import random, sys
 import torch
 from torch import nn
 from benchmarks.fault_stage import Stack
-from benchmarks.fault_place import user_code
 
 model = Stack(2).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(16, 8)), batch_size=4, shuffle=True)
 for (x,) in loader:
-    user_code("script")
     loss = model(x.cuda()).square().mean()
     loss.backward()
     optimizer.step()
@@ -334,16 +302,20 @@ def _command(owned: Owned, folder: Path) -> str:
     return f"{codes}{text.getvalue()}{said.getvalue() if any(codes) else ''}"
 
 
-_train = partial(_profile, optimizer="adamw", device="h200")
-STAGES = [
-    Stage("profile", _with(Stack), _train),
+def _factory(folder: Path) -> Owned:
+    return {"model": build, "x": torch.ones(4, 8)}
+
+
+STAGES = {stage.name: stage for stage in (
+    Stage("profile", _with(Stack), partial(_profile, optimizer="adamw", device="h200")),
     Stage("profile, hooks", _with(Hooked), partial(
         _profile, optimizer=make_slow, loss_fn=square, autocast=torch.bfloat16, device="h200")),
     Stage("profile, own step", _with(Stack), partial(_profile, optimizer="sgd", step=own_step, reuse=False)),
     Stage("profile, inference", _with(Hooked), partial(_profile, mode="infer", eval=True)),
-    Stage("profile, factory", lambda folder: {"x": torch.ones(4, 8)}, _profile_factory),
+    Stage("profile, factory", _factory, partial(_profile, mode="infer", device="a100")),
     Stage("mode", lambda folder: {}, _mode),
-    Stage("symbolic_trace", _with(Hooked), _trace),
+    Stage("symbolic_trace", _with(Hooked),
+          lambda owned, folder: str(symbolic_trace(owned["model"], meta_args={"x": owned["x"]}).graph)),
     Stage("symbolic_profile", _with(Stack), _symbolic_profile),
     Stage("measure", _with(Stack), _measure, changes="_version"),
     Stage("measure, hooks", _with(Hooked), _measure, changes="_version|'(last|calls|cache)'"),
@@ -351,8 +323,8 @@ STAGES = [
     Stage("ranks", lambda folder: {"x": torch.ones(4, 8)}, _ranks, tells=True),
     Stage("generation", _generate_made, _generate),
     Stage("sweep", lambda folder: {}, _sweep, tells=True),
-    Stage("fits", _with(Stack), _fits),
+    Stage("fits", _with(Stack),
+          lambda owned, folder: str(fits(owned["model"], (owned["x"],), devices=["t4"], mode="infer"))),
     Stage("dryrun", _dryrun_made, _dryrun, changes="^random", tells=True),
     Stage("export", _kept, _export, _FILES[:5]),
-    Stage("command", _kept, _command, _FILES[5:], tells=True),
-]
+    Stage("command", _kept, _command, _FILES[5:], tells=True))}

@@ -1,8 +1,12 @@
-"""One fault after the other in a stage, each in a process that none has harmed yet, and what was changed by it."""
+"""A run is stopped at a line of Python, the n-th time that it is reached, or by a full disk: one fault after the
+other in a stage, each in a process that none has harmed yet, and what was changed by it.
+"""
 from __future__ import annotations
 
 import contextlib
+import dis
 import errno
+import functools
 import gc
 import io
 import json
@@ -16,112 +20,185 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from analyzer.meta.dispatch import mode as dispatch_mode
+import analyzer
 
 from .fault_fingerprint import Functions, list_changed, read_owned, read_process
-from .fault_place import (
-    OWN_ERRORS,
-    Fault,
-    Place,
-    Reached,
-    choose_places,
-    interrupt,
-    list_lines,
-    of_package,
-    of_python,
-    raise_error,
-    traced,
-    user_code,
-)
 from .fault_stage import Stage
+from .fault_stage import __file__ as OWN_CODE
 
-KINDS = ("interrupt", "memory", "operator", "own code", "disk")
+PACKAGE = os.path.dirname(os.path.abspath(analyzer.__file__)) + os.sep
+KINDS = ("interrupt", "memory", "disk")
 _TOLD = re.compile("struck|could not be written|[Ii]nterrupt|Error")  # what an answer says that tells of a fault
 _WHOLE_EVERY = 20  # faults between two looks at all of torch's functions
 
 
+class Place(NamedTuple):
+    """A line, and how often it is to be reached first."""
+
+    file: str
+    function: str
+    first_line: int
+    line: int
+    times: int
+
+    def __str__(self) -> str:
+        name = self.file.removeprefix(PACKAGE).rpartition("site-packages/")[2]
+        return f"{name}:{self.line} ({self.function}), time {self.times}"
+
+
+Reached = Counter[tuple[str, str, int, int]]
+"""How often lines were reached: file, function, its first line, line."""
+
+
+def of_package(file: str) -> bool:
+    """Whether a file is one of this package's, or of a user's own code."""
+    return file.startswith(PACKAGE) or file == OWN_CODE
+
+
+def of_python(file: str) -> bool:
+    """Whether a file is one that a fault may be in, of any package: not the machinery that imports or injects."""
+    return not file.startswith("<frozen") and (file == OWN_CODE or not file.startswith(os.path.dirname(OWN_CODE)))
+
+
+def list_lines(run: Callable[[], Any], is_wanted: Callable[[str], bool], fails: bool = False) -> Reached:
+    """How often each line of the files that are wanted is reached in a run, in this thread; of lines in a function that
+    ``fails``, only those that could.
+    """
+    reached: Reached = Counter()
+
+    def start(frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if not is_wanted(code.co_filename):
+            return None
+        first = (code.co_filename, code.co_name, code.co_firstlineno)
+        able = _able_to_fail(code) if fails else None
+
+        def line(frame: FrameType, event: str, arg: Any) -> Any:
+            if event == "line" and (able is None or frame.f_lineno in able) and not _does_nothing(frame):
+                reached[(*first, frame.f_lineno)] += 1
+            return line
+
+        return line
+
+    with traced(start):
+        run()
+    return reached
+
+
+def _does_nothing(frame: FrameType) -> bool:
+    """Whether a frame's next step is a NOP, which ``try:`` compiles to. No signal's handler is called there and nothing
+    fails, so that CPython lets it be outside of the ``with`` block that it is in: its ``__exit__`` would not be called
+    (``BEFORE_WITH`` and the exception table in the output of `dis`).
+    """
+    return frame.f_lasti in _list_nops(frame.f_code)
+
+
+@functools.cache
+def _list_nops(code: CodeType) -> frozenset[int]:
+    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname == "NOP")
+
+
+@functools.cache
+def _able_to_fail(code: CodeType) -> frozenset[int]:
+    """The lines of a function on which more is done than to move, compare and return what there is."""
+    found, line = set(), 0
+    for step in dis.get_instructions(code):
+        line = step.starts_line or line
+        if step.opname.startswith(("CALL", "BINARY", "BUILD", "LIST", "DICT", "SET", "FORMAT", "IMPORT", "MAKE")):
+            found.add(line)
+    return frozenset(found)
+
+
+def choose_places(reached: Reached, number: int, seed: str) -> list[Place]:
+    """So many of them, every line once before any is chosen a second time, at its first, last and middle times."""
+    draw = random.Random(seed)
+    lines = sorted(reached)
+    draw.shuffle(lines)
+    picks: list[Callable[[int], int]] = [lambda n: 1, lambda n: n, lambda n: (n + 1) // 2, lambda n: draw.randint(1, n)]
+    return list(dict.fromkeys(Place(*line, pick(reached[line])) for pick in picks for line in lines))[:number]
+
+
+@contextmanager
+def traced(tracer: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    """Let ``tracer`` see each call in this thread."""
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 class Trial(NamedTuple):
-    """One fault: its kind, what tells it from others, and the run with it."""
+    """One fault: its kind, what tells it from others, and the block in which it strikes: a list that is filled then."""
 
     kind: str
     where: str
-    run: Callable[[Callable[[], str]], str]
-    is_struck: Callable[[], bool]
-    must_surface: type[BaseException] | None = None  #: what the run must end with, once struck
-
-
-class Outcome(NamedTuple):
-    """What came of a trial: a word, and what did not hold."""
-
-    word: str
-    lost: list[str]
+    fault: Callable[[], AbstractContextManager[list[Any]]]
 
 
 def list_trials(stage: Stage, run: Callable[[], str], counts: dict[str, int]) -> list[Trial]:
     """The faults to try in a stage, so many of each kind."""
     trials: list[Trial] = []
-    reached = list_lines(run, of_python) if counts.get("interrupt") else Reached()
-    for place in choose_places(reached, counts.get("interrupt", 0), stage.name):
-        trials.append(at_place("interrupt", place, interrupt, KeyboardInterrupt))
-    lines = list_lines(run, of_package, fails=True)
-    for place in choose_places(lines, counts.get("memory", 0), stage.name):
-        trials.append(at_place("memory", place, raise_error(MemoryError), spares_cleanup=True))
-    first = min((key for key in lines if key[0] == dispatch_mode.__file__ and key[1] == "_execute"), default=None)
-    if first is not None:
-        for i in spread(lines[first], counts.get("operator", 0)):
-            trials.append(at_place("operator", Place(*first, i), raise_error(MemoryError), spares_cleanup=True))
-    user_code.reset()
-    run()
-    for i in spread(user_code.calls, counts.get("own code", 0)):
-        trials += [_in_own_code(i, kind) for kind in OWN_ERRORS]
-    trials += [_on_disk(i, fault) for i in range(counts.get("disk", 0)) for fault in _DISKS] if stage.files else []
+    for kind, is_wanted in (("interrupt", of_python), ("memory", of_package)):
+        if counts.get(kind):
+            reached = list_lines(run, is_wanted, fails=kind == "memory")
+            trials += [at_place(kind, place) for place in choose_places(reached, counts[kind], stage.name)]
+    trials += [Trial("disk", f"{told} {i}", functools.partial(fault, i)) for i in range(counts.get("disk", 0))
+               for told, fault in _DISKS.items()] if stage.files else []
     random.Random(stage.name).shuffle(trials)  # so that time that runs out takes of each kind
     return trials
 
 
-def spread(total: int, number: int) -> list[int]:
-    """At most so many numbers from 1 to a total, evenly."""
-    return sorted({1 + i * (total - 1) // max(1, number - 1) for i in range(number)}) if total else []
+def at_place(kind: str, place: Place) -> Trial:
+    """Ctrl-C at a place, a signal whose handler Python runs; or too little memory, but not within the end of a block or
+    in a finaliser: an error there is one in putting back.
+    """
+    @contextmanager
+    def fault() -> Iterator[list[Any]]:
+        left, struck = place.times, list[Any]()
+
+        def start(frame: FrameType, event: str, arg: Any) -> Any:
+            code = frame.f_code
+            is_here = (code.co_filename, code.co_name, code.co_firstlineno) == place[:3]
+            return line if is_here else None
+
+        def line(frame: FrameType, event: str, arg: Any) -> Any:
+            nonlocal left
+            if event == "line" and frame.f_lineno == place.line and not struck and not _does_nothing(frame):
+                left -= 1
+                if left == 0 and (kind == "interrupt" or not _puts_back(frame)):
+                    struck.append(place)
+                    sys.settrace(None)
+                    if kind == "interrupt":
+                        signal.raise_signal(signal.SIGINT)
+                    else:
+                        raise MemoryError("struck")
+            return line
+
+        with traced(start):
+            yield struck
+
+    return Trial(kind, str(place), fault)
 
 
-def at_place(kind: str, place: Place, strike: Callable[[], None], surfaces: type[BaseException] | None = None,
-             spares_cleanup: bool = False) -> Trial:
-    fault = Fault(place, strike, spares_cleanup)
-
-    def run(stage: Callable[[], str]) -> str:
-        with traced(fault.start):
-            return stage()
-
-    return Trial(kind, str(place), run, lambda: fault.is_struck, surfaces)
+def _puts_back(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name in ("__exit__", "__del__"):
+            return True
+        frame = frame.f_back
+    return False
 
 
-def _in_own_code(at: int, kind: type[BaseException]) -> Trial:
-    def run(stage: Callable[[], str]) -> str:
-        user_code.reset(at, kind)
-        return stage()
-
-    return Trial("own code", f"call {at} raises {kind.__name__}", run, lambda: user_code.is_struck)
-
-
-def _on_disk(number: int, fault: Callable[[int], contextlib.AbstractContextManager[list[int]]]) -> Trial:
-    struck: list[int] = []
-
-    def run(stage: Callable[[], str]) -> str:
-        with fault(number) as found:
-            try:
-                return stage()
-            finally:
-                struck.extend(found)
-
-    return Trial("disk", f"{fault.__name__.strip('_')} {number}", run, lambda: bool(struck))
-
-
-@contextlib.contextmanager
-def _file_ends_at(number: int) -> Iterator[list[int]]:
+@contextmanager
+def _file_ends_at(number: int) -> Iterator[list[Any]]:
     """No file can grow beyond a number of bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (7 ** number, before[1]))
@@ -131,31 +208,28 @@ def _file_ends_at(number: int) -> Iterator[list[int]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def _no_space_for(name: str) -> Callable[[int], contextlib.AbstractContextManager[list[int]]]:
-    @contextlib.contextmanager
-    def fault(number: int) -> Iterator[list[int]]:
-        owner = io if name == "open" else os
-        original, calls, struck = getattr(owner, name), 0, list[int]()
+@contextmanager
+def _no_space(owner: Any, name: str, number: int) -> Iterator[list[Any]]:
+    original, calls, struck = getattr(owner, name), 0, list[Any]()
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == number + 1:
-                struck.append(calls)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return original(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number + 1:
+            struck.append(calls)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*args, **kwargs)
 
-        setattr(owner, name, call)
-        try:
-            yield struck
-        finally:
-            setattr(owner, name, original)
-
-    fault.__name__ = f"no space in {name}"
-    return fault
+    setattr(owner, name, call)
+    try:
+        yield struck
+    finally:
+        setattr(owner, name, original)
 
 
-_DISKS = (_file_ends_at, _no_space_for("open"), _no_space_for("replace"))
+_DISKS: dict[str, Callable[[int], AbstractContextManager[list[Any]]]] = {
+    "a file ends at 7 **": _file_ends_at, "no space in open": functools.partial(_no_space, io, "open"),
+    "no space in replace": functools.partial(_no_space, os, "replace")}
 
 
 class Watched:
@@ -198,33 +272,33 @@ class Watched:
                         if name not in files or files[name].read_bytes() not in (self.old[name], self.new[name])]
         return [*changed, *self.functions.list_changed()]
 
-    def try_fault(self, trial: Trial) -> Outcome:
-        """Strike, and tell what does not hold afterwards."""
+    def try_fault(self, trial: Trial) -> tuple[bool, list[str]]:
+        """Strike: whether it struck, and what does not hold afterwards."""
         self.look()
-        word, lost = "ended well", []
+        must_surface = KeyboardInterrupt if trial.kind == "interrupt" else None
+        lost, struck = list[str](), list[Any]()
         try:
-            answer = trial.run(self.run)
+            with trial.fault() as struck:
+                answer = self.run()
             is_told = self.stage.tells and answer != self.right and _TOLD.search(answer) is not None
             if answer != self.right and not is_told:
                 lost.append("another answer than without a fault")
-            if trial.is_struck() and trial.must_surface is not None and not is_told:
-                lost.append(f"{trial.must_surface.__name__} was swallowed")
+            if struck and must_surface is not None and not is_told:
+                lost.append(f"{must_surface.__name__} was swallowed")
         except BaseException as error:  # noqa: BLE001
-            word = type(error).__name__
-            if not trial.is_struck():
+            if not struck:
                 lost.append("".join(traceback.format_exception_only(error)))
-            elif trial.must_surface is not None and not _is_of(error, trial.must_surface):
-                lost.append(f"{trial.must_surface.__name__} came out as {type(error).__name__}: {error!s:.200}")
+            elif must_surface is not None and not _is_of(error, must_surface):
+                lost.append(f"{must_surface.__name__} came out as {type(error).__name__}: {error!s:.200}")
             del error
         lost += self.list_changed()
-        if not trial.is_struck():
-            return Outcome("not reached", lost)
-        try:
-            if self.run() != self.right:
-                lost.append("the next run gives another answer")
-        except BaseException as error:  # noqa: BLE001
-            lost.append(f"the next run fails: {type(error).__name__}: {error!s:.200}")
-        return Outcome(word, lost)
+        if struck:
+            try:
+                if self.run() != self.right:
+                    lost.append("the next run gives another answer")
+            except BaseException as error:  # noqa: BLE001
+                lost.append(f"the next run fails: {type(error).__name__}: {error!s:.200}")
+        return bool(struck), lost
 
 
 def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
@@ -235,9 +309,10 @@ def _is_of(error: BaseException | None, kind: type[BaseException]) -> bool:
     return False
 
 
-def try_faults(watched: Watched, trials: Sequence[Trial], seconds: float = 1e9) -> Iterator[tuple[Trial, Outcome]]:
-    """The outcomes of trials, in forks of this process: a new one after each that did not hold. They end after so many
-    seconds of processor time.
+def try_faults(watched: Watched, trials: Sequence[Trial], seconds: float = 1e9
+               ) -> Iterator[tuple[Trial, bool, list[str]]]:
+    """Each trial, whether it struck and what did not hold, in forks of this process: a new one after each that did not
+    hold. They end after so many seconds of processor time.
     """
     at, left = 0, seconds
     while at < len(trials) and left > 0:
@@ -250,12 +325,12 @@ def try_faults(watched: Watched, trials: Sequence[Trial], seconds: float = 1e9) 
         done = at
         with os.fdopen(reader) as lines:
             for line in lines:
-                yield trials[at], Outcome(*json.loads(line))
+                yield trials[at], *json.loads(line)
                 at += 1
         _, status, used = os.wait4(child, 0)
         left -= used.ru_utime + used.ru_stime
         if status and at < len(trials):
-            yield trials[at], Outcome("crash", [f"the process ended with status {status}"])
+            yield trials[at], True, [f"the process ended with status {status}"]
             at += 1
         elif at == done:
             return
@@ -272,12 +347,13 @@ def _try_in_fork(watched: Watched, trials: Sequence[Trial], writer: int, seconds
                 break
             outcome = watched.try_fault(trial)
             os.write(writer, json.dumps(outcome).encode() + b"\n")
-            if outcome.lost:
+            if outcome[1]:
                 break
         status = 0
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)

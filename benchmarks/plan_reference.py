@@ -1,17 +1,12 @@
 """What plans are compared with: checkpointing every block, groups of √N blocks, and torch's activation_memory_budget
 partitioner.
-
-    python -m benchmarks.plan_reference FILE.json [MODEL ...]     # adds its figures to the file of `benchmarks.plans`
 """
 from __future__ import annotations
 
 import functools
-import json
 import math
-import sys
-import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config
@@ -28,29 +23,37 @@ from analyzer.record.eager import default_loss
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.tools.solver.recorded_step import measure_step, read_step
-from benchmarks.plan_model import CASES, Case, build_meta
 
 SETTINGS = (0.9, 0.75, 0.6, 0.5, 0.35, 0.2, 0.1)  # of activation_memory_budget
 
 
-def measure_blocks(case: Case, per_checkpoint: int | None) -> dict[str, Any]:
-    """Peak and FLOPs run again where every block is a checkpoint, or with None every √N blocks."""
-    model = build_meta(case)
-    gm = symbolic_trace(model, meta_args=case.inputs)
-    paths = [path for path, module in model.named_modules() if type(module).__name__ == case.block]
+class Way(NamedTuple):
+    """The peak of activations of a way of checkpointing, and FLOPs run again."""
+
+    peak: int
+    again: int
+
+
+def measure_blocks(model: nn.Module, inputs: dict[str, Tensor], block: str, per_checkpoint: int | None) -> Way:
+    """Where every block is a checkpoint, or with None every √N blocks."""
+    gm = symbolic_trace(model, meta_args=inputs)
+    paths = [path for path, module in model.named_modules() if type(module).__name__ == block]
     size = per_checkpoint or math.ceil(math.sqrt(len(paths)))
     nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
     for i in range(0, len(paths), size):
-        inside = [
-            j for j, n in enumerate(nodes)
-            if any(f"{n.meta['module_path']}.".startswith(f"{p}.") for p in paths[i:i + size])
-        ]
+        inside = [j for j, n in enumerate(nodes)
+                  if any(f"{n.meta['module_path']}.".startswith(f"{p}.") for p in paths[i:i + size])]
         set_region(gm, nodes[inside[0]:inside[-1] + 1], recompile=False)
     gm.recompile()
-    step = measure_step(gm, (), case.inputs)
-    return {
-        "peak": step.peak_activation_bytes, "again": step.recompute_flops, "checkpoints": math.ceil(len(paths) / size)
-    }
+    step = measure_step(gm, (), inputs)
+    assert step.recompute_flops is not None
+    return Way(step.peak_activation_bytes, step.recompute_flops)
+
+
+def measure_partitions(build: Callable[[], nn.Module], inputs: dict[str, Tensor], flops: int) -> dict[float, Way]:
+    """The partitioner's graphs by setting; ``flops`` are those of a step that runs nothing again."""
+    found = {setting: measure_partition(build(), inputs, setting) for setting in SETTINGS}
+    return {setting: Way(peak, max(0, whole - flops)) for setting, (peak, whole) in found.items()}
 
 
 def partition(model: nn.Module, inputs: dict[str, Tensor],
@@ -94,7 +97,7 @@ class Freeing(fx.Interpreter):
         return self.values.pop()
 
 
-def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: float) -> dict[str, int]:
+def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: float) -> tuple[int, int]:
     """Peak of activations and FLOPs of both graphs, run under the recorder."""
     graphs = partition(model, inputs, setting)
     (forward, forward_specs), (backward, backward_specs) = graphs["forward"], graphs["backward"]
@@ -124,28 +127,4 @@ def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: floa
             recorder.mark([g for g in gradients if isinstance(g, Tensor)], "gradient")
             recorder.end()
         counts = [count_call(c.signature) for c in recorder.log.calls]
-        return {
-            "peak": read_step(recorder.log).peak_activation_bytes,
-            "flops": sum(c.flops for c in counts if c is not None)
-        }
-
-
-def main() -> None:
-    path = Path(sys.argv[1])
-    figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    torch.set_num_threads(1)
-    for name in sys.argv[2:] or CASES:
-        case = CASES[name]
-        row = figures.setdefault(name, {})
-        row["every block"], row["sqrt(N) blocks"] = measure_blocks(case, 1), measure_blocks(case, None)
-        print(name, row, flush=True)
-        settings = row.setdefault("partitioner", {})
-        for setting in SETTINGS:
-            begun = time.perf_counter()
-            settings[str(setting)] = measure_partition(build_meta(case), case.inputs, setting)
-            print(name, setting, settings[str(setting)], f"{time.perf_counter() - begun:.0f} s", flush=True)
-            path.write_text(json.dumps(figures, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+        return read_step(recorder.log).peak_activation_bytes, sum(c.flops for c in counts if c is not None)

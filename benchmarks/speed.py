@@ -33,7 +33,8 @@ from .speed_table import Report, format_ratio, judge, say  # noqa: E402
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
     "reuse": section.report_reuse, "latency": section.report_latency, "memory": section.report_memory,
-    "llama": section.report_llama, "import": section.report_imports, "others": section.report_others}
+    "llama": section.report_llama, "import": section.report_imports, "overhead": section.report_overhead,
+    "others": section.report_others}
 
 
 def format_targets(report: Report, command: str) -> str:

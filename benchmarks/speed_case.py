@@ -105,7 +105,9 @@ class Prepared:
     """A case's model and its inputs, shared by the contenders so that all run the same module."""
 
     def __init__(self, case: SpeedCase, device: str = "meta") -> None:
-        self.case, self.args, self.kwargs = case, (), dict[str, Any]()  # type: tuple[Any, ...]
+        self.case = case
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
         with torch.device(device):
             self.model = case.build().train()
             if case.images is not None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import statistics
 import time
 from collections import Counter
@@ -17,10 +18,12 @@ from analyzer.hardware import find_device
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.record.log import Log
+from analyzer.tools.runtime import FlopsProfiler
+from analyzer.zoo import MODELS
 
 from .page import in_fork, markdown
 from .replay_equality import FIELDS
-from .speed_case import CASES, OTHERS, OURS, REUSE_CASES, Prepared, SpeedCase, llama, prepare
+from .speed_case import CASES, OTHERS, OURS, REUSE_CASES, Prepared, Run, SpeedCase, llama, prepare
 from .speed_process import apart, measure_cold, measure_depth, measure_memory, measure_records, time_imports
 from .speed_table import CPU, MIB, Report, format_ratio, median_known, ratio, say, slope, time_in_turn
 
@@ -241,3 +244,69 @@ def report_latency(report: Report) -> None:
         "latency",
         f"Medians of {rounds} processes; the first profile of a process takes {once * 1e3:.0f} ms more, left out here.",
         markdown(["model", "first, ms", "of it predicting", "share", "further, ms", "of it predicting", "share"], rows))
+
+
+# ---- what measuring costs the model that is measured, on real tensors
+
+
+def _resnet(depth: int, batch: int, size: int, trains: bool = True, remark: str = "") -> tuple[Any, ...]:
+    name = f"ResNet-{depth}, {'a training step with SGD' if trains else 'inference'}, {batch}×3×{size}×{size}{remark}"
+    return name, MODELS[f"resnet{depth}"].factory, {"x": torch.rand(batch, 3, size, size)}, trains
+
+
+def _bert() -> nn.Module:
+    import transformers
+
+    return transformers.BertModel(transformers.BertConfig())
+
+
+MEASURED = [
+    _resnet(50, 8, 224), _resnet(50, 1, 224), _resnet(50, 8, 224, trains=False),
+    ("BERT-base, inference, 1×128 tokens", _bert, {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, False),
+    _resnet(18, 2, 32, remark=": as much overhead as can be")]
+
+
+def make_steps(model: nn.Module, inputs: dict[str, torch.Tensor], trains: bool) -> dict[str, Run]:
+    """The step by itself, and with each profiler around it; DeepSpeed's where it is installed."""
+    optimizer = torch.optim.SGD(model.train(trains).parameters(), lr=1e-4)
+
+    def step() -> None:
+        with torch.set_grad_enabled(trains):
+            output = model(**inputs)
+        if trains:
+            output.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def watched(profiler: Any) -> Run:
+        def run() -> None:
+            profiler.start_profile()
+            step()
+            profiler.stop_profile()
+
+        return run
+
+    steps: dict[str, Run] = {"alone": step, "analyzer": watched(FlopsProfiler(model))}
+    if importlib.util.find_spec("deepspeed") is not None:
+        from deepspeed.profiling.flops_profiler import FlopsProfiler as DeepSpeedProfiler
+
+        steps["DeepSpeed"] = watched(DeepSpeedProfiler(model))
+    return steps
+
+
+def report_overhead(report: Report) -> None:
+    """A step that is measured, set against the same step alone."""
+    rows, ratios = [], []
+    for name, build, inputs, trains in MEASURED:
+        steps = make_steps(build(), inputs, trains)
+        for run in steps.values():
+            run()  # warm
+        found = time_in_turn(steps, report.rounds)
+        ratios.append([ratio(found[who], found["alone"], kind) if who in found else None
+                       for who in ("analyzer", "DeepSpeed") for kind in ("wall_seconds", CPU)])
+        rows.append([name, f"{1e3 * statistics.median(t.wall_seconds for t in found['alone']):.0f}",
+                     *("-" if part is None else f"{part:.3f}" for part in ratios[-1])])
+        say(f"  {rows[-1]}")
+    report.targets.append(("ResNet-50 in training, measured, to the step alone", *ratios[0][:2], 1.1))
+    report.add("overhead", markdown(("step", "alone, ms", "analyzer", "by processor time", "DeepSpeed",
+                                     "by processor time"), rows))
