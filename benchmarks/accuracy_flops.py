@@ -173,9 +173,8 @@ def main() -> int:
     told = (f"{datetime.date.today()}, torch {torch.__version__}, {machine}: {len(cases)} models. {equal:,} of "
             f"{products:,} products equal, to the integer; {len(unexplained)} differences unexplained. Operators "
             f"without a formula: {uncounted or 'none'}.")
-    blocks = {
-        "counter": f"{told}\n\n{models}", "differences": list_differences(found), "deepspeed": check_published(),
-        "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
+    blocks = {"counter": f"{told}\n\n{models}", "differences": list_differences(found), "deepspeed": check_published(),
+              "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
     publish("flops.md", {f"accuracy_flops {name}": text for name, text in blocks.items()}, not arguments.models)
     for line in unexplained:
         print("UNEXPLAINED", line)

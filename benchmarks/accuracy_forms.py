@@ -46,11 +46,9 @@ ALTERNATIVES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "16-bit copies": ("_copies_for_weight_gradient", _without(lambda c: c.x.dtype != torch.float32)),
     "few products": ("_copies_for_weight_gradient", _without(lambda c: c.x.dtype == torch.float32)),
 }
-SAYS = {
-    "16-bit partial sums": "weight gradients are split in 16 bits as in float32 (but for 1x1 of ragged channels)",
-    "16-bit copies": "in 16 bits, those of spatial kernels are always copied for",
-    "few products": "in float32, those of 1x1 are copied for where there are fewer products than multiprocessors",
-}
+SAYS = {"16-bit partial sums": "weight gradients are split in 16 bits as in float32 (but for 1x1 of ragged channels)",
+        "16-bit copies": "in 16 bits, those of spatial kernels are always copied for",
+        "few products": "in float32, those of 1x1 are copied for where there are fewer products than multiprocessors"}
 
 
 @contextmanager

@@ -43,14 +43,12 @@ class Bracketed(NamedTuple):
     powers: tuple[int, ...] = ()
 
 
-CONSTANTS = (
-    Bracketed("_WORTH_COPYING", "FLOPs per byte from which a convolution is worth channels-last copies"),
-    Bracketed("_PRODUCT_WORTH_COPYING", "the same for a 1x1 convolution in float32"),
-    Bracketed("_RAGGED_PRODUCT_WORTH_COPYING", "the same where channels are no multiple of 32"),
-    Bracketed("_GOOD_WAVE", "share of busy multiprocessors from which a weight gradient is not split"),
-    Bracketed("_VECTOR_CHANNELS", "16-bit channels of which a copy has a multiple", (1, 2, 4, 8, 16, 32)),
-    Bracketed("_TILE", "rows and columns of a tile of a weight gradient", (32, 64, 128, 256, 512)),
-)
+CONSTANTS = (Bracketed("_WORTH_COPYING", "FLOPs per byte from which a convolution is worth channels-last copies"),
+             Bracketed("_PRODUCT_WORTH_COPYING", "the same for a 1x1 convolution in float32"),
+             Bracketed("_RAGGED_PRODUCT_WORTH_COPYING", "the same where channels are no multiple of 32"),
+             Bracketed("_GOOD_WAVE", "share of busy multiprocessors from which a weight gradient is not split"),
+             Bracketed("_VECTOR_CHANNELS", "16-bit channels of which a copy has a multiple", (1, 2, 4, 8, 16, 32)),
+             Bracketed("_TILE", "rows and columns of a tile of a weight gradient", (32, 64, 128, 256, 512)))
 Values = Mapping[str, float]
 Interval = tuple[float, float]
 

@@ -111,11 +111,10 @@ def percentile(errors: list[float], share: float) -> float:
 
 def summary(results: list[Result]) -> str:
     """Median, 90th percentile and worst error of every quantity."""
-    quantities = {
-        "peak allocated": [r.peak for r in results if r.peak],
-        "bytes held at the end of a phase": [v for r in results for v in r.held],
-        "peak allocated within a phase": [v for r in results for v in r.phase_peaks],
-        "peak reserved": [r.reserved for r in results if r.reserved]}
+    quantities = {"peak allocated": [r.peak for r in results if r.peak],
+                  "bytes held at the end of a phase": [v for r in results for v in r.held],
+                  "peak allocated within a phase": [v for r in results for v in r.phase_peaks],
+                  "peak reserved": [r.reserved for r in results if r.reserved]}
     rows: list[list[object]] = []
     for name, values in quantities.items():
         errors = [abs(v.error) for v in values]
@@ -185,15 +184,12 @@ _THIRD_STEP = ("the third measured step took one more segment of 394 MiB; two st
 _CONVOLUTIONAL = r"resnet|vgg|densenet|mobilenet|efficientnet|convnext|regnet|squeezenet|deeplab"
 
 # (pattern of ids, pattern of figures, cause); the first that fits counts.
-_CAUSES = [
-    (r"deeplabv3_resnet50-train-fp32", r"peak", _DILATED),
-    (r"deeplabv3_resnet50-infer", r"reserved", _NOT_CONVERTED),
-    (r"resnet18-train-fp32", r".", _SPLIT),
-    (r"gpt2_medium-train-fp32", r"reserved", _THIRD_STEP),
-    (r"^resnet50-train-fp32-momentum", r"reserved", _FEWER_TILES),
-    (r"regnet_y_1_6gf-train-fp32", r"reserved", _SPARE),
-    (rf"({_CONVOLUTIONAL}).*-train", r"reserved", _LATE_WORKSPACE),
-]
+_CAUSES = [(r"deeplabv3_resnet50-train-fp32", r"peak", _DILATED),
+           (r"deeplabv3_resnet50-infer", r"reserved", _NOT_CONVERTED), (r"resnet18-train-fp32", r".", _SPLIT),
+           (r"gpt2_medium-train-fp32", r"reserved", _THIRD_STEP),
+           (r"^resnet50-train-fp32-momentum", r"reserved", _FEWER_TILES),
+           (r"regnet_y_1_6gf-train-fp32", r"reserved", _SPARE),
+           (rf"({_CONVOLUTIONAL}).*-train", r"reserved", _LATE_WORKSPACE)]
 _SAME_REQUESTS_BYTES = 512   # one block of the allocator's: optimizers' scalars differ by a few bytes
 _LARGEST_PLACEMENT_ERROR = 0.05  # beyond it, placement explains nothing
 
@@ -229,10 +225,9 @@ def main() -> int:
     told = (f"{describe_run(time.perf_counter() - began)}: {len(results)} steps; reserved bytes of {near} are within "
             "4 %.")
     causes, unnamed = cause_table(results)
-    publish("accuracy.md", {
-        "accuracy_memory cases": case_table(results), "accuracy_memory causes": causes or "None.",
-        "accuracy_memory ranges": range_table(results), "accuracy_memory": f"{told}\n\n{summary(results)}"},
-        not options.parts)
+    publish("accuracy.md", {"accuracy_memory cases": case_table(results), "accuracy_memory causes": causes or "None.",
+                            "accuracy_memory ranges": range_table(results),
+                            "accuracy_memory": f"{told}\n\n{summary(results)}"}, not options.parts)
     failures = [r for r in results if r.failure]
     for r in failures:
         print(f"\n{r.case_id}\n{r.failure}", file=sys.stderr)

@@ -182,12 +182,10 @@ def time_tables(judged: Sequence[Timed]) -> str:
     families = {"all": list(judged)}
     for case in judged:
         families.setdefault(case.family, []).append(case)
-    rows = [[name, *describe_errors(part)[:5],
-             percent(statistics.median(case.deviation for case in part), signed=True),
+    rows = [[name, *describe_errors(part)[:5], percent(statistics.median(case.deviation for case in part), signed=True),
              f"{rank_correlation(part):.3f}" if len(part) > 2 else "-"] for name, part in families.items()]
     every = [[case.scheme.removeprefix("megatron-golden-"), f"{case.measured:.3f}", f"{case.predicted:.3f}",
-              percent(case.deviation, signed=True), f"{case.low:.3f} to {case.high:.3f}"]
-             for case in judged]
+              percent(case.deviation, signed=True), f"{case.low:.3f} to {case.high:.3f}"] for case in judged]
     return (markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows) + "\n\nIn seconds:\n\n"
             + markdown(["row", "measured", "predicted", "error", "range"], every))
 

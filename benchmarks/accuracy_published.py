@@ -178,10 +178,9 @@ def section(results: list[Result], seconds: float) -> str:
     errors = [abs(r.error) for r in results]
     within = ", ".join(f"{sum(e <= bound for e in errors)} within {percent(bound, 0)}" for bound in (0.01, 0.05))
     notes = [f"{number}. {told[name]}" for number, name in enumerate(used, 1)]
-    return "\n\n".join([
-        f"{describe_run(seconds)}.",
-        f"**{len(errors)} rows: median error {percent(statistics.median(errors), 2)}, {within}.**",
-        table(results, used), "\n".join(notes), "Sources:", "\n".join(sources)])
+    return "\n\n".join([f"{describe_run(seconds)}.",
+                        f"**{len(errors)} rows: median error {percent(statistics.median(errors), 2)}, {within}.**",
+                        table(results, used), "\n".join(notes), "Sources:", "\n".join(sources)])
 
 
 def main() -> int:

@@ -175,26 +175,24 @@ def _between(shape: StageShape, times: Mapping[StageShape, StageTime]) -> StageT
                      grow(a.above, b.above), grow(a.below, b.below), round(grow(a.params, b.params)))
 
 
-PARTS: Mapping[str, Callable[[Run], bool]] = {
-    "all": lambda run: True,
-    "one host, tensor parallel alone": lambda run: run.gpus == run.tp,
-    "one host, data parallel alone": lambda run: run.gpus == run.dp,
-    "one host, pipeline alone": lambda run: run.gpus == run.pp,
-    "one host, several ways": lambda run: run.gpus <= 8 and run.gpus not in (run.tp, run.dp, run.pp),
-    "8 to 64 hosts": lambda run: run.gpus > 8,
-    "hidden size 1,024": lambda run: run.hidden == 1024,
-    "hidden size 2,048": lambda run: run.hidden == 2048,
-    "micro-batch of 1": lambda run: run.micro_batch == 1,
-    "micro-batch of 4 and more": lambda run: run.micro_batch >= 4,
-}
+PARTS: Mapping[str, Callable[[Run], bool]] = {"all": lambda run: True,
+                                              "one host, tensor parallel alone": lambda run: run.gpus == run.tp,
+                                              "one host, data parallel alone": lambda run: run.gpus == run.dp,
+                                              "one host, pipeline alone": lambda run: run.gpus == run.pp,
+                                              "one host, several ways": lambda run: run.gpus <= 8
+                                              and run.gpus not in (run.tp, run.dp, run.pp),
+                                              "8 to 64 hosts": lambda run: run.gpus > 8,
+                                              "hidden size 1,024": lambda run: run.hidden == 1024,
+                                              "hidden size 2,048": lambda run: run.hidden == 2048,
+                                              "micro-batch of 1": lambda run: run.micro_batch == 1,
+                                              "micro-batch of 4 and more": lambda run: run.micro_batch >= 4}
 
 
 def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
     """Errors by part of the table, then the rows that are furthest off."""
     worst = sorted(judged, key=lambda pair: -pair[1].error)[:12]
     furthest = [[run.id, f"{run.tp} x {run.dp} x {run.pp}", str(run.micro_batch), str(run.hidden),
-                 f"{run.step_ms:,.0f}", f"{1e3 * case.predicted:,.0f}",
-                 percent(case.deviation, signed=True),
+                 f"{run.step_ms:,.0f}", f"{1e3 * case.predicted:,.0f}", percent(case.deviation, signed=True),
                  f"{1e3 * case.low:,.0f} to {1e3 * case.high:,.0f}"] for run, case in worst]
     return (f"{table_of_parts(judged, PARTS)}\n\nFurthest off, in ms:\n\n"
             + markdown(["row", "TP x DP x PP", "micro-batch", "hidden", "measured", "predicted", "error", "range"],

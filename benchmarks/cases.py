@@ -106,15 +106,11 @@ def _transformers_inputs(case: Case) -> dict[str, Any]:
         return torch.randint(0, 1000, shape)
 
     if case.config == "ViTConfig":
-        return {
-            "pixel_values": torch.randn(case.batch, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=case.dtype),
-            "labels": torch.randint(0, 2, (case.batch, ))
-        }
+        return {"pixel_values": torch.randn(case.batch, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=case.dtype),
+                "labels": torch.randint(0, 2, (case.batch,))}
     if case.config == "WhisperConfig":
-        return {
-            "input_features": torch.randn(case.batch, MEL_BINS, MEL_FRAMES, dtype=case.dtype), "labels": tokens(
-                case.batch, case.seq)
-        }
+        return {"input_features": torch.randn(case.batch, MEL_BINS, MEL_FRAMES, dtype=case.dtype),
+                "labels": tokens(case.batch, case.seq)}
     inputs = {"input_ids": tokens(case.batch, case.seq)}
     if case.mode == "train":
         return {**inputs, "labels": tokens(case.batch, case.seq)}

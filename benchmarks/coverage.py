@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -46,12 +47,7 @@ FAMILIES = {"torchvision": ("coverage_torchvision", "torchvision_cases"),
             "transformers": ("coverage_transformers", "transformers_cases"),
             "diffusers": ("coverage_diffusers", "diffusers_cases"), "torch.nn": ("coverage_layers", "layer_cases")}
 STEPS = ("train", "infer", "trace")
-MODELS_PER_PROCESS = 25  # a worker is then replaced, so that what libraries cache does not add up
-MEMORY_BYTES = 9 << 30   # that a worker may map beyond what it starts with: two of them fit into 20 GB
-
-# What a row says of a worker that is gone, or that met the limit of its memory (the second is oneDNN's message) and may
-# keep it.
-REPLACED_AFTER = ("ProcessDied", "TimeLimit", "could not create a primitive", "not enough memory", "MemoryError")
+MEMORY_BYTES = 9 << 30   # that a process may map beyond what it starts with: two of them fit into 20 GB
 
 
 def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:
@@ -84,98 +80,54 @@ def choose_sample(cases: list[Case], count: int, seed: int = 0) -> list[Case]:
     return [case for turn in turns for case in turn if case is not None][:count]
 
 
-# -- worker processes --------------------------------------------------------------------------------------------
+# -- processes ---------------------------------------------------------------------------------------------------
 
 
-def _work(connection: Connection, cases: dict[str, Case], verbose: bool) -> None:
+def _work(sender: Connection, case: Case, limit_seconds: float, verbose: bool) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # the libraries' objects stay: no collection need look at them
     mapped_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped_bytes + MEMORY_BYTES,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit_seconds), int(limit_seconds) + 5))  # others' work does not count
+    signal.alarm(10 * int(limit_seconds))  # for one that waits
     if not verbose:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-    while (name := connection.recv()) is not None:
-        connection.send(check_case(cases[name]))
-
-
-class Worker:
-    """A process that checks one model after the other."""
-
-    def __init__(self, cases: dict[str, Case], verbose: bool) -> None:
-        context = multiprocessing.get_context("fork")  # the libraries are imported already
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, cases, verbose), daemon=True)
-        self.process.start()
-        other.close()
-        self.case: Case | None = None
-        self.started = self.started_processor = 0.0
-        self.done = 0
-
-    def give(self, case: Case) -> None:
-        self.case, self.started, self.started_processor = case, time.monotonic(), self.processor_seconds()
-        self.connection.send(case.name)
-
-    def processor_seconds(self) -> float:
-        """Since the process began: unlike the time of day the same on a machine that others use too."""
-        try:  # utime and stime, counted from behind the name, which may hold spaces: proc(5)
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return self.started_processor
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def is_late(self, limit_seconds: float) -> bool:
-        """Whether its model has had the time; one that waits for something gets ten times as much by the clock."""
-        return self.processor_seconds() - self.started_processor > limit_seconds or time.monotonic(
-        ) - self.started > 10 * limit_seconds
-
-    def fail(self, reason: str) -> Row:
-        """The row of a model that it gave none of."""
-        assert self.case is not None
-        return {"name": self.case.name, "family": self.case.family, "group": self.case.group,
-                **dict.fromkeys(STEPS, reason)}
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
+    sender.send({**check_case(case), "processor_seconds": round(time.process_time(), 1)})
 
 
 def run_cases(cases: list[Case], processes: int, limit_seconds: float, verbose: bool = False) -> Iterator[Row]:
-    """Rows as they are done; a model that takes too long, or that takes its process down, has all steps failed."""
-    by_name = {c.name: c for c in cases}
+    """Rows as they are done, each in a process of its own; of a model that takes too long, or that takes its process
+    down, all steps failed.
+    """
+    context = multiprocessing.get_context("fork")  # the libraries are imported already
     queue = list(reversed(cases))
-    workers: list[Worker] = []
+    running: dict[Any, tuple[Case, Any]] = {}
     try:
-        while queue or workers:
-            while queue and len(workers) < processes:
-                workers.append(Worker(by_name, verbose))
-                workers[-1].give(queue.pop())
-            ready = set(wait([w.connection for w in workers], timeout=1.0))
-            for worker in list(workers):
-                row: Row | None = None
-                if worker.connection in ready:
-                    try:
-                        row = worker.connection.recv()
-                        worker.done += 1
-                    except EOFError:
-                        worker.process.join()
-                        row = worker.fail(f"ProcessDied: exit code {worker.process.exitcode}")
-                elif worker.is_late(limit_seconds):
-                    row = worker.fail(f"TimeLimit: more than {limit_seconds:.0f} s of processor time")
-                if row is None:
-                    continue
-                row["processor_seconds"] = round(worker.processor_seconds() - worker.started_processor, 1)
+        while queue or running:
+            while queue and len(running) < processes:
+                case = queue.pop()
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(sender, case, limit_seconds, verbose), daemon=True)
+                process.start()
+                sender.close()
+                running[receiver] = case, process
+            for receiver in wait(list(running)):
+                case, process = running.pop(receiver)
+                try:
+                    row: Row = receiver.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    process.join()
+                    is_late = -process.exitcode in (signal.SIGXCPU, signal.SIGALRM)
+                    row = {"name": case.name, "family": case.family, "group": case.group, **dict.fromkeys(
+                        STEPS, f"TimeLimit: more than {limit_seconds:.0f} s of processor time" if is_late
+                        else f"ProcessDied: exit code {process.exitcode}")}
+                process.join()
                 yield row
-                if any(sign in str(row) for sign in REPLACED_AFTER) or worker.done >= MODELS_PER_PROCESS or not queue:
-                    worker.end()
-                    workers.remove(worker)
-                else:
-                    worker.give(queue.pop())
     finally:
-        for worker in workers:
-            worker.end()
+        for _, process in running.values():
+            process.kill()
 
 
 # -- the table ---------------------------------------------------------------------------------------------------

@@ -32,8 +32,3 @@ class Case:
     family: str  #: row of the table
     group: str   #: stratum of the sample
     candidates: Callable[[], list[Candidate]]
-
-
-def positional(*make: Callable[[], Any]) -> Callable[[nn.Module, bool], Inputs]:
-    """Inputs by position that do not depend on the model or the mode."""
-    return lambda model, train: (tuple(m() for m in make), {})

@@ -34,23 +34,17 @@ _SECTIONS = re.compile(r'get\("mrope_section", \[([\d, ]+)\]')
 _ROPE_BASE = 10_000.0  # RoFormer (arXiv 2104.09864), section 3.2.2
 
 # Parts that a config of several models has no default for: one of the models that checkpoints of the class are made of.
-_SUB_CONFIGS = {
-    "MusicgenConfig": {
-        "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenDecoderConfig"
-    },
-    "MusicgenMelodyConfig": {
-        "text_encoder": "T5Config", "audio_encoder": "EncodecConfig", "decoder": "MusicgenMelodyDecoderConfig"
-    },
-    "EncoderDecoderConfig": {"encoder": "BertConfig", "decoder": "BertConfig"},
-    "SpeechEncoderDecoderConfig": {"encoder": "Wav2Vec2Config", "decoder": "BertConfig"},
-    "VisionEncoderDecoderConfig": {"encoder": "ViTConfig", "decoder": "BertConfig"},
-    "VisionTextDualEncoderConfig": {"vision_config": "ViTConfig", "text_config": "BertConfig"},
-    "RagConfig": {"question_encoder": "DPRConfig", "generator": "BartConfig"},
-}
-_HEATMAP_HEAD = {
-    "upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4, 4], "conv_out_channels": [32],
-    "conv_kernel_sizes": [1]
-}
+_SUB_CONFIGS = {"MusicgenConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig",
+                                   "decoder": "MusicgenDecoderConfig"},
+                "MusicgenMelodyConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig",
+                                         "decoder": "MusicgenMelodyDecoderConfig"},
+                "EncoderDecoderConfig": {"encoder": "BertConfig", "decoder": "BertConfig"},
+                "SpeechEncoderDecoderConfig": {"encoder": "Wav2Vec2Config", "decoder": "BertConfig"},
+                "VisionEncoderDecoderConfig": {"encoder": "ViTConfig", "decoder": "BertConfig"},
+                "VisionTextDualEncoderConfig": {"vision_config": "ViTConfig", "text_config": "BertConfig"},
+                "RagConfig": {"question_encoder": "DPRConfig", "generator": "BartConfig"}}
+_HEATMAP_HEAD = {"upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4, 4], "conv_out_channels": [32],
+                 "conv_kernel_sizes": [1]}
 # What the default config leaves out though the model asks for it, by model type; checkpoints give it.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
@@ -241,10 +235,8 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
         by_layer = isinstance(stages, list) and all(re.fullmatch(r"stage\d+", s) for s in stages) and \
             any(value + 1 == len(part.get("stage_names") or ()) for _, value in _integers(part, _IS_DEPTH, _NO_DEPTH))
         own = max(depth, len(stages)) if by_layer and stages else depth
-        taken = [
-            value for key, value in part.items()
-            if key.endswith("out_indices") and isinstance(value, list) and part.get("stage_names") is None
-        ]
+        taken = [value for key, value in part.items() if key.endswith("out_indices") and isinstance(value, list)
+                 and part.get("stage_names") is None]
         own = max([own, *map(len, taken)])  # a neck takes as many layers as it has inputs
         kinds = part.get("layer_types") or part.get("layers_block_type")
         own = max(own, len(dict.fromkeys(kinds)) if isinstance(kinds, list) else 0)

@@ -22,10 +22,8 @@ _DOCUMENTED = re.compile(r"^\s*(\w+) \(([^\n]*of shape\s*\W?\(([^)\n]*)\)[^\n]*)
 _OF_ITS_OWN = re.compile(
     r"embeds$|past_key|outputs$|label|head_mask|input_masks|image_embeddings|position_ids|cache|attention_similarity|target_embedding"
 )
-_DOCUMENTED_SIZES = {
-    "batch_size": BATCH, "sequence_length": TOKENS, "seq_len": TOKENS, "seq_length": TOKENS, "num_boxes": TOKENS,
-    "target_sequence_length": ANSWER, "encoder_sequence_length": TOKENS
-}
+_DOCUMENTED_SIZES = {"batch_size": BATCH, "sequence_length": TOKENS, "seq_len": TOKENS, "seq_length": TOKENS,
+                     "num_boxes": TOKENS, "target_sequence_length": ANSWER, "encoder_sequence_length": TOKENS}
 _SOUNDS = ("input_features", "input_values", "audio_values")
 _ANY_SIZE = 4  # of a dimension that the config does not name, such as corners of a box
 
@@ -247,11 +245,9 @@ def _images(model_class: Any, fields: dict[str, Any], parameters: Any, variant: 
             return {key: patches, name: grid}
     if "spatial_shapes" in parameters:
         patch = vision.get("patch_size") or 16
-        return {
-            key: torch.rand(BATCH, PATCHES**2, channels * patch * patch),
-            "spatial_shapes": torch.tensor([SQUARE[1:]] * BATCH), "pixel_attention_mask": torch.ones(
-                BATCH, PATCHES**2, dtype=torch.int64)
-        }
+        return {key: torch.rand(BATCH, PATCHES**2, channels * patch * patch),
+                "spatial_shapes": torch.tensor([SQUARE[1:]] * BATCH),
+                "pixel_attention_mask": torch.ones(BATCH, PATCHES**2, dtype=torch.int64)}
     height, width = _image_size(model_class, fields, variant)
     frames = vision.get("num_frames") or vision.get("frames_per_clip")
     image = torch.rand(BATCH, channels, height, width)
@@ -285,12 +281,8 @@ def _labels(name: str, parameters: Any, inputs: dict[str, Any], fields: dict[str
     if name.endswith("SemanticSegmentation") and pixels is not None:
         return {"labels": torch.zeros(BATCH, *pixels.shape[-2:], dtype=torch.int64)}
     if name.endswith("ForObjectDetection"):
-        return {
-            "labels": [{
-                "class_labels": torch.tensor([0, 1]), "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.4, 0.6, 0.3,
-                                                                                                    0.2]])
-            } for _ in range(BATCH)]
-        }
+        return {"labels": [{"class_labels": torch.tensor([0, 1]),
+                            "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.3], [0.4, 0.6, 0.3, 0.2]])} for _ in range(BATCH)]}
     if name.endswith("ForCTC"):
         return {"labels": torch.randint(1, 10, (BATCH, 5))}
     if name.endswith("TokenClassification") and ids is not None:

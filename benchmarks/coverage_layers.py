@@ -102,18 +102,16 @@ def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
         add(f"LazyBatchNorm{n}d", _random(*shape))
         add(f"InstanceNorm{n}d", _random(*shape), 4, affine=True, track_running_stats=True)
         add(f"LazyInstanceNorm{n}d", _random(*shape), affine=True)
-        for kind, args in (("MaxPool", (2, )), ("AvgPool", (2, )), ("AdaptiveAvgPool", (3, )),
-                           ("AdaptiveMaxPool", (3, )), ("LPPool", (2, 2)), ("ReflectionPad", (1, )),
-                           ("ReplicationPad", (1, )), ("ZeroPad", (1, )), ("CircularPad", (1, )), ("ConstantPad",
-                                                                                                   (1, 0.5))):
+        for kind, args in (("MaxPool", (2,)), ("AvgPool", (2,)), ("AdaptiveAvgPool", (3,)), ("AdaptiveMaxPool", (3,)),
+                           ("LPPool", (2, 2)), ("ReflectionPad", (1,)), ("ReplicationPad", (1,)), ("ZeroPad", (1,)),
+                           ("CircularPad", (1,)), ("ConstantPad", (1, 0.5))):
             plain(f"{kind}{n}d", shape, *args)
         plain(f"MaxPool{n}d", shape, 2, suffix="indices", return_indices=True)
         if n > 1:
             plain(f"FractionalMaxPool{n}d", shape, 2, output_size=4)
             plain(f"Dropout{n}d", shape, 0.3)
         pool = getattr(nn, f"MaxPool{n}d")(2, return_indices=True)
-        found.append((f"MaxUnpool{n}d", _after(getattr(nn, f"MaxUnpool{n}d"), 4, 2),
-                      _applied(pool, *shape)))
+        found.append((f"MaxUnpool{n}d", _after(getattr(nn, f"MaxUnpool{n}d"), 4, 2), _applied(pool, *shape)))
     plain("Dropout1d", (2, 4, 8), 0.3)
     for name in ("ReLU", "ReLU6", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid", "Hardtanh",
                  "Hardshrink", "Softshrink", "Softplus", "Softsign", "Tanhshrink", "Sigmoid", "LogSigmoid", "Tanh",
@@ -166,10 +164,9 @@ def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
     for weights in (True, False):
         found.append((f"MultiheadAttention({'with' if weights else 'without'} weights)", partial(
             _SelfAttention, weights), lambda: (torch.rand(2, 5, 8), )))
-    found.append(
-        ("MultiheadAttention", partial(nn.MultiheadAttention, 8, 2, kdim=6, vdim=4, add_bias_kv=True,
-                                       add_zero_attn=True), lambda:
-         (torch.rand(5, 2, 8), torch.rand(7, 2, 6), torch.rand(7, 2, 4))))
+    found.append(("MultiheadAttention", partial(nn.MultiheadAttention, 8, 2, kdim=6, vdim=4, add_bias_kv=True,
+                                                add_zero_attn=True),
+                  lambda: (torch.rand(5, 2, 8), torch.rand(7, 2, 6), torch.rand(7, 2, 4))))
     add("Transformer", lambda: (torch.rand(2, 5, 8), torch.rand(2, 4, 8)), 8, 2, 1, 1, 16, batch_first=True)
     add("TransformerEncoderLayer", lambda: (torch.rand(2, 5, 8),), 8, 2, 16, batch_first=True)
     add("TransformerEncoderLayer", lambda: (torch.rand(2, 5, 8), None, torch.zeros(2, 5, dtype=torch.bool)), 8, 2, 16,

@@ -1,6 +1,8 @@
 """Every model of torchvision, and every model of timm, without weights."""
 from __future__ import annotations
 
+import inspect
+import sys
 from functools import partial
 from typing import Any
 
@@ -10,7 +12,45 @@ from torch import nn
 from analyzer.zoo.vision_models import find_torchvision_model
 
 from .coverage_case import Candidate, Case, Inputs
-from .coverage_nms import provide_nms
+
+_libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
+
+
+def provide_nms() -> None:
+    """Give ``torchvision::nms`` a kernel where it has none, so that detection models run on data."""
+    import torchvision.extension
+    import torchvision.ops.boxes
+
+    if torchvision.extension._has_ops() or _libraries:
+        return
+    library = torch.library.Library("torchvision", "IMPL")
+    library.impl("nms", suppress, "CPU")
+    _libraries.append(library)
+    torchvision.ops.boxes._assert_has_ops = lambda: None
+    # RoI alignment has an implementation in Python, which torchvision takes where it could be compiled; it runs as it
+    # is, for compiling takes minutes.
+    module: Any = sys.modules["torchvision.ops.roi_align"]
+    module.is_compile_supported = lambda device: True
+    module._roi_align = inspect.unwrap(module._roi_align)
+
+
+def suppress(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """Boxes kept, best first: each that overlaps no better one by more than the threshold.
+
+    >>> boxes = torch.tensor([[0., 0., 2., 2.], [0., 0., 2., 1.9], [3., 3., 4., 4.]])
+    >>> suppress(boxes, torch.tensor([0.5, 0.9, 0.7]), 0.5).tolist()
+    [1, 2]
+    """
+    order = scores.argsort(descending=True, stable=True)
+    boxes = dets[order]
+    area = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
+    alive = torch.ones(len(boxes), dtype=torch.bool)
+    for i in range(len(boxes)):
+        if alive[i]:
+            low, high = torch.maximum(boxes[i, :2], boxes[i + 1:, :2]), torch.minimum(boxes[i, 2:], boxes[i + 1:, 2:])
+            shared = (high - low).clamp(min=0).prod(1)
+            alive[i + 1:] &= ~(shared / (area[i] + area[i + 1:] - shared) > iou_threshold)
+    return order[alive]
 
 BATCH = 2       # above 1, for batch norm over a pooled 1x1 map refuses to train on one sample
 SMALL = 128     # side of the images of models that take any size: a multiple of every stride in use (at most 64)
@@ -46,9 +86,8 @@ def _torchvision_candidates(name: str, group: str) -> list[Candidate]:
         if "ssd" not in name:  # which resizes images to one size
             options |= {"min_size": SMALL, "max_size": 2 * SMALL}
         if "rcnn" in name:  # few boxes, for their overlap is computed in Python here
-            options |= {
-                f"rpn_{when}_nms_top_n_{mode}": PROPOSALS for when in ("pre", "post") for mode in ("train", "test")
-            }
+            options |= {f"rpn_{when}_nms_top_n_{mode}": PROPOSALS for when in ("pre", "post")
+                        for mode in ("train", "test")}
         else:
             options["topk_candidates"] = PROPOSALS
         return [Candidate("images and targets", partial(builder, **options), _detection_inputs)]
@@ -80,10 +119,8 @@ def _detection_inputs(model: nn.Module, train: bool) -> Inputs:
     targets = []
     for i in range(BATCH):
         boxes = torch.tensor([[10.0, 12.0, 60.0, 70.0], [20.0, 30.0, 90.0, 110.0]]) + i
-        target = {
-            "boxes": boxes, "labels": torch.tensor([1, 2]), "masks": torch.ones(2, *images[i].shape[-2:],
-                                                                                dtype=torch.uint8)
-        }
+        target = {"boxes": boxes, "labels": torch.tensor([1, 2]),
+                  "masks": torch.ones(2, *images[i].shape[-2:], dtype=torch.uint8)}
         target["keypoints"] = torch.cat([boxes[:, None, :2].expand(2, 17, 2) + 5, torch.ones(2, 17, 1)], dim=2)
         if type(model).__name__ == "KeypointRCNN":
             target["labels"] = torch.tensor([1, 1])

@@ -22,9 +22,8 @@ def transformers_cases() -> list[Case]:
 
     found: dict[str, Case] = {}
     with_head: set[str] = set()
-    mappings = {
-        n: getattr(modeling_auto, n) for n in dir(modeling_auto) if re.fullmatch(r"MODEL_FOR_\w+_MAPPING_NAMES", n)
-    }
+    mappings = {n: getattr(modeling_auto, n) for n in dir(modeling_auto)
+                if re.fullmatch(r"MODEL_FOR_\w+_MAPPING_NAMES", n)}
     mappings.pop("MODEL_FOR_IMAGE_MAPPING_NAMES", None)  # base models
     for name, mapping in {**mappings, "MODEL_BASE_MAPPING_NAMES": modeling_auto.MODEL_MAPPING_NAMES}.items():
         group = name.removeprefix("MODEL_").removeprefix("FOR_").removesuffix("_MAPPING_NAMES").lower()

@@ -36,26 +36,21 @@ _MARKED = re.compile(r'"\\u2060([^"\\]*)\\u2060"')
 def damage(text: str) -> Iterator[Mutation]:
     """What is no text of a record at all, or only a part of it."""
     whole = text.encode()
-    yield Mutation("empty", b"")
-    yield Mutation("a blank", b" \n")
-    yield Mutation("cut in half", whole[:len(whole) // 2])
-    yield Mutation("cut by one", whole.rstrip()[:-1])
-    yield Mutation("followed by another", whole + whole)
-    yield Mutation("in UTF-16", text.encode("utf-16"))
-    yield Mutation("in UTF-32", text.encode("utf-32"))
-    yield Mutation("a lone continuation byte", whole[:-2] + b"\xff" + whole[-2:])
-    yield Mutation("zeros", bytes(64))
-    yield Mutation("a NUL in it", whole[:1] + b"\0" + whole[1:])
-    yield Mutation("a pickle", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94.")
-    yield Mutation("ELF", b"\x7fELF\x02\x01\x01" + bytes(200))
-    yield Mutation("gzip", b"\x1f\x8b\x08" + bytes(50))
+    yield from (Mutation(*named) for named in (
+        ("empty", b""), ("a blank", b" \n"), ("cut in half", whole[:len(whole) // 2]),
+        ("cut by one", whole.rstrip()[:-1]), ("followed by another", whole + whole),
+        ("in UTF-16", text.encode("utf-16")), ("in UTF-32", text.encode("utf-32")),
+        ("a lone continuation byte", whole[:-2] + b"\xff" + whole[-2:]), ("zeros", bytes(64)),
+        ("a NUL in it", whole[:1] + b"\0" + whole[1:]),
+        ("a pickle", b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."),
+        ("ELF", b"\x7fELF\x02\x01\x01" + bytes(200)), ("gzip", b"\x1f\x8b\x08" + bytes(50)),
+        ("300,000 empty lists", b"[" + b"[]," * 300_000 + b"[]]"),
+        ("a number of 10,000 digits", _insert(whole, b'"zz":' + b"9" * 10_000)),
+        ("a number of 10,000 digits alone", b"9" * 10_000)))
     for depth in (500, 100_000):
         yield Mutation(f"{depth} lists", b"[" * depth + b"]" * depth)
         yield Mutation(f"{depth} objects", b'{"a":' * depth + b"1" + b"}" * depth)
         yield Mutation(f"{depth} lists in a field", _insert(whole, b'"zz":' + b"[" * depth + b"]" * depth))
-    yield Mutation("300,000 empty lists", b"[" + b"[]," * 300_000 + b"[]]")
-    yield Mutation("a number of 10,000 digits", _insert(whole, b'"zz":' + b"9" * 10_000))
-    yield Mutation("a number of 10,000 digits alone", b"9" * 10_000)
     for word in (b"null", b"true", b"3", b'"x"', b"[]", b"{}", b"NaN", b"[1, 2]", b"{'a': 1}", b"// no\n{}", b"<html>"):
         yield Mutation(f"only {word.decode()!r}", word)
 

@@ -33,20 +33,21 @@ from .hostile_json import Path as Place
 
 
 class Reader(NamedTuple):
-    """A reader: ``read`` takes a path and returns what is there; ``use`` looks at it in every way. ``suffix`` is the
-    ending of its files; of what is ``loose`` any value may be right.
+    """A reader: ``make`` writes a valid file's text, in a folder for what it is made of, ``read`` takes a path and
+    returns what is there; ``use`` looks at it in every way.
     """
 
     name: str
-    sample: str
+    make: Callable[[Path], str]
     read: Callable[[Path], Any]
     use: Callable[[Any], object] = repr
     suffix: str = ".json"
-    loose: Callable[[Place], bool] = lambda place: False
+    loose: Callable[[Place], bool] = lambda place: False  #: any value there may be right
     is_partial: bool = False  #: fields may be left out
     repeats: str = "hostile"  #: what its errors repeat: the file, or the section that they are about
     skips: Callable[[Place], bool] = lambda place: False  #: what another reader is tried with
     takes: tuple[str, ...] = ()  #: names of damaged texts that are right ones here
+    sample: str = ""  #: what ``make`` gave
 
 
 class Net(nn.Module):
@@ -62,8 +63,8 @@ class Net(nn.Module):
 
 
 def list_readers(folder: Path, names: Collection[str] = ()) -> list[Reader]:
-    """The readers of these names, else all; files that samples are made of lie in ``folder``."""
-    return [make(folder) for name, make in _READERS.items() if not names or name in names]
+    """The readers of these names, else all, each with its sample."""
+    return [reader._replace(sample=reader.make(folder)) for reader in READERS if not names or reader.name in names]
 
 
 @cache
@@ -72,66 +73,25 @@ def profile_net() -> Profile:
     return profile(Net(), args=(torch.ones(4, 8),), optimizer="sgd", device="h100")
 
 
-def _profile_reader(folder: Path) -> Reader:
-    """What `Profile.to_json` wrote."""
-    return Reader("saved profile", profile_net().to_json(), Profile.from_json, use_profile, loose=_is_free)
-
-
-def _check_reader(folder: Path) -> Reader:
-    """The same, given to ``analyzer check``."""
-    return Reader("baseline of check", profile_net().to_json(), _check, loose=_is_free,
-                  skips=lambda place: len(place) > 1)
-
-
-def _ranks() -> str:
+def _make_ranks(folder: Path) -> str:
     timeline = join_timeline(list_actions("1F1B", ranks=2, micro_batches=2), [StageCost(1.0, 2.0)] * 2)
     found = profile_net()
     rows = describe_rank(found, 0, (0,), "stage 1 of 2"), describe_rank(found, 1, (1,), "stage 2 of 2")
     return RankTable(2, rows, timeline, ("none",), {0: found}).to_json()
 
 
-def _ranks_reader(folder: Path) -> Reader:
-    """What `RankTable.to_json` wrote."""
-    return Reader("table of ranks", _ranks(), RankTable.from_json, use_ranks, loose=_is_free_of_ranks,
-                  skips=_is_of_profile)
-
-
-def _view_reader(folder: Path) -> Reader:
-    """The same, given to ``analyzer view``."""
-    return Reader("files of view", _ranks(), lambda path: write_view([path]), loose=_is_free_of_ranks,
-                  skips=_is_of_profile)
-
-
-def _generation_reader(folder: Path) -> Reader:
-    """What `GenerationProfile.to_json` wrote."""
+def _make_generation(folder: Path) -> str:
     (folder / "config.json").write_text(json.dumps(_CONFIG))
-    found = profile_generate(load_target(f"hf:{folder / 'config.json'}").build, 4, 3, batch_size=1)
-    return Reader("saved generation", found.to_json(), GenerationProfile.from_json, lambda p: p.summary(),
-                  loose=lambda place: _is_free(place[1:]))  # a profile of the prompt, and one of a token
+    return profile_generate(load_target(f"hf:{folder / 'config.json'}").build, 4, 3, batch_size=1).to_json()
 
 
-def _plan_reader(folder: Path) -> Reader:
-    """What `Plan.to_json` wrote."""
+def _make_plan(folder: Path) -> str:
     x = torch.ones(4, 8)
     model = nn.Sequential(*[Net() if i % 2 else nn.Linear(16 if i else 8, 8) for i in range(4)])
-    plan = Planner(symbolic_trace(model, meta_args={"input": x}), (x,)).solve(0.9)
-    return Reader("plan", plan.to_json(), Plan.from_json, use_plan)
+    return Planner(symbolic_trace(model, meta_args={"input": x}), (x,)).solve(0.9).to_json()
 
 
-def _device_reader(folder: Path) -> Reader:
-    """What `DeviceSpec.to_dict` gives."""
-    text = json.dumps(find_device("a100_40gb").to_dict())
-    return Reader("device", text, read_device, use_device, is_partial=True, loose=_is_constant)
-
-
-def _cluster_reader(folder: Path) -> Reader:
-    """What `ClusterSpec.to_dict` gives."""
-    text = json.dumps(find_cluster("dgx_h100").to_dict())
-    return Reader("cluster", text, lambda path: find_cluster(str(path)), lambda cluster: list(cluster.figures()),
-                  is_partial=True, loose=_is_constant)
-
-
-def _calibration_reader(folder: Path) -> Reader:
+def _make_calibration(folder: Path) -> str:
     """What an interrupted ``analyzer calibrate`` left."""
     counted = itertools.count()
 
@@ -140,28 +100,13 @@ def _calibration_reader(folder: Path) -> Reader:
 
     with contextlib.suppress(KeyboardInterrupt):
         calibrate(folder / "card.json", "cuda", quick=True, bench=bench, like=find_device("a10"))
-    return Reader("calibration", (folder / "card.json").read_text(), _calibrate,
-                  loose=lambda place: "seconds" in place or place[-1:] == ("quick",))  # of which another is begun anew
+    return (folder / "card.json").read_text()
 
 
-def _sweep_reader(folder: Path) -> Reader:
+def _make_sweep(folder: Path) -> str:
     """The file that a sweep goes on from."""
     _sweep(folder / "rows.jsonl")
-    return Reader("rows of a sweep", (folder / "rows.jsonl").read_text(), _sweep, lambda result: result.to_csv(),
-                  ".jsonl", loose=lambda place: True)
-
-
-def _config_reader(folder: Path) -> Reader:
-    """The config.json of a model of transformers."""
-    return Reader("config of a model", json.dumps(_CONFIG), lambda path: load_target(f"hf:{path}"),
-                  loose=lambda place: True)
-
-
-def _deepspeed_reader(folder: Path) -> Reader:
-    """What its engine is given."""
-    return Reader("configuration of DeepSpeed", json.dumps(_DEEPSPEED), lambda path: profile_with_config(Net(), path),
-                  loose=lambda place: "flops_profiler" not in place or place[-1] == "module_depth", is_partial=True,
-                  repeats="", takes=("500 objects", "500 lists in a field", "only '{}'"))  # what is there is others'
+    return (folder / "rows.jsonl").read_text()
 
 
 _CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_head": 2, "n_embd": 8,
@@ -175,31 +120,14 @@ _DEEPSPEED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradi
 def use_profile(found: Profile) -> None:
     """Every view and file of a profile but the slow ones."""
     for view in (found.summary, found.table, found.module_tree, found.to_json, found.to_networkx, found.fits,
-                 found.to_chrome_trace, found.to_memory_snapshot, repr_of(found)):
+                 found.to_chrome_trace, found.to_memory_snapshot, lambda: repr(found)):
         view()
-
-
-def repr_of(found: object) -> Callable[[], str]:
-    return lambda: repr(found)
-
-
-def use_ranks(table: RankTable) -> None:
-    table.render()
-    table.to_json()
-
-
-def use_plan(plan: Plan) -> None:
-    str(plan)
 
 
 def use_device(device: Any) -> None:
     found = profile(Net(), args=(torch.ones(4, 8),), mode="infer", device=device)
     found.summary()
     found.to_json()
-
-
-def _check(path: Path) -> object:
-    return format_check(check_profile(profile_net(), Profile.from_json(path)))
 
 
 def _is_free(place: Place) -> bool:
@@ -239,9 +167,28 @@ def _sweep(path: Path) -> object:
     return sweep(lambda: Net(), {"batch": 2, "mode": "infer"}, inputs=["{batch}x8"], workers=0, resume=path)
 
 
-_READERS: dict[str, Callable[[Path], Reader]] = {
-    "saved profile": _profile_reader, "baseline of check": _check_reader, "table of ranks": _ranks_reader,
-    "files of view": _view_reader, "saved generation": _generation_reader, "plan": _plan_reader,
-    "device": _device_reader, "cluster": _cluster_reader, "calibration": _calibration_reader,
-    "rows of a sweep": _sweep_reader, "config of a model": _config_reader,
-    "configuration of DeepSpeed": _deepspeed_reader}
+READERS = (
+    Reader("saved profile", lambda _: profile_net().to_json(), Profile.from_json, use_profile, loose=_is_free),
+    Reader("baseline of check", lambda _: profile_net().to_json(),
+           lambda path: format_check(check_profile(profile_net(), Profile.from_json(path))), loose=_is_free,
+           skips=lambda place: len(place) > 1),
+    Reader("table of ranks", _make_ranks, RankTable.from_json, lambda table: (table.render(), table.to_json()),
+           loose=_is_free_of_ranks, skips=_is_of_profile),
+    Reader("files of view", _make_ranks, lambda path: write_view([path]), loose=_is_free_of_ranks,
+           skips=_is_of_profile),
+    Reader("saved generation", _make_generation, GenerationProfile.from_json, lambda found: found.summary(),
+           loose=lambda place: _is_free(place[1:])),  # a profile of the prompt, and one of a token
+    Reader("plan", _make_plan, Plan.from_json, str),
+    Reader("device", lambda _: json.dumps(find_device("a100_40gb").to_dict()), read_device, use_device,
+           is_partial=True, loose=_is_constant),
+    Reader("cluster", lambda _: json.dumps(find_cluster("dgx_h100").to_dict()), lambda path: find_cluster(str(path)),
+           lambda cluster: list(cluster.figures()), is_partial=True, loose=_is_constant),
+    Reader("calibration", _make_calibration, _calibrate,
+           loose=lambda place: "seconds" in place or place[-1:] == ("quick",)),  # of which another is begun anew
+    Reader("rows of a sweep", _make_sweep, _sweep, lambda result: result.to_csv(), ".jsonl", loose=lambda place: True),
+    Reader("config of a model", lambda _: json.dumps(_CONFIG), lambda path: load_target(f"hf:{path}"),
+           loose=lambda place: True),
+    Reader("configuration of DeepSpeed", lambda _: json.dumps(_DEEPSPEED),
+           lambda path: profile_with_config(Net(), path),
+           loose=lambda place: "flops_profiler" not in place or place[-1] == "module_depth", is_partial=True,
+           repeats="", takes=("500 objects", "500 lists in a field", "only '{}'")))  # what is there is others'

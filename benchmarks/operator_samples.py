@@ -29,12 +29,11 @@ from .flop_zero_check import load_operators
 Tensor = torch.Tensor
 
 #: Operators whose results have other strides than on the CPU in some samples, and why; shapes and bytes are equal.
-KNOWN = {
-    **dict.fromkeys(("linalg_eig", "linalg_lstsq", "linalg_lstsq_grad_oriented", "svd_lowrank", "pca_lowrank"),
-                    "LAPACK gives matrices by columns; the kernels on meta give some of them by rows"),
-    **dict.fromkeys(("nonzero", "nonzero_static", "argwhere"), "one row or none: meta has another stride"),
-    "fft_rfftn": "the CPU's library keeps the order of dimensions of a complex copy that meta has not",
-    "t": "the gradient of a matrix of one row is the transposed one itself: a stride that no element needs"}
+KNOWN = {**dict.fromkeys(("linalg_eig", "linalg_lstsq", "linalg_lstsq_grad_oriented", "svd_lowrank", "pca_lowrank"),
+                         "LAPACK gives matrices by columns; the kernels on meta give some of them by rows"),
+         **dict.fromkeys(("nonzero", "nonzero_static", "argwhere"), "one row or none: meta has another stride"),
+         "fft_rfftn": "the CPU's library keeps the order of dimensions of a complex copy that meta has not",
+         "t": "the gradient of a matrix of one row is the transposed one itself: a stride that no element needs"}
 
 
 def operators() -> list[Any]:

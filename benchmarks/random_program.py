@@ -105,28 +105,18 @@ def draw_program(number: int) -> Program:
     features = tuple(draw.sample(list_features(), draw.choice((1, 1, 2, 2, 3))))
     layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
     mode: Literal["train", "infer"] = draw.choice(("train", "train", "train", "train", "infer"))
-    return Program(
-        features, layout,
-        stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
-        convention=(draw.choice(_classes_of(convention, Convention))
-                    if layout != "alone" and draw.random() < 0.4 else "Convention"),
-        blocks=draw.choice((4, 5, 6, 8)),
-        is_widened=draw.random() < 0.5,
-        is_factory=draw.random() < 0.4,
-        is_evaluated=draw.random() < 0.1,
-        dtype=draw.choice((torch.float32,) * 19 + (torch.bfloat16,)),
-        input_requires_grad=draw.random() < 0.3,
-        input_is_view=draw.random() < 0.1,
-        mode=mode,
-        optimizer=(draw.choice((None, "sgd", "momentum", "adam", "adamw", "adamw_fused", "groups", "foreign"))
-                   if mode == "train" else None),
-        loss=draw.choice((None,) * 6 + ("square", "first")) if mode == "train" else None,
-        autocast=draw.choice((None,) * 4 + (torch.bfloat16,)),
-        device=draw.choice(("h200",) * 4 + ("a100", "cpu")),
-        steps=draw.choice((2,) * 4 + (1, 3)),
-        set_to_none=draw.random() < 0.9,
-        keep_events=draw.random() < 0.9,
-    )
+    return Program(features, layout, stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5
+                   else "Plain", convention=(draw.choice(_classes_of(convention, Convention)) if layout != "alone"
+                                             and draw.random() < 0.4 else "Convention"),
+                   blocks=draw.choice((4, 5, 6, 8)), is_widened=draw.random() < 0.5, is_factory=draw.random() < 0.4,
+                   is_evaluated=draw.random() < 0.1, dtype=draw.choice((torch.float32,) * 19 + (torch.bfloat16,)),
+                   input_requires_grad=draw.random() < 0.3, input_is_view=draw.random() < 0.1, mode=mode,
+                   optimizer=(draw.choice((None, "sgd", "momentum", "adam", "adamw", "adamw_fused", "groups",
+                                           "foreign")) if mode == "train" else None),
+                   loss=draw.choice((None,) * 6 + ("square", "first")) if mode == "train" else None,
+                   autocast=draw.choice((None,) * 4 + (torch.bfloat16,)),
+                   device=draw.choice(("h200",) * 4 + ("a100", "cpu")), steps=draw.choice((2,) * 4 + (1, 3)),
+                   set_to_none=draw.random() < 0.9, keep_events=draw.random() < 0.9)
 
 
 def reductions(program: Program) -> Iterator[Program]:

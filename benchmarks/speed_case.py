@@ -70,23 +70,21 @@ def llama(layers: int) -> Callable[[], nn.Module]:
 
 TOKENS = (8, 512)
 # Sizes of the published checkpoints: google/electra-base-discriminator, facebook/opt-350m, bigscience/bloom-560m.
-CASES = [
-    *map(_vision, ("resnet50", "resnet152", "densenet121", "vit_b_16", "swin_t", "efficientnet_v2_s")),
-    SpeedCase("bert_base", transformer("BertForMaskedLM", "BertConfig"), tokens=TOKENS),
-    SpeedCase("electra_base",
-              transformer("ElectraForPreTraining", "ElectraConfig", embedding_size=768, hidden_size=768,
-                          num_attention_heads=12, intermediate_size=3072), tokens=TOKENS),
-    SpeedCase("opt_350m", opt(24, word_embed_proj_dim=512, do_layer_norm_before=False), tokens=TOKENS),
-    SpeedCase("bloom_560m", transformer("BloomForCausalLM", "BloomConfig", hidden_size=1024, n_layer=24, n_head=16),
-              tokens=TOKENS)]
-REUSE_CASES = [
-    SpeedCase("llama", llama(16), tokens=(1, 512)),
-    SpeedCase("gpt2", transformer("GPT2LMHeadModel", "GPT2Config"), tokens=(2, 512)),
-    SpeedCase("gpt2 with its cache", transformer("GPT2LMHeadModel", "GPT2Config", use_cache=True), tokens=(2, 512)),
-    *map(_vision, ("vit_b_16", "resnet50", "swin_t")),
-    SpeedCase("t5_base",
-              transformer("T5ForConditionalGeneration", "T5Config", d_model=768, d_ff=3072, num_layers=12, num_heads=12,
-                          decoder_start_token_id=0, pad_token_id=0), tokens=(2, 512))]
+CASES = [*map(_vision, ("resnet50", "resnet152", "densenet121", "vit_b_16", "swin_t", "efficientnet_v2_s")),
+         SpeedCase("bert_base", transformer("BertForMaskedLM", "BertConfig"), tokens=TOKENS),
+         SpeedCase("electra_base", transformer("ElectraForPreTraining", "ElectraConfig", embedding_size=768,
+                                               hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+                   tokens=TOKENS), SpeedCase("opt_350m", opt(24, word_embed_proj_dim=512, do_layer_norm_before=False),
+                                             tokens=TOKENS),
+         SpeedCase("bloom_560m", transformer("BloomForCausalLM", "BloomConfig", hidden_size=1024, n_layer=24,
+                                             n_head=16), tokens=TOKENS)]
+REUSE_CASES = [SpeedCase("llama", llama(16), tokens=(1, 512)),
+               SpeedCase("gpt2", transformer("GPT2LMHeadModel", "GPT2Config"), tokens=(2, 512)),
+               SpeedCase("gpt2 with its cache", transformer("GPT2LMHeadModel", "GPT2Config", use_cache=True),
+                         tokens=(2, 512)), *map(_vision, ("vit_b_16", "resnet50", "swin_t")),
+               SpeedCase("t5_base", transformer("T5ForConditionalGeneration", "T5Config", d_model=768, d_ff=3072,
+                                                num_layers=12, num_heads=12, decoder_start_token_id=0, pad_token_id=0),
+                         tokens=(2, 512))]
 
 
 def import_libraries() -> None:

@@ -260,10 +260,9 @@ def _bert() -> nn.Module:
     return transformers.BertModel(transformers.BertConfig())
 
 
-MEASURED = [
-    _resnet(50, 8, 224), _resnet(50, 1, 224), _resnet(50, 8, 224, trains=False),
-    ("BERT-base, inference, 1×128 tokens", _bert, {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, False),
-    _resnet(18, 2, 32, remark=": as much overhead as can be")]
+MEASURED = [_resnet(50, 8, 224), _resnet(50, 1, 224), _resnet(50, 8, 224, trains=False),
+            ("BERT-base, inference, 1×128 tokens", _bert, {"input_ids": torch.ones(1, 128, dtype=torch.int64)}, False),
+            _resnet(18, 2, 32, remark=": as much overhead as can be")]
 
 
 def make_steps(model: nn.Module, inputs: dict[str, torch.Tensor], trains: bool) -> dict[str, Run]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.coverage import list_blocks, read_rows
 from benchmarks.coverage_config import _fit_sections, default_fields, scale, shorten
 
 transformers = pytest.importorskip("transformers")
@@ -72,20 +71,3 @@ def test_rotary_sections_add_up_to_the_frequencies_of_a_head():
 ])
 def test_default_configs_are_completed(name, found):
     assert found(default_fields(getattr(transformers, name)))
-
-
-def test_the_report_tells_the_first_pass_from_what_was_run_again(tmp_path):
-    results = tmp_path / "rows.jsonl"
-    passed = '"train": "pass", "infer": "pass", "trace": "pass"}\n'
-    results.write_text(
-        '{"name": "timm:a", "family": "timm", "commit": "one", "train": "E: x", "infer": "pass", "trace": "pass"}\n'
-        '{"name": "timm:b", "family": "timm", "commit": "one", ' + passed +
-        '{"name": "timm:a", "family": "timm", "commit": "two", ' + passed)
-    first, last = (list(read_rows(results, first=f).values()) for f in (True, False))
-    blocks = list_blocks(first, last, [], total=5)
-    page = blocks["coverage sweep"]
-    assert "2 of the 5 models, the first of a random order. As each was first run; commit one." in page
-    assert "the 1 that had failed, or could not be judged, were run again (commit two)" in page
-    first_pass, _, now = page.partition("After fixes")
-    assert "1/2 (50.0%)" in first_pass and "1/2 (50.0%)" not in now
-    assert now.count("2/2 (100.0%)") == 3 and blocks["coverage failures"] == "None."

@@ -1,5 +1,4 @@
-"""Forty models of all families: profiled in both modes, traced, and the graph's results compared with the original's on
-data.
+"""Models of all families: profiled in both modes, traced, and the graph's results compared with the original's on data.
 """
 from __future__ import annotations
 
@@ -8,25 +7,16 @@ import functools
 import pytest
 import torch
 
-from benchmarks.coverage import choose_sample, list_cases, summarize
+from benchmarks.coverage import STEPS, choose_sample, list_blocks, list_cases, summarize
 from benchmarks.coverage_case import Case
 from benchmarks.coverage_check import check_case, group_reason
 
 SAMPLE = """
-torchvision:shufflenet_v2_x0_5 torchvision:mobilenet_v3_small torchvision:squeezenet1_1
-torchvision:lraspp_mobilenet_v3_large
-timm:resnet10t timm:vit_tiny_patch16_224 timm:mobileone_s0 timm:gemma4_vit_167m timm:ghostnet_050 timm:tinynet_e
-timm:levit_128s timm:xcit_nano_12_p8_224
-transformers:BertForMaskedLM transformers:GPT2LMHeadModel transformers:LlamaForCausalLM
-transformers:T5ForConditionalGeneration
-transformers:BartForConditionalGeneration transformers:MixtralForCausalLM transformers:DebertaV2ForTokenClassification
-transformers:ModernBertForSequenceClassification transformers:MambaForCausalLM transformers:ViltForQuestionAnswering
-transformers:CLIPModel transformers:WhisperForConditionalGeneration transformers:Wav2Vec2ForCTC
-transformers:IBertForMultipleChoice
-transformers:AriaForConditionalGeneration transformers:Qwen2VLForConditionalGeneration
-torch.nn:Transformer torch.nn:MultiheadAttention torch.nn:LSTM torch.nn:CTCLoss torch.nn:LazyConv2d
-torch.nn:autograd.Function torch.nn:vmap-built|mask torch.nn:weight|norm torch.nn:layer|drop
-torch.nn:complex|numbers|and|FFT torch.nn:sparse|matrix torch.nn:torch.compile'd|submodule
+torchvision:shufflenet_v2_x0_5 torchvision:lraspp_mobilenet_v3_large timm:vit_tiny_patch16_224 timm:mobileone_s0
+timm:gemma4_vit_167m timm:levit_128s transformers:BertForMaskedLM transformers:T5ForConditionalGeneration
+transformers:MixtralForCausalLM transformers:DebertaV2ForTokenClassification transformers:MambaForCausalLM
+transformers:ViltForQuestionAnswering transformers:Wav2Vec2ForCTC transformers:Qwen2VLForConditionalGeneration
+torch.nn:Transformer torch.nn:LazyConv2d torch.nn:autograd.Function torch.nn:vmap-built|mask torch.nn:sparse|matrix
 """
 NAMES = [name.replace("|", " ") for name in SAMPLE.split()]
 
@@ -38,22 +28,14 @@ def cases() -> dict[str, Case]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_profiles_and_traces(name):
-    assert len(NAMES) == len(set(NAMES)) == 40
     row = check_case(cases()[name])
     assert "unusable" not in row, row["unusable"]
-    assert {step: row[step]
-            for step in ("train", "infer", "trace")} == {"train": "pass", "infer": "pass", "trace": "pass"}
-
-
-def make_case(name, family, group):
-    return Case(name, family, group, lambda: [])
+    assert {step: row[step] for step in STEPS} == dict.fromkeys(STEPS, "pass")
 
 
 def test_a_sample_takes_families_and_groups_in_turn():
-    many = [
-        make_case(f"{f}:{g}{i}", f, g) for f, groups in (("timm", "abc"), ("torch.nn", "d")) for g in groups
-        for i in range(10)
-    ]
+    many = [Case(f"{f}:{g}{i}", f, g, lambda: []) for f, groups in (("timm", "abc"), ("torch.nn", "d"))
+            for g in groups for i in range(10)]
     chosen = choose_sample(many, 8)
     assert [sum(c.family == f for c in chosen) for f in ("timm", "torch.nn")] == [4, 4]
     assert {c.group for c in chosen} == {"a", "b", "c", "d"}
@@ -66,6 +48,9 @@ def test_the_table_counts_what_pytorch_can_run():
             {"name": "timm:b", "family": "timm", "train": "pass", "infer": "Error: no", "trace": "pass"},
             {"name": "timm:c", "family": "timm", "unusable": "needs a package"}]
     assert summarize(rows) == [["timm", "3", "2", "2/2 (100.0%)", "1/2 (50.0%)", "2/2 (100.0%)", "50.0%"]]
+    failures = list_blocks(rows, "coverage sweep")
+    assert failures["coverage failures"] == "- `timm:b`, infer: Error: no"
+    assert failures["coverage unusable"] == "- `timm:c`: needs a package"
 
 
 def test_reasons_are_grouped_without_what_differs():
@@ -83,7 +68,7 @@ def test_a_model_that_pytorch_cannot_run_is_not_judged():
 
 
 def test_nms_keeps_the_best_of_boxes_that_overlap():
-    from benchmarks.coverage_nms import suppress
+    from benchmarks.coverage_torchvision import suppress
 
     boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 1.9], [3, 3, 4, 4], [0, 0, 1, 1]])
     assert suppress(boxes, torch.tensor([0.5, 0.9, 0.7, 0.1]), 0.5).tolist() == [1, 2, 3]

@@ -11,11 +11,11 @@ from torch import nn
 from benchmarks.coverage import list_cases
 from benchmarks.coverage_case import Candidate
 from benchmarks.storage_events import Block, Trail, storages_of
-from benchmarks.storage_models import MODELS
 from benchmarks.trust_storages import (
     DEATHS,
     DIFFERENT,
     EQUAL,
+    MODELS,
     Comparison,
     choose_candidate,
     compare_step,

@@ -18,16 +18,94 @@ the cache.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
-from analyzer.hardware.kernel_time.attention import BACKWARD_PRODUCTS, KERNEL_CLOCKS, MMA, TCGEN05, WGMMA, predict
+from analyzer.hardware import find_device
+from analyzer.hardware.device_spec import DeviceSpec
+from analyzer.hardware.kernel_time.attention import (
+    BACKWARD_PRODUCTS,
+    KERNEL_CLOCKS,
+    MMA,
+    TCGEN05,
+    WGMMA,
+    AttentionSize,
+    find_phase,
+    predict,
+)
 from analyzer.hardware.listing import roofline_seconds
+from benchmarks.truth_table import read_rows, read_truth
 
-from .attention_sample import Sample, read_operators, read_serving
 from .constants import write_constants
+
+_OPERATOR = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
+
+
+class Sample(NamedTuple):
+    """One measured time. ``shape`` is what rows of all libraries at one point share; ``model`` its program, if any, and
+    ``source`` the library and its kernel.
+    """
+
+    device: DeviceSpec
+    kernel: str
+    phase: str
+    size: AttentionSize
+    seconds: float
+    shape: str
+    model: str = ""
+    source: str = ""
+
+
+@cache
+def read_serving() -> list[Sample]:
+    """The rows of ``kernels/attention.csv.gz`` but Triton's, a path that libraries take where they have no better."""
+    samples = []
+    for row in read_rows("attention"):
+        if row["kernel"] == "triton":
+            continue
+        kernel = row["framework"].partition("-")[0]
+        number = {name: int(row[name]) for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim",
+                                                    "causal", "window")}
+        size = AttentionSize(number["batch"], number["heads"], number["kv_heads"], number["q_len"], number["kv_len"],
+                             number["head_dim"], number["head_dim"], 2, bool(number["causal"]), number["window"])
+        device = find_device(row["device"])
+        samples.append(Sample(device, kernel, find_phase(kernel, size, device), size, float(row["us"]) * 1e-6,
+                              repr(tuple(size)), source=f"{row['framework']} {row['kernel']}"))
+    return samples
+
+
+@cache
+def read_operators() -> list[Sample]:
+    """PyTorch's attention operators in the steps of ``latency.json``, each point of a model once.
+
+    The log has shapes but neither causality nor dropout: GPT-2 is causal, and BERT, GPT-2 and T5 drop a tenth of the
+    weights when they train.
+    """
+    found: dict[tuple[object, ...], list[float]] = {}
+    for case in read_truth("latency")["cases"]:
+        name = case["id"]
+        model = name.partition("-")[0]
+        for operator in case["ops"]:
+            match = _OPERATOR.fullmatch(operator["op"])
+            if match:
+                kernel, direction = match.groups()
+                shapes = json.loads(operator["shapes"])
+                backward = direction == "backward"
+                query = shapes[1 if backward else 0]
+                batch, heads, length, width = (query if kernel == "cudnn" else [query[0], query[2], query[1], query[3]])
+                place = {("cudnn", True): 8, ("efficient", True): 4}.get((kernel, backward), 3)
+                size = AttentionSize(batch, heads, heads, length, length, width, width, 2 if kernel == "cudnn" else 4,
+                                     model == "gpt2", 0, "train" in name and model in ("bert_base", "gpt2", "t5_base"),
+                                     bool(shapes[place]))
+                found.setdefault((model, kernel, direction, size), []).append(operator["us"] / operator["n"] * 1e-6)
+    device = find_device("h200")
+    return [Sample(device, kernel, direction, size, sorted(times)[len(times) // 2], repr(tuple(size)), model)  # type: ignore[arg-type]
+            for (model, kernel, direction, size), times in found.items()]
 
 ROWS = 240
 FOLDS = 3
@@ -188,10 +266,9 @@ def calibrate() -> dict[tuple[str, str], Calibration]:
 
 
 #: PyTorch's kernels: fitted where the bounds differ, FlashAttention 3's on Hopper where not.
-_OPERATOR: Start = {
-    "memory": (0.7, 0.7, 0.7), "floor": (KERNEL_CLOCKS,) * 3, "p": (1.5, 1.5, 1.5), "dropout": (0.2, 0.02, 5.0),
-    "mask": (0.1, 0.01, 5.0), "tile": (3e3, 4e2, 2e4),
-    "tail": (0.6, 0.05, 1.5)}
+_OPERATOR: Start = {"memory": (0.7, 0.7, 0.7), "floor": (KERNEL_CLOCKS,) * 3, "p": (1.5, 1.5, 1.5),
+                    "dropout": (0.2, 0.02, 5.0), "mask": (0.1, 0.01, 5.0), "tile": (3e3, 4e2, 2e4),
+                    "tail": (0.6, 0.05, 1.5)}
 OPERATORS: Mapping[tuple[str, str], Start] = {
     ("cudnn", "forward"): {**_OPERATOR, "mma": (1.1, 1.1, 1.1), "exp": (1.0, 0.8, 1.5)},
     ("cudnn", "backward"): {**_OPERATOR, "mma": (0.7, 0.7, 0.7), "exp": (2.0, 0.8, 8.0)},
@@ -202,9 +279,8 @@ OPERATORS: Mapping[tuple[str, str], Start] = {
 @cache
 def fit_operators(without: str = "") -> dict[tuple[str, str], Fitted]:
     """The constants of PyTorch's kernels, of all models or without one."""
-    return {key: fit([sample for sample in read_operators()
-                      if (sample.kernel, sample.phase) == key and sample.model != without], start)
-            for key, start in OPERATORS.items()}
+    return {key: fit([sample for sample in read_operators() if (sample.kernel, sample.phase) == key
+                      and sample.model != without], start) for key, start in OPERATORS.items()}
 
 
 def flatten(parts: Mapping[tuple[str, str], Fitted], generation: str) -> dict[str, float]:
@@ -325,8 +401,7 @@ def judged() -> Iterator[tuple[Sample, str, float, float]]:
 def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
     """Rows of (family, device, scheme, measured seconds, predicted seconds, spread, roofline seconds)."""
     return [("attention", sample.device.name, scheme, sample.seconds, sample.seconds * math.exp(error), spread,
-             roofline(sample))
-            for (scheme, _), rows in judged_by_device().items() for sample, error, spread in rows]
+             roofline(sample)) for (scheme, _), rows in judged_by_device().items() for sample, error, spread in rows]
 
 
 if __name__ == "__main__":

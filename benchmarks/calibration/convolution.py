@@ -14,16 +14,129 @@ other folds, in both schemes, and left out of the product.
 """
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware import DeviceSpec, PeakRates, find_device, roofline_seconds
+from analyzer.hardware.kernel_time.convolution import convolution_time
+from analyzer.hardware.kernel_time.estimate import KernelTime
+from benchmarks.truth_table import read_rows, read_truth
 
 from .constants import Constants, write_constants
-from .convolution_data import DEVICES, RTX_2080_TI, Row, read_depthwise_rows, read_fp32_rows, read_step_rows
+
+DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
+           "Tesla P4": "p4"}
+IMAGE_CHANNELS = 3
+# Milliseconds of 24 depthwise layers on images [64, 384, size, size], by size and kernel: Ding et al., Scaling Up Your
+# Kernels to 31x31, CVPR 2022 (arXiv 2203.06717), Table 1, rows "Pytorch" (1.9, float32, whose kernels are today's).
+DEPTHWISE_LAYERS, DEPTHWISE_BATCH, DEPTHWISE_CHANNELS = 24, 64, 384
+DEPTHWISE_KERNELS = (3, 5, 7, 9, 13, 17, 21, 27, 29, 31)
+DEPTHWISE_MILLISECONDS = {16: (5.6, 11.0, 14.4, 17.6, 36.0, 57.2, 83.4, 133.5, 150.7, 171.4),
+                          32: (21.9, 34.1, 54.8, 76.1, 141.2, 230.5, 342.3, 557.8, 638.6, 734.8),
+                          64: (69.6, 141.2, 228.6, 319.8, 600.0, 977.7, 1454.4, 2371.1, 2698.4, 3090.4)}
+# NVIDIA Turing GPU Architecture whitepaper WP-09183-001, Table 1, GeForce RTX 2080 Ti, reference board.
+RTX_2080_TI = DeviceSpec("rtx_2080_ti", architecture="Turing", compute_capability=(7, 5), memory_bandwidth=616e9,
+                         flops_per_second=PeakRates(fp32=13.4e12), multiprocessors=68, l2_bytes=5632 * 1024,
+                         clock_hertz=1.545e9)
+
+
+class Call(NamedTuple):
+    """One way of a convolution of images that lie channels first."""
+
+    way: str
+    batch: int
+    in_channels: int
+    out_channels: int
+    in_size: tuple[int, ...]
+    out_size: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    dtype: str
+    allow_tf32: bool
+    groups: int = 1
+
+    def time(self, device: DeviceSpec) -> KernelTime:
+        """The model's time on a device that has all figures it takes."""
+        stride = tuple(max(1, round(i / o)) for i, o in zip(self.in_size, self.out_size))
+        time = convolution_time(self.way, self.batch, self.in_channels, self.out_channels, self.in_size, self.out_size,
+                                self.kernel_size, self.groups, self.dtype, device, stride=stride,
+                                dilation=(1,) * len(stride), allow_tf32=self.allow_tf32, channels_last=False)
+        assert time is not None
+        return time
+
+    def roofline(self, device: DeviceSpec) -> float:
+        """Seconds of a data sheet's roofline."""
+        ins, outs, taps = self.in_channels // self.groups, self.out_channels, math.prod(self.kernel_size)
+        images, results = self.in_channels * math.prod(self.in_size), outs * math.prod(self.out_size)
+        elements, flops = self.batch * (images + results) + ins * outs * taps, 2 * self.batch * results * ins * taps
+        return roofline_seconds(flops, elements * (4 if self.dtype == "float32" else 2), self.dtype, device,
+                                uses_tensor_cores=True, allow_tf32=self.allow_tf32) or 0.0
+
+
+class Row(NamedTuple):
+    """One measured operator: the calls that it makes, and where it was measured.
+
+    ``group``: the fold, or the model. ``order``: how many the process had measured before. ``repeats``: such calls in a
+    step.
+    """
+
+    calls: tuple[Call, ...]
+    device: str
+    group: str
+    order: int
+    seconds: float
+    repeats: int
+
+
+def read_fp32_rows(folds: int) -> list[Row]:
+    """The 3x3 convolutions in float32, a fold by shape."""
+    order = {tuple(list(r.values())[:5]): int(r["row"]) for r in read_rows("fp32_conv_order")}
+    rows = []
+    for r in read_rows("fp32_ops"):
+        if r["op"] == "conv":
+            key = tuple(r[name] for name in ("device", "b", "c_in", "c_out", "size"))
+            batch, ins, outs, size = map(int, key[1:])
+            call = Call("forward", batch, ins, outs, (size, size), (size, size), (3, 3), "float32", False)
+            fold = str((batch * 7 + ins * 31 + outs * 17 + size * 13) % folds)
+            rows.append(Row((call,), DEVICES[key[0]], fold, order[key], float(r["us"]) * 1e-6, 1))
+    return rows
+
+
+def read_step_rows() -> list[Row]:
+    """The convolutions of the measured steps on an H200; a group is a model.
+
+    A forward operator names no size of its result: it is that of the same layer's backward in another case.
+    """
+    found: list[tuple[str, str, bool, list[list[int]], float, int]] = []
+    sizes: dict[tuple[str, str], tuple[int, ...]] = {}
+    for case in read_truth("latency")["cases"]:
+        model, dtype = case["id"].split("-")[0], "bfloat16" if "bf16" in case["id"] else "float32"
+        for op in case["ops"]:
+            is_backward = op["op"] == "aten::convolution_backward"
+            if is_backward or op["op"] == "aten::cudnn_convolution":
+                shapes = ast.literal_eval(op["shapes"])
+                if is_backward:
+                    sizes[model, str((shapes[1][1:], shapes[2]))] = tuple(shapes[0][2:])
+                found.append((model, dtype, is_backward, shapes[is_backward:is_backward + 2], op["us"], op["n"]))
+    rows = []
+    for model, dtype, is_backward, (x, w), microseconds, count in found:
+        ways = ["weight"] if is_backward else ["forward"]
+        if is_backward and x[1] != IMAGE_CHANNELS:  # images take no gradient
+            ways.append("input")
+        result = sizes[model, str((x[1:], w))]
+        calls = tuple(Call(way, x[0], x[1], w[0], tuple(x[2:]), result, tuple(w[2:]), dtype, True) for way in ways)
+        rows.append(Row(calls, "h200", model, 0, microseconds * 1e-6 / count, count))
+    return rows
+
+
+def read_depthwise_rows() -> list[tuple[Call, float]]:
+    """The published depthwise convolutions on an RTX 2080 Ti, and the seconds of one layer."""
+    return [(Call("forward", DEPTHWISE_BATCH, DEPTHWISE_CHANNELS, DEPTHWISE_CHANNELS, (size, size), (size, size),
+                  (kernel, kernel), "float32", False, DEPTHWISE_CHANNELS), milliseconds / 1000 / DEPTHWISE_LAYERS)
+            for size, row in DEPTHWISE_MILLISECONDS.items() for kernel, milliseconds in zip(DEPTHWISE_KERNELS, row)]
 
 FAMILY = "fp32 operator"
 FOLDS = 3
@@ -33,18 +146,15 @@ ROUNDS = 7
 FAR = math.log(1.5)  # an error counts no more than this: another algorithm was run, which no constant brings back
 
 # Where the search begins: from the data sheet (rates are shares of a peak) and from what such kernels usually reach.
-CUDA_CORE_START = {
-    "cuda_core_efficiency": 0.75, "cuda_core_tile_cost": 20.0, "cuda_core_prologue": 5.0, "cuda_core_resident": 1.5,
-    "winograd_efficiency": 0.7, "winograd_prologue": 15.0, "winograd_resident": 1.2, "memory_efficiency": 0.6,
-    "transform_efficiency": 0.5}
+CUDA_CORE_START = {"cuda_core_efficiency": 0.75, "cuda_core_tile_cost": 20.0, "cuda_core_prologue": 5.0,
+                   "cuda_core_resident": 1.5, "winograd_efficiency": 0.7, "winograd_prologue": 15.0,
+                   "winograd_resident": 1.2, "memory_efficiency": 0.6, "transform_efficiency": 0.5}
 HARNESS_START = {"host_seconds": 30e-6, "host_seconds_per_row": 8e-8}
-TENSOR_START = {
-    "tf32_efficiency": 0.6, "half_efficiency": 0.7, "tf32_in_place_efficiency": 0.5, "half_in_place_efficiency": 0.7,
-    "weight_efficiency": 0.8, "tensor_memory_efficiency": 0.75, "copy_efficiency": 0.7, "copy_elements": 1.6,
-    "gathered_vectors": 0.3, "kernel_seconds": 3e-6}
+TENSOR_START = {"tf32_efficiency": 0.6, "half_efficiency": 0.7, "tf32_in_place_efficiency": 0.5,
+                "half_in_place_efficiency": 0.7, "weight_efficiency": 0.8, "tensor_memory_efficiency": 0.75,
+                "copy_efficiency": 0.7, "copy_elements": 1.6, "gathered_vectors": 0.3, "kernel_seconds": 3e-6}
 # No kernel does better: the best measured convolution reaches 0.8 of its pipe, and copies 0.95 of the bandwidth.
-MOST = {"cuda_core_tile_cost": 64.0,
-        "tf32_efficiency": 0.8, "half_efficiency": 0.8, "half_in_place_efficiency": 0.8,
+MOST = {"cuda_core_tile_cost": 64.0, "tf32_efficiency": 0.8, "half_efficiency": 0.8, "half_in_place_efficiency": 0.8,
         "tf32_in_place_efficiency": 0.8, "copy_efficiency": 0.95, "memory_efficiency": 0.95,
         "tensor_memory_efficiency": 0.95, "cuda_core_efficiency": 1.0, "winograd_efficiency": 1.0}
 # Not fitted. A step of depth of an output tile loads (rows + columns) * 2 bytes of 16-bit operands at 128 bytes a clock
@@ -232,13 +342,12 @@ def main() -> None:
         architectures[find_device(name).architecture or name] = constants
         devices[name] = {"spread": next(c.spread for c in judged if (c.device, c.scheme) == (name, "fold"))}
     spread = next(c.spread for c in judged if c.scheme == "device")
-    write_constants(
-        "convolution", {
-            "data": "benchmarks/truth/kernels/fp32_ops.csv.gz (conv), benchmarks/truth/latency.json",
-            "licence": "NeuSight: MIT; latency.json: this project", "note": NOTE, "harness": harness},
-        {**fit_generic(rows, harness), **tensor, **depthwise, **ASSUMED, "spread": spread,
-         "tensor_spread": round(1.5 * tensor_spread, 3), "depthwise_spread": DEPTHWISE_SPREAD},
-        architectures, devices)
+    write_constants("convolution",
+                    {"data": "benchmarks/truth/kernels/fp32_ops.csv.gz (conv), benchmarks/truth/latency.json",
+                     "licence": "NeuSight: MIT; latency.json: this project", "note": NOTE, "harness": harness},
+                    {**fit_generic(rows, harness), **tensor, **depthwise, **ASSUMED, "spread": spread,
+                     "tensor_spread": round(1.5 * tensor_spread, 3), "depthwise_spread": DEPTHWISE_SPREAD},
+                    architectures, devices)
 
 if __name__ == "__main__":
     main()

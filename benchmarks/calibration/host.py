@@ -41,10 +41,9 @@ from benchmarks.page import keep
 from .constants import rounded, write_constants
 from .matmul_cases import all_cases
 
-START = {
-    "module_seconds": 20e-6, "forward_seconds": 10e-6, "gradient_seconds": 1e-6, "backward_seconds": 10e-6,
-    "update_seconds": 10e-6, "list_tensor_seconds": 1.5e-6, "library_seconds": 10e-6, "checkpoint_seconds": 10e-6,
-    "launch_seconds": 8e-6, "gap_seconds": 1e-6}
+START = {"module_seconds": 20e-6, "forward_seconds": 10e-6, "gradient_seconds": 1e-6, "backward_seconds": 10e-6,
+         "update_seconds": 10e-6, "list_tensor_seconds": 1.5e-6, "library_seconds": 10e-6, "checkpoint_seconds": 10e-6,
+         "launch_seconds": 8e-6, "gap_seconds": 1e-6}
 NAMES = tuple(START)
 SMALL_SECONDS = 3e-6  # of a product, by the data sheet
 FEWEST = 20  # products that tell of a host

@@ -39,11 +39,10 @@ def main() -> None:
     means = {direction: _mean(values) for direction, values in shares.items()}
     spread = max(max(share / means[direction], means[direction] / share) - 1
                  for direction, values in shares.items() for share in values)
-    constants = {
-        "latency_seconds": _LATENCY, "pinned_to_device_share": means["to_device"],
-        "pinned_from_device_share": means["from_device"], "pinned_spread": 2 * spread,
-        "pageable_to_device_bandwidth": _mean([size / seconds for size, seconds in _PAGEABLE_TO_DEVICE]),
-        "pageable_from_device_bandwidth": _PAGEABLE_FROM_DEVICE, "pageable_spread": 1.0}
+    constants = {"latency_seconds": _LATENCY, "pinned_to_device_share": means["to_device"],
+                 "pinned_from_device_share": means["from_device"], "pinned_spread": 2 * spread,
+                 "pageable_to_device_bandwidth": _mean([size / seconds for size, seconds in _PAGEABLE_TO_DEVICE]),
+                 "pageable_from_device_bandwidth": _PAGEABLE_FROM_DEVICE, "pageable_spread": 1.0}
     # the device of the table: its own figures, as near as two digits tell
     devices = {"h200": rounded({f"pinned_{direction}_share": rate / _PCIE_5 for direction, rate in h200.items()})}
     write_constants("host_copy", {

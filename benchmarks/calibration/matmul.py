@@ -24,18 +24,15 @@ SAMPLE = 280  #: cases of a device and kind that a fit sees
 JUDGED = 500  #: cases of a device and scheme that are judged
 
 _SHARED = {"clock_hertz": 1.7e9}  # a usual boost clock
-_COMMON = {
-    "k_seconds": 2e-9, "wave_seconds": 5e-7, "split_seconds": 3e-6, "floor_seconds": 2e-6, "bandwidth_share": 0.8,
-    "joules_scale": 1.2, "element_clocks": 0.18, "power": 2.0, "add_share": 0.2, "load_bytes_per_clock": 40.0,
-    "peak_share": 0.85, "cache_share": 0.6,
-    "slow_seconds": 1e-3, "store_bytes_per_clock": 15.0}
-START = {
-    "half": _COMMON, "byte": _COMMON,
-    "single": {**_COMMON, "load_bytes_per_clock": 20.0, "k_seconds": 6e-9, "slow_seconds": 3e-3}}
+_COMMON = {"k_seconds": 2e-9, "wave_seconds": 5e-7, "split_seconds": 3e-6, "floor_seconds": 2e-6,
+           "bandwidth_share": 0.8, "joules_scale": 1.2, "element_clocks": 0.18, "power": 2.0, "add_share": 0.2,
+           "load_bytes_per_clock": 40.0, "peak_share": 0.85, "cache_share": 0.6, "slow_seconds": 1e-3,
+           "store_bytes_per_clock": 15.0}
+START = {"half": _COMMON, "byte": _COMMON, "single": {**_COMMON, "load_bytes_per_clock": 20.0, "k_seconds": 6e-9,
+                                                      "slow_seconds": 3e-3}}
 _PULL = 0.0015  # of one constant that is e times what is more general, in units of the mean error
-_LIMITS = {
-    "slow_seconds": (1e-4, 0.1), "joules_scale": (0.5, 3.0), "element_clocks": (0.001, 2.0), "peak_share": (0.2, 1.05),
-    "bandwidth_share": (0.3, 1.0), "cache_share": (0.05, 1.0), "power": (1.0, 6.0)}
+_LIMITS = {"slow_seconds": (1e-4, 0.1), "joules_scale": (0.5, 3.0), "element_clocks": (0.001, 2.0),
+           "peak_share": (0.2, 1.05), "bandwidth_share": (0.3, 1.0), "cache_share": (0.05, 1.0), "power": (1.0, 6.0)}
 _CLOCKS = {"bmm before": 15e-6, "bmm after": 10e-6, "linear before": 25e-6, "linear after": 20e-6,
            "sglang quantized": 1e-7, "trtllm quantized": 8e-6}  # of harnesses: seconds beside the kernel
 Values = dict[str, float]

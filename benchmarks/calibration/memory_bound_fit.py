@@ -53,9 +53,8 @@ GROUPS: tuple[tuple[tuple[str, ...], Bounds], ...] = (
     (("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), {"tap_instructions": (60, 10, 300)}),
     (("cat",), {"cat_instructions": (214, 20, 1000)}))
 #: Fitted to the float32 operators of older devices, and PyTorch 2.1: the powers, and the rows of layer norms.
-OLDER: tuple[tuple[tuple[str, ...], Bounds], ...] = (
-    (("pow_scalar",), {"pow_instructions": (105, 20, 500)}),
-    (("layer_norm",), {"row_instructions": (330, 100, 1000)}))
+OLDER: tuple[tuple[tuple[str, ...], Bounds], ...] = ((("pow_scalar",), {"pow_instructions": (105, 20, 500)}),
+                                                     (("layer_norm",), {"row_instructions": (330, 100, 1000)}))
 #: Operators of steps that tell what memory gives.
 STREAMS = ("aten::threshold_backward", "aten::add_", "aten::gelu")
 

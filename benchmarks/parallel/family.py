@@ -45,11 +45,10 @@ class Prediction:
         return self.allocated if self.figure == "allocated" else self.reserved
 
 
-FAMILIES = {
-    "NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
-    "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
-    "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
-    "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated")}
+FAMILIES = {"NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
+            "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
+            "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
+            "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated")}
 
 DEVICES = {"A100": "a100_80gb", "H100": "h100_sxm", "H200": "h200", "GB200": "gb200", "B200": "b200",
            "MI300X": "mi300x"}

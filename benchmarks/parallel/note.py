@@ -38,14 +38,12 @@ NOTES = [
          "peft and transformers of the row (4.48) are rebuilt by today's model and this package's adapters."),
 ]
 
-APART = [
-    Note(("modded-nanogpt", ),
-         "whole models under torch.compile, with FlexAttention and an 8-bit head, each a script of its own"),
-    Note(("llama4-16e", ), "grouped products of torchtitan's experts under torch.compile, on B200"),
-    Note(("hybrid-hybrid", "nemotron"), "Mamba layers, whose kernels are Triton's, and a dispatcher of DeepEP"),
-    Note(("fine-grained-offloading", ), "activations offloaded by name, which the released package does not know"),
-    Note(("galvatron", "megatron-bridge", "mixtral"), "not rebuilt"),
-]
+APART = [Note(("modded-nanogpt",),
+              "whole models under torch.compile, with FlexAttention and an 8-bit head, each a script of its own"),
+         Note(("llama4-16e",), "grouped products of torchtitan's experts under torch.compile, on B200"),
+         Note(("hybrid-hybrid", "nemotron"), "Mamba layers, whose kernels are Triton's, and a dispatcher of DeepEP"),
+         Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know"),
+         Note(("galvatron", "megatron-bridge", "mixtral"), "not rebuilt")]
 
 
 def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:
