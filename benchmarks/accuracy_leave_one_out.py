@@ -107,7 +107,6 @@ def predict(case: Case, values: Values) -> dict[tuple[int, str], int]:
 
 
 def off_by(case: Case, peaks: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], int]:
-    """By how many bytes each peak is off."""
     return {row[:2]: abs(peaks[row[:2]] - row[5]) for row in case.phases if row[:2] in peaks}
 
 

@@ -71,7 +71,6 @@ def read_requests(logs: list[Log]) -> dict[tuple[int, str], tuple[int, int]]:
 
 
 def judge(case: Case) -> Result:
-    """Profile one case and compare."""
     torch.set_num_threads(1)
     began = time.perf_counter()
     result = Result(case.id)
@@ -140,7 +139,6 @@ def range_table(results: list[Result]) -> str:
 
 
 def case_table(results: list[Result]) -> str:
-    """One row a case."""
     rows: list[list[object]] = []
     for r in results:
         if r.peak is None or r.reserved is None:

@@ -56,7 +56,6 @@ def read_rows() -> list[dict[str, Any]]:
 
 
 def measured_bytes(row: dict[str, Any]) -> float:
-    """What a row tells."""
     told = row["measured"]
     return float(told.get("memory_bytes") or told["memory_gib"] * GIB)
 
@@ -91,7 +90,6 @@ def judge(row: dict[str, Any]) -> Prediction | str:
 
 
 def predict_all(rows: list[dict[str, Any]], processes: int) -> dict[str, Prediction]:
-    """By id. Failures are told."""
     made: dict[str, Prediction] = {}
     for row, result in zip(rows, map_apart(judge, rows, processes, tasks=4)):
         if isinstance(result, str):
@@ -135,7 +133,6 @@ def table(judged: list[Judged], used: list[Note]) -> str:
 
 
 def summarize(judged: list[Judged]) -> str:
-    """Errors by source and of all."""
     groups: dict[str, list[float]] = {}
     for one in judged:
         groups.setdefault(one.row["source"]["repo"], []).append(abs(one.error))
@@ -149,7 +146,6 @@ def summarize(judged: list[Judged]) -> str:
 
 
 def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -> str:
-    """The figures of docs/accuracy.md."""
     off = [one for one in judged if abs(one.error) > NAMED_ABOVE]
     used = [note for note in NOTES if any(note_of(one.row, NOTES) is note for one in off)]
     notes = "\n".join(f"{number}. {note.text}" for number, note in enumerate(used, 1))
@@ -178,7 +174,6 @@ Sources:
 
 
 def time_tables(judged: Sequence[Timed]) -> str:
-    """Errors by source, then every row."""
     families = {"all": list(judged)}
     for case in judged:
         families.setdefault(case.family, []).append(case)

@@ -47,14 +47,11 @@ class Row:
 
     @property
     def measured(self) -> float:
-        """The figure in bytes."""
         return self.told * UNITS[self.unit]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was predicted for a row, in bytes."""
-
     row: Row
     predicted: int
 
@@ -156,7 +153,6 @@ BUILDERS: dict[str, Callable[[Row], int]] = {
 
 
 def judge(row: Row) -> Result:
-    """Predict and compare."""
     torch.set_num_threads(1)
     return Result(row, BUILDERS[row.builder](row))
 
@@ -170,7 +166,6 @@ def table(results: list[Result], notes: list[str]) -> str:
 
 
 def section(results: list[Result], seconds: float) -> str:
-    """The figures of docs/accuracy.md."""
     told = read_truth(TABLE)["notes"]
     used = [name for name in told if any(r.row.note == name for r in results)]
     sources = sorted({f"- {s['repo']}, {s['path']} at {s['commit']} ({s['date']})" for s in (

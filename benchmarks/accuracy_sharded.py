@@ -34,8 +34,6 @@ FLASH_WIDTHS = (2048, 2560, 4096, 8192)  #: of 1b, 3b, 7b and 70b, which sweep.p
 
 
 class Run(NamedTuple):
-    """A row of the table."""
-
     id: str
     gpu: str
     gpus: int
@@ -105,7 +103,6 @@ def run_part(run: Run, layers: int) -> Part:
 
 
 def judge(run: Run) -> Judged:
-    """Predict and compare."""
     warnings.filterwarnings("ignore")
     few, more = run_part(run, FEW), run_part(run, MORE)
     grown = Part(*(a + (b - a) * (run.layers - FEW) / (MORE - FEW) for a, b in zip(few, more)))

@@ -38,8 +38,6 @@ FLOAT16 = 2
 
 
 class Run(NamedTuple):
-    """A row of the table."""
-
     id: str
     gpus: int
     global_batch: int
@@ -58,7 +56,6 @@ class Run(NamedTuple):
         return self.global_batch // (self.dp * self.micro_batch)
 
     def stages(self) -> list[StageShape]:
-        """The shapes of its stages, first to last."""
         return [StageShape(self.hidden, self.heads, self.layers // self.pp, self.seq_len, self.micro_batch, self.tp,
                            read_truth(TABLE)["common"]["model"]["vocab"], stage == 0, stage == self.pp - 1)
                 for stage in range(self.pp)]
@@ -140,7 +137,6 @@ def predict(run: Run, times: Mapping[StageShape, StageTime]) -> PipelineTimeline
 
 
 def judge(runs: Sequence[Run], times: Mapping[StageShape, StageTime]) -> list[tuple[Run, Judged]]:
-    """Predict and compare."""
     found = []
     for run in runs:
         timeline = predict(run, times)

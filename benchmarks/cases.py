@@ -48,7 +48,6 @@ class Case:
 
 
 def measured_cases(name: str = "memory") -> list[Case]:
-    """All cases of the measured file."""
     return [Case(**{**row, "phases": [tuple(p) for p in row["phases"]]}) for row in read_truth(name)["cases"]]
 
 

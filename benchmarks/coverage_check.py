@@ -6,12 +6,10 @@ import gc
 import inspect
 import random
 import re
-import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +19,30 @@ from analyzer import MetaTensorMode, profile, symbolic_trace
 from analyzer.meta.structure import replace_tensors, tensors_of
 from analyzer.record.eager import default_loss
 
-from .coverage_case import Candidate, Case, Inputs
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to build a model and to call it; ``make_inputs(model, train)`` gives real tensors of a small size."""
+
+    label: str
+    build: Callable[[], nn.Module]
+    make_inputs: Callable[[nn.Module, bool], Inputs]
+    loss_fn: Callable[[Any], torch.Tensor] | None = None
+    #: of the inputs; one that fails four times in the same way is not tried with other builds
+    variant: str = ""
+    may_be_large: bool = False  #: known to work as it is, also where it is too large for a run on data
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model by name; of its candidates the first is taken that PyTorch itself can run on data."""
+
+    name: str    #: "timm:resnet18"
+    family: str  #: row of the table
+    group: str   #: stratum of the sample
+    candidates: Callable[[], list[Candidate]]
 
 LARGEST_REAL = 150_000_000  # parameters; larger models are not run on data
 SEED = 7
@@ -29,15 +50,15 @@ SEED = 7
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """What PyTorch itself makes of a candidate."""
 
-    model: nn.Module | None  #: with data, where it is small enough
-    trains: bool | str       #: True, or why PyTorch cannot train it
-    buffers: dict[str, torch.Tensor]           #: before the training step
-    inputs: Inputs | None                      #: of that step
-    expected: dict[str, torch.Tensor] | None   #: its results
+    candidate: Candidate
+    model: nn.Module | None = None  #: with data, where it is small enough
+    trains: bool = True
+    buffers: dict[str, torch.Tensor] = {}             #: before the training step
+    inputs: Inputs | None = None                      #: of that step
+    expected: dict[str, torch.Tensor] | None = None   #: its results
 
 
 def check_case(case: Case) -> Row:
@@ -45,56 +66,51 @@ def check_case(case: Case) -> Row:
     model here.
     """
     row: Row = {"name": case.name, "family": case.family, "group": case.group}
-    start = time.perf_counter()
     try:
-        candidates = case.candidates()
+        reference = _choose(case.candidates())
     except Exception as error:
-        row["unusable"] = _reason(error)
+        row["unusable"] = str(error) if isinstance(error, UnusableError) else _reason(error)
         return row
+    steps = {"train": lambda: _profile(reference, "train"), "infer": lambda: _profile(reference, "infer"),
+             "trace": lambda: _trace(reference)}
+    if not reference.trains:
+        del steps["train"]
+    for step, run in steps.items():
+        try:
+            run()
+            row[step] = "pass"
+        except Exception as error:
+            row[step] = _reason(error)
+        gc.collect()
+    return row
+
+
+class UnusableError(Exception):
+    """PyTorch runs no candidate."""
+
+
+def _choose(candidates: Iterable[Candidate]) -> Reference:
+    """The first candidate that PyTorch can train, else the first that it can run."""
     failures: list[str] = []
     seen: Counter[tuple[str, str]] = Counter()
-    chosen: tuple[Candidate, Reference] | None = None
+    chosen: Reference | None = None
     for candidate in candidates:
         if any(variant == candidate.variant and count > 3 for (variant, _), count in seen.items()):
             continue
         try:
-            reference = _run_on_data(candidate, row)
+            reference = _run_on_data(candidate)
         except Exception as error:
             failures.append(f"{candidate.label}: {_reason(error)}")
             seen[candidate.variant, _reason(error)] += 1
             del error  # with its frames, which hold the model
             gc.collect()
             continue
-        if reference.trains is True or chosen is None:
-            chosen = candidate, reference
-        if reference.trains is True:
-            break
+        if reference.trains:
+            return reference
+        chosen = chosen or reference
     if chosen is None:
-        row["unusable"] = " | ".join(dict.fromkeys(failures))
-        return row
-    candidate, reference = chosen
-    trains = reference.trains
-    row["candidate"] = candidate.label
-    row["reference_seconds"] = round(time.perf_counter() - start, 2)
-    if trains is not True:
-        row["no_training"] = trains
-    if trains is True:
-        _note(row, "train", lambda: _profile(candidate, row, "train"))
-    _note(row, "infer", lambda: _profile(candidate, row, "infer"))
-    _note(row, "trace", lambda: _trace(candidate, row, reference))
-    return row
-
-
-def _note(row: Row, step: str, run: Callable[[], None]) -> None:
-    start = time.perf_counter()
-    try:
-        run()
-        row[step] = "pass"
-    except Exception as error:
-        row[step] = _reason(error)
-        row[step + "_traceback"] = "".join(traceback.format_exception(error, chain=True))[-6000:]
-    row[step + "_seconds"] = round(time.perf_counter() - start, 2)
-    gc.collect()
+        raise UnusableError(" | ".join(dict.fromkeys(failures)))
+    return chosen
 
 
 def _reason(error: BaseException) -> str:
@@ -109,30 +125,26 @@ def group_reason(reason: str) -> str:
     return re.sub(r"\d+", "#", text)[:160]
 
 
-def _run_on_data(candidate: Candidate, row: Row) -> Reference:
+def _run_on_data(candidate: Candidate) -> Reference:
     params = _count_params(candidate)
     if params is not None and params > LARGEST_REAL:
         if not candidate.may_be_large:
             raise ValueError(f"{params:,} parameters are too many for a run on data")
-        row["params"] = params
-        return Reference(None, True, {}, None, None)
+        return Reference(candidate)
     torch.manual_seed(SEED)
     model = candidate.build()
     model.eval()
     args, kwargs = candidate.make_inputs(model, False)
     with torch.no_grad():
         model(*args, **kwargs)
-    row["params"] = sum(p.numel() for p in model.parameters())
     model.train()
     before = {name: b.detach().clone() for name, b in model.named_buffers()}
     try:
         inputs = candidate.make_inputs(model, True)
         expected = results_of(model, model, before, inputs, candidate, True)
-    except Exception as error:
-        return Reference(model, _reason(error), before, None, None)
-    if any(g.layout is not torch.strided for g in expected.values()):
-        row["sparse_gradients"] = True  # which Adam refuses
-    return Reference(model, True, before, inputs, expected)
+    except Exception:
+        return Reference(candidate, model, False, before)
+    return Reference(candidate, model, True, before, inputs, expected)
 
 
 def _count_params(candidate: Candidate) -> int | None:
@@ -143,8 +155,8 @@ def _count_params(candidate: Candidate) -> int | None:
         return None
 
 
-def _profile(candidate: Candidate, row: Row, mode: Literal["train", "infer"]) -> None:
-    train = mode == "train"
+def _profile(reference: Reference, mode: Literal["train", "infer"]) -> None:
+    candidate, train = reference.candidate, mode == "train"
 
     def build() -> nn.Module:
         return candidate.build().train(train)
@@ -152,34 +164,29 @@ def _profile(candidate: Candidate, row: Row, mode: Literal["train", "infer"]) ->
     with MetaTensorMode():
         model = build()
     args, kwargs = candidate.make_inputs(model, train)
-    optimizer = ("sgd" if row.get("sparse_gradients") else "adamw") if train and any(
-        p.requires_grad for p in model.parameters()) else None
-    result = profile(model, args=args, kwargs=kwargs, mode=mode, loss_fn=candidate.loss_fn, optimizer=optimizer)
-    row[mode + "_assumptions"] = len(result.assumptions)
-    if result.uncounted:
-        row[mode + "_uncounted"] = [u.operator for u in result.uncounted]
+    is_sparse = any(g.layout is not torch.strided for g in (reference.expected or {}).values())  # which Adam refuses
+    trains = train and any(p.requires_grad for p in model.parameters())
+    profile(model, args=args, kwargs=kwargs, mode=mode, loss_fn=candidate.loss_fn,
+            optimizer=("sgd" if is_sparse else "adamw") if trains else None)
 
 
 # -- trace -------------------------------------------------------------------------------------------------------
 
 
-def _trace(candidate: Candidate, row: Row, reference: Reference) -> None:
-    real, before, expected, trains = reference.model, reference.buffers, reference.expected, reference.trains is True
+def _trace(reference: Reference) -> None:
+    candidate, real, trains, before, inputs, expected = reference
     if real is None:
         _replay_without_data(candidate)
         return
     real.train(trains)
     _restore(real, before)
-    inputs = reference.inputs or candidate.make_inputs(real, trains)
+    inputs = inputs or candidate.make_inputs(real, trains)
     gm = trace_with(real, inputs)
     # a path drawn by lot: the original may take another
     if any("drawn from the profiler's own seed" in a for a in gm.meta["assumptions"]):
         real.eval()
-        row["trace_mode"] = "eval"
         inputs, expected = candidate.make_inputs(real, trains), None
         gm = trace_with(real, inputs)
-    row["trace_assumptions"] = len(gm.meta["assumptions"])
-    row["nodes"] = len(gm.graph.nodes)
     found = results_of(gm, real, before, inputs, candidate, trains)
     if expected is not None:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .coverage_case import Candidate, Case, Inputs
+from .coverage_check import Candidate, Case, Inputs
 
 _MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 _MAKERS: dict[str, Callable[..., torch.Tensor]] = {

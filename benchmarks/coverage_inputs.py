@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .coverage_case import Inputs
+from .coverage_check import Inputs
 from .coverage_config import AHEAD, VOCABULARY, find_field, parts_of
 
 BATCH, TOKENS, ANSWER = 2, 16, 8

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .coverage_case import Candidate, Case, Inputs
+from .coverage_check import Candidate, Case, Inputs
 from .coverage_layer_features import FEATURES
 
 _Maker = Callable[[], tuple[Any, ...]]

@@ -11,7 +11,7 @@ from torch import nn
 
 from analyzer.zoo.vision_models import find_torchvision_model
 
-from .coverage_case import Candidate, Case, Inputs
+from .coverage_check import Candidate, Case, Inputs
 
 _libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
 

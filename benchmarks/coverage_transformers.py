@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .coverage_case import Candidate, Case
+from .coverage_check import Candidate, Case
 from .coverage_config import default_fields, fix, scale, shorten
 from .coverage_inputs import variants
 

@@ -37,8 +37,6 @@ class Stage:
 
 
 class Doubled(torch.autograd.Function):
-    """A user's own operator."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -114,24 +112,19 @@ class Hooked(nn.Module):
 
 
 def square(output: torch.Tensor) -> torch.Tensor:
-    """A user's loss."""
     return output.float().square().mean()
 
 
 class Slow(torch.optim.SGD):
-    """A user's optimizer."""
-
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
 
 def make_slow(parameters: Any) -> Slow:
-    """A user's factory of optimizers."""
     return Slow(parameters, lr=0.1, momentum=0.9)
 
 
 def own_step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
-    """A user's step."""
     for part in x.split(2):
         model(part).sum().backward()
     optimizer.step()
@@ -139,7 +132,6 @@ def own_step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
 
 
 def build() -> Stack:
-    """A user's factory."""
     return Stack()
 
 

@@ -244,7 +244,6 @@ class Watched:
         self.count = 0
 
     def run(self) -> str:
-        """The answer of the stage."""
         return self.stage.run(self.owned, self.folder)
 
     def warm_up(self) -> list[str]:
@@ -253,7 +252,6 @@ class Watched:
         return [] if self.run() == self.right else ["a run without a fault does not repeat the first"]
 
     def look(self) -> None:
-        """Keep what there is before a fault."""
         for name, content in self.old.items():
             (self.folder / name).write_bytes(content)
         self.before = read_owned(self.owned), read_process(self.folder)
@@ -261,7 +259,6 @@ class Watched:
         self.count += 1
 
     def list_changed(self) -> list[str]:
-        """What is not as it was."""
         after = read_owned(self.owned), read_process(self.folder)
         changed = [line for one, other in zip(self.before, after) for line in list_changed(one, other)
                    if not (self.stage.files and line.startswith("files:") or re.search(self.stage.changes, line))]

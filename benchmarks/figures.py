@@ -1,11 +1,14 @@
 """The figures of docs/img/ that explain: how a run flows, memory over a step, what a budget for activations costs.
 
     python -m benchmarks.figures            # writes docs/img/*.svg; needs matplotlib, the extra [report]
+    python -m benchmarks.figures page       # writes docs/img/page.png, with which the README opens; needs chromium
 """
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import matplotlib
 import torch
 
 from analyzer import profile, symbolic_trace
+from analyzer.cli import main as run_command
 from analyzer.report.page.picture import stack_categories
 from analyzer.results.profile import Profile
 from analyzer.tools.solver import Planner
@@ -112,12 +116,36 @@ def draw(name: str, path: Path) -> None:
         pyplot.close(figure)
 
 
+PICTURE = FOLDER / "page.png"
+COMMAND = ("profile", "llama_1b", "--dtype", "bf16", "--optimizer", "adamw", "--device", "h100", "--show", "brief")
+
+
+def take_picture() -> None:
+    """The first screen of a page, 1280 x 860, to a PNG: of the Llama of 1.2 billion parameters that ships with the
+    package, a training step with AdamW in bfloat16 on an H100.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        page = Path(folder) / "page.html"
+        run_command([*COMMAND, "--html", str(page)])
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 1280, "height": 860})
+        shown.goto(page.as_uri())
+        shown.wait_for_selector(".memory .main-svg")
+        shown.screenshot(path=str(PICTURE))
+        browser.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the figures of docs/img/.")
     parser.add_argument("names", nargs="*", default=list(FIGURES), metavar="NAME")
     for name in parser.parse_args().names:
-        draw(name, FOLDER / f"{name}.svg")
-        print(f"docs/img/{name}.svg", file=sys.stderr)
+        if name == "page":
+            take_picture()
+        else:
+            draw(name, FOLDER / f"{name}.svg")
+        print(f"docs/img/{name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

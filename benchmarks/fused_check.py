@@ -1,4 +1,5 @@
-"""Kernels that TorchInductor generates beside those that are predicted: ``python -m benchmarks.fused_check``.
+"""Kernels that TorchInductor generates beside those that are predicted: ``python -m benchmarks.fused_check``; compiled
+steps that others measured: ``python -m benchmarks.fused_check steps``.
 
 Generated is for a CPU, which needs no GPU; forward passes alone, as the CPU's scheduler also joins loops over different
 elements, which that for GPUs does not and backward passes give it. Takes two minutes and a C++ compiler.
@@ -6,7 +7,9 @@ elements, which that for GPUs does not and backward passes give it. Takes two mi
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import nn
@@ -16,8 +19,10 @@ from analyzer import profile
 from analyzer.profilers.fused_graph import build_graph
 from analyzer.profilers.fusion import fuse
 from analyzer.record.log import Log
+from analyzer.record.options import ProfileOptions
 from analyzer.report.node_table import print_rows
 
+from .measured_step import neusight_steps
 from .page import keep
 
 WIDTH = 64
@@ -92,7 +97,33 @@ def count_predicted(model: nn.Module, x: torch.Tensor) -> list[bool]:
     return [kernel.extern is None for kernel in fuse(build_graph(logs[-1]))]
 
 
-def main() -> None:
+COLUMNS = ("Case", "Compiled, measured", "Predicted", "Error", "NeuSight's", "Compiled / eager, measured", "Predicted",
+           "Kernels")
+
+
+def compare_steps() -> None:
+    """Steps of the authors of NeuSight with ``torch.compile(model)``, each beside the eager step of the same shape
+    (`benchmarks.measured_step` says where they are from). Nothing is fitted to them.
+    """
+    eager = {step.id: step for step in neusight_steps()}
+    rows, errors, ratios = [], [], []
+    for step in neusight_steps("fusion"):
+        plain = eager[step.id.replace("-fusion", "")]
+        profile = plain.profile(options=ProfileOptions(fused="default"))
+        fused = profile.fused
+        assert fused is not None and profile.step_seconds is not None
+        error = fused.step_seconds / step.seconds - 1
+        measured, predicted = step.seconds / plain.seconds, fused.step_seconds / profile.step_seconds
+        errors.append(abs(error))
+        ratios.append(abs(predicted / measured - 1))
+        rows.append((step.id, f"{step.seconds * 1e3:.1f} ms", f"{fused.step_seconds * 1e3:.1f} ms", f"{error:+.1%}",
+                     f"{step.others['neusight'] / step.seconds - 1:+.1%}", f"{measured:.3f}", f"{predicted:.3f}",
+                     f"{fused.eager_kernels} to {fused.kernels}"))
+    print(print_rows(COLUMNS, rows))
+    print(f"\nmedian error: {median(errors):.1%} of the time, {median(ratios):.1%} of the ratio to eager")
+
+
+def compare_kernels() -> None:
     rows = []
     for name, build in CASES.items():
         model, x = build().eval(), torch.rand(8, 32, WIDTH)
@@ -104,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare_steps() if "steps" in sys.argv else compare_kernels()

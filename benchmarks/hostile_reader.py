@@ -69,7 +69,6 @@ def list_readers(folder: Path, names: Collection[str] = ()) -> list[Reader]:
 
 @cache
 def profile_net() -> Profile:
-    """A profile of the two layers."""
     return profile(Net(), args=(torch.ones(4, 8),), optimizer="sgd", device="h100")
 
 

@@ -64,7 +64,6 @@ def run_command(command: str) -> str:
 
 
 def run_here(words: list[str]) -> tuple[str, int]:
-    """What a command prints, and its exit code."""
     from analyzer.cli import main
 
     out = io.StringIO()

@@ -5,7 +5,7 @@
     python -m benchmarks.matrix --torch 2.10.0 -- tests/fx -x       # other tests, and options of pytest
     python -m benchmarks.matrix --all --delete            # each torch under this Python, each Python found: make matrix
 
-An environment is made once, beside the repository's own (`--into` says where else), with the packages of
+An environment is made once, beside the repository's own with the packages of
 constraints.txt but for torch's, and the torchvision that was built for that torch: 2 to 8 GB. `--keep-result` writes
 what came out into benchmarks/matrix.json, of which `python -m benchmarks.trust --only versions` makes a table. Exits 1
 where a test failed or nothing could be installed. Needs no package but Python's own.
@@ -78,16 +78,16 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def run_pair(outcome: Outcome, into: Path, tests: Sequence[str], jobs: int, delete: bool) -> None:
+def run_pair(outcome: Outcome, tests: Sequence[str], delete: bool) -> None:
     """Make the environment where it is not there yet, and run tests in it."""
-    folder = into / f".venv-{outcome.torch}-py{outcome.python}"
+    folder = ROOT / f".venv-{outcome.torch}-py{outcome.python}"
     try:
         start = time.perf_counter()
         outcome.problem = _install(folder, outcome)
         outcome.install_seconds = round(time.perf_counter() - start)
         if not outcome.problem:
             start = time.perf_counter()
-            _test(folder, outcome, tests, jobs)
+            _test(folder, outcome, tests)
             outcome.seconds = round(time.perf_counter() - start)
     finally:
         if delete:
@@ -121,7 +121,7 @@ def _install(folder: Path, outcome: Outcome) -> str:
     return ""
 
 
-def _test(folder: Path, outcome: Outcome, tests: Sequence[str], jobs: int) -> None:
+def _test(folder: Path, outcome: Outcome, tests: Sequence[str]) -> None:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     tell = "import torch; print(torch.__version__.partition('+')[2] or 'cpu')"
@@ -130,7 +130,7 @@ def _test(folder: Path, outcome: Outcome, tests: Sequence[str], jobs: int) -> No
         outcome.problem = f"import torch: {(told.stderr.strip().splitlines() or ['failed'])[-1]}"
         return
     outcome.build = told.stdout.strip()
-    ran = subprocess.run([_interpreter(folder), "-m", "pytest", "-q", "--tb=short", "-n", str(jobs), "-o",
+    ran = subprocess.run([_interpreter(folder), "-m", "pytest", "-q", "--tb=short", "-n", "2", "-o",
                           f"cache_dir={folder / 'cache'}", f"--junitxml={report}", *tests], cwd=ROOT,
                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     if report.exists():
@@ -152,7 +152,6 @@ def read_report(report: Path, outcome: Outcome) -> None:
 
 
 def load_outcomes() -> list[Outcome]:
-    """What was kept last, of each pair."""
     return [Outcome(**row) for row in json.loads(RESULTS.read_text("utf-8"))] if RESULTS.exists() else []
 
 
@@ -164,7 +163,6 @@ def save_outcome(outcome: Outcome) -> None:
 
 
 def format_table(outcomes: Iterable[Outcome]) -> str:
-    """Versions by what came out, in Markdown."""
     rows = [f"| {one.torch} {one.build} | {one.python} | "
             + (f"{one.problem} | | |" if one.problem else f"{one.passed:,} | {len(one.failed)} | {one.skipped} |")
             + f" {one.day} |" for one in outcomes]
@@ -185,16 +183,13 @@ def measure(count: int | None = None) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run pairs of versions and print what came of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.matrix", description=__doc__.split("\n")[0])
     parser.add_argument("--torch", action="append", metavar="VERSION", help="a version of torch; may be given again")
     parser.add_argument("--python", action="append", metavar="3.X", help="a version of Python; may be given again")
     parser.add_argument("--all", action="store_true",
                         help="each torch under this Python, and the pinned one under others")
-    parser.add_argument("--into", type=Path, default=ROOT, help="where environments are made (default: the repository)")
     parser.add_argument("--delete", action="store_true", help="delete each environment when its tests have run")
     parser.add_argument("--keep-result", action="store_true", help="write what came out into benchmarks/matrix.json")
-    parser.add_argument("--jobs", type=int, default=2, help="processes that run tests (default: %(default)s)")
     parser.add_argument("tests", nargs="*", help="tests in place of the core ones, and options of pytest after `--`")
     options = parser.parse_args(argv)
     pairs = [(torch, python) for torch in options.torch or [PINNED] for python in options.python or [THIS_PYTHON]]
@@ -204,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for torch, python in pairs:
         outcome = Outcome(torch, python, tests=" ".join(options.tests) or "core")
         print(f"torch {torch}, Python {python}", flush=True)
-        run_pair(outcome, options.into, options.tests or CORE, options.jobs, options.delete)
+        run_pair(outcome, options.tests or CORE, options.delete)
         if options.keep_result:
             save_outcome(outcome)
         outcomes.append(outcome)

@@ -21,8 +21,6 @@ DROPOUT = 0.1  #: --hidden-dropout, --attention-dropout: arguments.py's defaults
 
 @dataclass(frozen=True)
 class StageShape:
-    """Sizes of a stage."""
-
     hidden: int
     heads: int
     layers: int

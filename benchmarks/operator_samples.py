@@ -103,7 +103,6 @@ def samples_of(operator: Any, most: int) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Compare samples of every operator, and print how many went which way, and what differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="OPERATOR")
     parser.add_argument("--samples", type=int, default=8, metavar="N", help="of each operator (%(default)s)")

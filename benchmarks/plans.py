@@ -73,7 +73,6 @@ def tokens(*shape: int) -> dict[str, Tensor]:
 
 
 def drawn(inputs: dict[str, Tensor], vocabulary: int = 0) -> dict[str, Tensor]:
-    """Real tensors like these."""
     return {k: torch.randint(vocabulary, v.shape) if vocabulary else torch.randn(v.shape) for k, v in inputs.items()}
 
 

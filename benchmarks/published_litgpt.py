@@ -43,6 +43,11 @@ class Shape:
     post_norms: bool = False
     softcap: bool = False                            #: of the scores of attention, which then is no fused kernel
 
+    @property
+    def size(self) -> int:
+        """Channels of a head."""
+        return self.head_size or self.width // self.heads
+
 
 @dataclass(frozen=True)
 class Code:
@@ -70,7 +75,6 @@ class RmsNorm(nn.Module):
         self.form, self.offset = code.norm, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` normed, in its dtype."""
         dtype = x.dtype
         if self.form != "bf16":
             x = x.float()
@@ -94,7 +98,6 @@ class LoraLayer(nn.Module):
             self.dropout = nn.Dropout(adapters.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output and the adapter's."""
         pretrained: Tensor = self.linear(x)
         if self.adapters is None:
             return pretrained
@@ -107,7 +110,7 @@ class FusedLayer(nn.Module):
 
     def __init__(self, shape: Shape, code: Code, adapters: Adapters | None) -> None:
         super().__init__()
-        size, groups = head_size(shape), shape.groups or shape.heads
+        size, groups = shape.size, shape.groups or shape.heads
         sizes = {"query": shape.heads * size, "key": groups * size, "value": groups * size}
         self.linear = nn.Linear(shape.width, sum(sizes.values()), bias=shape.bias)
         self.code, self.is_grouped = code, groups != shape.heads
@@ -119,7 +122,6 @@ class FusedLayer(nn.Module):
             self.dropout = nn.Dropout(adapters.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output and the adapters'."""
         pretrained: Tensor = self.linear(x)
         if not self.chosen:
             return pretrained
@@ -146,11 +148,6 @@ class FusedLayer(nn.Module):
         return padded.view(*x.shape[:-1], outputs).transpose(0, 1)
 
 
-def head_size(shape: Shape) -> int:
-    """Channels of a head."""
-    return shape.head_size or shape.width // shape.heads
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding; the factors in float32 make it a float32 one until the end."""
     half = x.shape[-1] // 2
@@ -165,12 +162,11 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         self.attn = FusedLayer(shape, code, adapters)
-        self.proj = LoraLayer(shape.heads * head_size(shape), shape.width, shape.bias, pick(adapters, "projection"))
+        self.proj = LoraLayer(shape.heads * shape.size, shape.width, shape.bias, pick(adapters, "projection"))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Of a batch of sequences."""
         batch, tokens, _ = x.shape
-        shape, size, groups = self.shape, head_size(self.shape), self.shape.groups or self.shape.heads
+        shape, size, groups = self.shape, self.shape.size, self.shape.groups or self.shape.heads
         each = shape.heads // groups
         qkv = self.attn(x).view(batch, tokens, groups, each + 2, size).permute(0, 2, 3, 1, 4)
         q, k, v = qkv.split((each, 1, 1), dim=2)
@@ -181,8 +177,7 @@ class Attention(nn.Module):
         q, k = (torch.cat((rotate(t[..., :turned], cos, sin), t[..., turned:]), dim=-1) for t in (q, k))
         y = self.attend_softcapped(q, k, v) if shape.softcap else functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=1 / math.sqrt(size))
-        output: Tensor = self.proj(y.transpose(1, 2).reshape(batch, tokens, shape.heads * size))
-        return output
+        return self.proj(y.transpose(1, 2).reshape(batch, tokens, shape.heads * size))  # type: ignore[no-any-return]
 
     def attend_softcapped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Gemma 2's: scores are there in full, and a mask a layer."""
@@ -205,20 +200,15 @@ class Mlp(nn.Module):
         self.proj = LoraLayer(shape.hidden, shape.width, shape.bias, own)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of a batch of sequences."""
         first = self.fc_1(x)
         if self.kind == "gelu":
-            output: Tensor = self.proj(functional.gelu(first))
-            return output
+            return self.proj(functional.gelu(first))  # type: ignore[no-any-return]
         gate = functional.silu if self.kind == "silu" else functional.gelu
         second = self.fc_2(x)
-        gated: Tensor = self.proj(gate(first) * second)
-        return gated
+        return self.proj(gate(first) * second)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    """A layer of the model."""
-
     def __init__(self, shape: Shape, code: Code, adapters: Adapters | None) -> None:
         super().__init__()
         self.shape = shape
@@ -230,7 +220,6 @@ class Block(nn.Module):
             make_norm(shape, code) if shape.post_norms else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Of a batch of sequences."""
         normed = self.norm_1(x)
         attended = self.after_attention(self.attn(normed, cos, sin))
         if self.shape.parallel:
@@ -238,8 +227,7 @@ class Block(nn.Module):
             return beside
         assert self.norm_2 is not None
         x = attended + x
-        after: Tensor = self.after_mlp(self.mlp(self.norm_2(x))) + x
-        return after
+        return self.after_mlp(self.mlp(self.norm_2(x))) + x  # type: ignore[no-any-return]
 
 
 class Gpt(nn.Module):
@@ -252,7 +240,7 @@ class Gpt(nn.Module):
         self.wte = nn.Embedding(shape.vocab, shape.width)
         self.h = nn.ModuleList(Block(shape, code, adapters) for _ in range(shape.layers))
         self.ln_f = make_norm(shape, code)
-        turned = int(shape.rotary * head_size(shape))
+        turned = int(shape.rotary * shape.size)
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.empty(tokens, turned, dtype=torch.float32), persistent=False)
         if adapters is not None:
@@ -260,7 +248,6 @@ class Gpt(nn.Module):
                 parameter.requires_grad_("lora_" in name)
 
     def forward(self, ids: Tensor) -> list[Tensor] | Tensor:
-        """Logits."""
         cos, sin = (self.get_buffer(name)[:ids.shape[1]].float() for name in ("cos", "sin"))
         x = self.wte(ids)
         if self.shape.gemma:
@@ -281,7 +268,6 @@ def pick(adapters: Adapters | None, layer: str) -> Adapters | None:
 
 
 def make_norm(shape: Shape, code: Code) -> nn.Module:
-    """A norm of the model's kind."""
     return nn.LayerNorm(shape.width) if shape.norm == "layer" else RmsNorm(shape.width, code, shape.gemma)
 
 
@@ -333,9 +319,7 @@ class OldNf4Linear(Nf4Linear):
         return weight.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of a linear layer."""
-        output: Tensor = _OldProduct.apply(x, self)  # type: ignore[no-untyped-call]
-        return output
+        return _OldProduct.apply(x, self)  # type: ignore[no-untyped-call]  # type: ignore[no-any-return]
 
 
 class PlainNf4Linear(OldNf4Linear):

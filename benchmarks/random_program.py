@@ -9,8 +9,8 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -31,7 +31,7 @@ IDENTITIES = 40
 
 @dataclass(frozen=True)
 class Program:
-    """What is built and how it is profiled. The defaults are the plainest program, to which others are reduced."""
+    """What is built and how it is profiled. The defaults are the plainest program."""
 
     features: tuple[str, ...]
     layout: str = "parts"
@@ -100,7 +100,6 @@ def _classes_of(module: ModuleType, base: type) -> list[str]:
 
 
 def draw_program(number: int) -> Program:
-    """The program of a number."""
     draw = random.Random(number)
     features = tuple(draw.sample(list_features(), draw.choice((1, 1, 2, 2, 3))))
     layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
@@ -117,17 +116,6 @@ def draw_program(number: int) -> Program:
                    autocast=draw.choice((None,) * 4 + (torch.bfloat16,)),
                    device=draw.choice(("h200",) * 4 + ("a100", "cpu")), steps=draw.choice((2,) * 4 + (1, 3)),
                    set_to_none=draw.random() < 0.9, keep_events=draw.random() < 0.9)
-
-
-def reductions(program: Program) -> Iterator[Program]:
-    """Simpler programs: without one of the features, or with one setting as it is by default."""
-    if len(program.features) > 1:
-        for name in program.features:
-            yield replace(program, features=tuple(f for f in program.features if f != name))
-    default = Program(())
-    for field in fields(Program)[1:]:
-        if getattr(program, field.name) != getattr(default, field.name):
-            yield replace(program, **{field.name: getattr(default, field.name)})
 
 
 def build(program: Program) -> Built:

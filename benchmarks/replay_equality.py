@@ -2,7 +2,6 @@
 
     python -m benchmarks.trust --only replay                         # docs/reliability.md: 2,000 programs
     python -m benchmarks.replay_equality --only 100017               # one program; its field by field differences
-    python -m benchmarks.replay_equality --only 100017 --reduce      # ... and the simplest program that differs so
 
 Exits 1 where a program differs.
 """
@@ -26,7 +25,7 @@ import torch  # noqa: E402
 from analyzer import Profile, ProfileOptions, profile  # noqa: E402
 
 from .page import Found  # noqa: E402
-from .random_program import Program, build, draw_program, list_features, reductions  # noqa: E402
+from .random_program import Program, build, draw_program, list_features  # noqa: E402
 
 EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS = "equal", "both fail alike", "rows differ", "figures differ", "one fails"
 KINDS = (EQUAL, ALIKE, ROWS, FIGURES, ONE_FAILS)
@@ -94,18 +93,6 @@ def compare_number(number: int) -> Verdict:
     return compare(draw_program(number), is_replayed_first=number % 2 == 1)
 
 
-def reduce_program(program: Program, is_replayed_first: bool) -> Program:
-    """The simplest program that differs in the same kind."""
-    kind = compare(program, is_replayed_first).kind
-    while True:
-        for simpler in reductions(program):
-            if compare(simpler, is_replayed_first).kind == kind:
-                program = simpler
-                break
-        else:
-            return program
-
-
 class _Foreign(torch.optim.Optimizer):
     """An optimizer of nobody's library: a momentum kept in a state, and a step written out."""
 
@@ -113,7 +100,6 @@ class _Foreign(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 1e-3})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move each parameter along its averaged gradient."""
         with torch.no_grad():
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -130,7 +116,6 @@ def _groups(parameters: list[Any]) -> torch.optim.Optimizer:
 
 
 def _first_floating(output: Any) -> torch.Tensor:
-    """The first floating tensor of an output."""
     leaves = torch.utils._pytree.tree_leaves(output)
     return next(t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
 
@@ -160,17 +145,7 @@ def show_difference(one: Any, other: Any, length: int = 100) -> str:
     return f"{one!s:.{length}} != {other!s:.{length}}"
 
 
-def report(number: int, program: Program, verdict: Verdict) -> None:
-    """Print a program that differs, and in what."""
-    print(f"{number}: {verdict.kind}: {program}")
-    ordered = sorted(verdict.differences, key=lambda d: d[0] in ROW_FIELDS)
-    for name, run, replayed in ordered[:3]:
-        print(f"    {name}: run against replayed: {show_difference(run, replayed)}")
-    if len(ordered) > 3:
-        print(f"    also: {', '.join(name for name, _, _ in ordered[3:])}", flush=True)
-
-
-def run_programs(numbers: Iterable[int], reduces: bool = False) -> tuple[Counter[str], dict[int, str]]:
+def run_programs(numbers: Iterable[int]) -> tuple[Counter[str], dict[int, str]]:
     """Compare programs and print those that differ: how many are of each kind, and the kinds of those that differ."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -179,13 +154,10 @@ def run_programs(numbers: Iterable[int], reduces: bool = False) -> tuple[Counter
         verdict = compare_number(number)
         counts[verdict.kind] += 1
         if verdict.kind not in (EQUAL, ALIKE):
-            program = draw_program(number)
             different[number] = verdict.kind
-            report(number, program, verdict)
-            if reduces:
-                simplest = reduce_program(program, number % 2 == 1)
-                print("  reduced:", end=" ")
-                report(number, simplest, compare(simplest, number % 2 == 1))
+            print(f"{number}: {verdict.kind}: {draw_program(number)}")
+            for name, run, replayed in sorted(verdict.differences, key=lambda d: d[0] in ROW_FIELDS):
+                print(f"    {name}: run against replayed: {show_difference(run, replayed)}", flush=True)
         if sum(counts.values()) % 50 == 0:
             gc.collect()
     return counts, different
@@ -205,9 +177,8 @@ def main() -> int:
     """Compare programs by number, and print those that differ."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_equality", description=__doc__.split("\n")[0])
     parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
-    parser.add_argument("--reduce", action="store_true", help="look for the simplest program that differs")
     options = parser.parse_args()
-    counts, different = run_programs(options.only, options.reduce)
+    counts, different = run_programs(options.only)
     print(", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
     return int(bool(different))
 

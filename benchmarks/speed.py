@@ -32,7 +32,7 @@ from .speed_table import Report, format_ratio, judge, say  # noqa: E402
 #: In the order in which they run: others last, for some leave torch patched.
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
-    "reuse": section.report_reuse, "latency": section.report_latency, "memory": section.report_memory,
+    "reuse": section.report_reuse, "memory": section.report_memory,
     "llama": section.report_llama, "import": section.report_imports, "overhead": section.report_overhead,
     "others": section.report_others}
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
-
-from analyzer.profilers.annotation import Annotation  # noqa: E402
-from analyzer.record.log import Log  # noqa: E402
 
 from .page import ROOT, in_fork  # noqa: E402
 from .speed_case import CASES, OURS, Prepared, SpeedCase, import_libraries, opt, prepare  # noqa: E402
@@ -113,20 +109,3 @@ def measure_memory(name: str, what: str) -> dict[str, float]:
         on.step() if what == "bare" else on.profile(reuse=what == "profile")
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "before_bytes": before, "peak_bytes": resident_bytes("VmHWM")}
-
-
-def measure_records(layers: int, reuse: bool) -> tuple[int, int]:
-    """Operator calls in the log of an OPT, and the most memory that Python held during its profile."""
-    on = Prepared(SpeedCase("opt", opt(layers, hidden=256), tokens=(1, 64)))
-    calls: list[int] = []
-
-    def count(log: Log) -> Annotation:
-        calls.append(len(log.calls))
-        return Annotation()
-
-    on.profile(reuse=reuse, profilers=[count])
-    tracemalloc.start()
-    on.profile(reuse=reuse, profilers=[count])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return calls[-1], peak

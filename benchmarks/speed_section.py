@@ -1,35 +1,27 @@
 """Sections of the speed benchmark: profiles beside other runs, warm, cold, by depth, with reuse and without, memory."""
 from __future__ import annotations
 
-import gc
 import importlib.util
 import statistics
-import time
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from analyzer import Profile
-from analyzer.hardware import find_device
-from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.latency import make_latency_profiler
-from analyzer.record.log import Log
 from analyzer.tools.runtime import FlopsProfiler
 from analyzer.zoo import MODELS
 
-from .page import in_fork, markdown
+from .page import markdown
 from .replay_equality import FIELDS
-from .speed_case import CASES, OTHERS, OURS, REUSE_CASES, Prepared, Run, SpeedCase, llama, prepare
-from .speed_process import apart, measure_cold, measure_depth, measure_memory, measure_records, time_imports
+from .speed_case import OTHERS, OURS, REUSE_CASES, Prepared, Run, prepare
+from .speed_process import apart, measure_cold, measure_depth, measure_memory, time_imports
 from .speed_table import CPU, MIB, Report, format_ratio, median_known, ratio, say, slope, time_in_turn
 
 
 def report_ratios(report: Report) -> None:
-    """Warm runs of this package against bare meta runs."""
     pairs = [("profile", "bare", 0.5), ("profile, all read", "bare", None), ("profile + AdamW", "bare + AdamW", 0.6),
              ("trace + profile", "bare", 0.8), ("FlopCounterMode", "bare", None)]
     rows: list[list[str]] = []
@@ -75,7 +67,6 @@ def report_others(report: Report) -> None:
 
 
 def report_cold(report: Report) -> None:
-    """First runs in a process."""
     taken = apart(measure_cold, max(2, report.rounds // 2), [case.name for case in report.cases])
     rows, columns, cpu = [], {"profile": [], "trace + profile": []}, []  # type: ignore[var-annotated]
     for case in report.cases:
@@ -95,7 +86,6 @@ DEPTHS = (16, 64, 128)
 
 
 def report_depth(report: Report) -> None:
-    """What a further identical layer costs."""
     taken, rows = apart(measure_depth, max(5, report.rounds), DEPTHS), []
     for name, under, limit in (("profile", "bare", 0.1), ("profile + AdamW", "bare + AdamW", 0.15)):
         over, below = ({layers: taken[what, layers] for layers in DEPTHS} for what in (name, under))
@@ -130,19 +120,12 @@ def report_reuse(report: Report) -> None:
 
 
 def report_memory(report: Report) -> None:
-    """Resident memory, and memory of the records."""
     rows = []
     for name in (case.name for case in report.cases if case.name in ("resnet152", "opt_350m")):
         for what, told in (("bare", "bare"), ("profile", "profile"), ("whole", "profile, reuse=False")):
             found = apart(measure_memory, name, what)
             rows.append([name, told, *(f"{found[key] / MIB:.0f}" for key in ("before_bytes", "peak_bytes"))])
-    cells = []
-    for reuse in (True, False):
-        (few, low), (many, high) = (apart(measure_records, layers, reuse) for layers in (16, 64))
-        cells.append([f"reuse={reuse}", f"{(many - few) / 48:.0f}", f"{(high - low) / (many - few):.0f}"])
-    report.targets.append(("bytes of memory per operator call, `reuse=False`", float(cells[1][2]), None, 500.0))
-    report.add("memory", markdown(["model", "run", "before", "peak"], rows, 2),
-               markdown(["", "operator calls a layer", "bytes a call"], cells))
+    report.add("memory", markdown(["model", "run", "before", "peak"], rows, 2))
 
 
 def report_llama(report: Report) -> None:
@@ -157,7 +140,6 @@ def report_llama(report: Report) -> None:
 
 
 def report_imports(report: Report) -> None:
-    """What ``import analyzer`` adds to ``import torch``."""
     found = time_imports(max(5, report.rounds))
     adds = [statistics.median(ours[i] / alone[i] for alone, ours in found) for i in (0, 1)]
     report.targets.append(("import of analyzer beyond torch, to import of torch", adds[0], adds[1], 0.15))
@@ -165,85 +147,6 @@ def report_imports(report: Report) -> None:
     report.add("import", f"In a fresh process that has imported torch, `import analyzer` takes {seconds:.3f} s more: "
                f"{format_ratio(adds[0])} of the time that `import torch` took (processor time: "
                f"{format_ratio(adds[1])}).")
-
-
-# ---- what predicting the time of a step adds to its profile, in processor time; what the profiler of seconds shares
-# with those before it (bytes, calls that are alike) is there without it, too
-
-LATENCY_DEVICE, LATENCY_LIMIT = "h200", 0.1
-_BY_NAME = {case.name: case for case in (*REUSE_CASES, *CASES)}
-#: What is profiled, and how.
-LATENCY_RUNS: list[tuple[SpeedCase, str]] = [
-    *((_BY_NAME[name], "train") for name in ("resnet50", "vit_b_16", "bert_base", "gpt2", "t5_base")),
-    (SpeedCase("llama, 32 layers", llama(32), tokens=(1, 512)), "train"), (_BY_NAME["vit_b_16"], "infer"),
-    (_BY_NAME["gpt2"], "infer")]
-
-
-class Spent(NamedTuple):
-    """Processor seconds of one profile, and of the profiler of seconds in it."""
-
-    whole: float
-    latency: float
-
-
-def time_latency(on: Prepared, mode: str) -> Spent:
-    """Profile once."""
-    profile_latency, spent = make_latency_profiler(find_device(LATENCY_DEVICE)), list[float]()
-
-    def timed(log: Log) -> Annotation:
-        start = time.process_time()
-        found = profile_latency(log)
-        spent.append(time.process_time() - start)
-        return found
-
-    settings: dict[str, Any] = {"optimizer": "adamw"} if mode == "train" else {}
-    gc.collect()
-    start = time.process_time()
-    on.profile(device=LATENCY_DEVICE, mode=mode, profilers={"latency": timed}, **settings)
-    return Spent(time.process_time() - start, sum(spent))
-
-
-def _little() -> Spent:
-    """A model of one layer, for which rules are imported and constants are read."""
-    return time_latency(Prepared(SpeedCase("little", partial(nn.Linear, 8, 8), images=(4, 8))), "train")
-
-
-def _profiles(on: Prepared, mode: str, count: int) -> list[Spent]:
-    _little()
-    return [time_latency(on, mode) for _ in range(count)]
-
-
-def _describe(spent: Sequence[Spent]) -> list[str]:
-    whole, latency = (f"{statistics.median(values) * 1e3:.1f}" for values in zip(*spent))
-    return [whole, latency, f"{_share(spent):.1%}"]
-
-
-def _share(spent: Sequence[Spent]) -> float:
-    return statistics.median(one.latency / one.whole for one in spent)
-
-
-def report_latency(report: Report) -> None:
-    """What the profiler of seconds takes of a profile: of the first of a model in a copy of this process, and of
-    further ones.
-    """
-    rounds = max(3, report.rounds // 2)
-    torch.set_num_threads(1)
-    starts = [in_fork(lambda: (_little(), _little())) for _ in range(rounds)]
-    once = statistics.median(first.latency - second.latency for first, second in starts)
-    rows, shares = [], []
-    for case, mode in LATENCY_RUNS:
-        on = Prepared(case)
-        found = [in_fork(partial(_profiles, on, mode, 1 + rounds)) for _ in range(rounds)]
-        first, further = [each[0] for each in found], [spent for each in found for spent in each[1:]]
-        shares.append(_share(first))
-        rows.append([f"{case.name}, {mode}", *_describe(first), *_describe(further)])
-        say(f"  {rows[-1]}")
-    report.targets.append(("predicting time, part of a model's first profile, largest", max(shares), max(shares),
-                           LATENCY_LIMIT))
-    report.add(
-        "latency",
-        f"Medians of {rounds} processes; the first profile of a process takes {once * 1e3:.0f} ms more, left out here.",
-        markdown(["model", "first, ms", "of it predicting", "share", "further, ms", "of it predicting", "share"], rows))
 
 
 # ---- what measuring costs the model that is measured, on real tensors

@@ -20,8 +20,7 @@ import torch
 from analyzer.errors import AnalyzerError
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
-from .coverage_case import Candidate, Case, Inputs
-from .coverage_check import compare_results, results_of, trace_with
+from .coverage_check import Candidate, Case, Inputs, compare_results, results_of, trace_with
 from .coverage_layers import layer_cases
 
 SETS = 3

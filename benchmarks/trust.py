@@ -24,7 +24,7 @@ from .page import DOCS, Found, read_block, write_block
 
 PAGE = "reliability.md"
 #: Sections in the order of the page, each with the module whose `measure` finds it.
-MODULES = {"versions": "matrix", "replay": "replay_equality", "storages": "trust_storages", "inputs": "trust_inputs",
+MODULES = {"versions": "matrix", "replay": "replay_equality", "inputs": "trust_inputs",
            "long-use": "trust_long_use", "programs": "trust_programs", "faults": "trust_faults"}
 
 
@@ -48,7 +48,6 @@ def sum_up() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure sections, print them, write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", choices=list(MODULES), metavar="SECTION",
                         help=f"a section, of: {', '.join(MODULES)}; may be given again")

@@ -36,7 +36,6 @@ class _TooLongError(BaseException):
 
 
 def list_wrong(reader: Reader) -> list[Mutation]:
-    """Everything that a reader is tried with."""
     damaged = [text._replace(must_fail=text.must_fail and text.name not in reader.takes)
                for text in damage(reader.sample)]
     return [*damaged, *mutate(json.loads(reader.sample), reader.loose, reader.is_partial, reader.skips)]
@@ -127,7 +126,6 @@ class Calls(nn.Module):
 
 
 def nest(depth: int) -> nn.Module:
-    """A layer below so many modules."""
     model: nn.Module = nn.Linear(4, 4)
     for _ in range(depth):
         model = nn.Sequential(model)

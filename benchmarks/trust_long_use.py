@@ -78,7 +78,6 @@ def _typical(levels: list[Level]) -> Level:
 
 
 def make_model(width: int = 32) -> nn.Module:
-    """Three alike blocks."""
     return nn.Sequential(*[nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(),
                                          nn.Linear(2 * width, width)) for _ in range(3)])
 

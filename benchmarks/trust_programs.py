@@ -2,7 +2,6 @@
 
     python -m benchmarks.trust --only programs            # docs/reliability.md: 5,000 programs
     python -m benchmarks.trust_programs --only 1234       # the source of one program, and what differs
-    python -m benchmarks.trust_programs --only 1234 --reduce    # ... and the shortest program that differs so
 """
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from analyzer.errors import AnalyzerError, DataDependentError
 from .page import Found
 from .replay_equality import FIELDS, read_field, show_difference
 from .tensor_programs.compare import Matching, compare_flops
-from .tensor_programs.draw import TensorProgram, draw_program, reductions
+from .tensor_programs.draw import TensorProgram, draw_program
 from .tensor_programs.observe import Seen, observe
 from .tensor_programs.predict import predict
 from .tensor_programs.traced import compare_nodes, compare_values, run, trace
@@ -51,7 +50,6 @@ class Finding(NamedTuple):
 
 
 def draw_number(number: int) -> TensorProgram:
-    """The program of a number."""
     return draw_program(random.Random(number))
 
 
@@ -156,18 +154,6 @@ def find_lost(numbers: Iterable[int]) -> tuple[dict[str, Counter[str]], list[str
     return counts, lost, sums
 
 
-def reduce_program(number: int, program: TensorProgram, what: str, kind: str) -> TensorProgram:
-    """The shortest program that comes out as this kind."""
-    compare = {"step": compare_step, "graph": compare_traced, "replay": compare_replayed}[what]
-    while True:
-        for simpler in reductions(program):
-            if compare(simpler).kind == kind:
-                program = simpler
-                break
-        else:
-            return program
-
-
 def measure(count: int | None = None) -> Found:
     """Programs against CPU runs, for docs/reliability.md: ``count`` of them, or 5,001, of which one crashes torch."""
     torch.set_num_threads(1)
@@ -181,10 +167,8 @@ def measure(count: int | None = None) -> Found:
 
 
 def main() -> int:
-    """Show programs, and what differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust_programs", description=__doc__.split("\n")[0])
     parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
-    parser.add_argument("--reduce", action="store_true", help="look for the shortest program that differs")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     fails = False
@@ -194,8 +178,6 @@ def main() -> int:
         for what, finding in try_program(number, program):
             fails |= finding.kind not in HOLDS
             print(f"{what}: {finding.kind}", *finding.differences, sep="\n    ")
-            if options.reduce and finding.kind not in HOLDS:
-                print(reduce_program(number, program, what, finding.kind))
     return int(fails)
 
 

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from benchmarks.coverage_layers import layer_cases
-from benchmarks.dryrun_features import draw_script, find_differences
 from benchmarks.operator_samples import compare, operators, samples_of
 from benchmarks.trace_features import compare as compare_traced
 
@@ -23,8 +22,3 @@ def test_a_graph_gives_what_the_model_gives_on_other_data(trains):
     for case in random.Random(trains).sample(layer_cases(), 20):
         told = {told.partition(":")[0] for told in compare_traced(case, trains)}
         assert "differs" not in told, case.name
-
-
-@pytest.mark.parametrize("number", range(1000, 1008))
-def test_a_random_script_costs_what_its_rules_say(number):
-    assert find_differences(draw_script(number)) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analyzer import profile
 from benchmarks import page, speed, speed_process, speed_section, speed_table
 from benchmarks.speed_case import CASES, OTHERS, OURS, REUSE_CASES, Prepared, SpeedCase, prepare
-from benchmarks.speed_table import Report, Timing, median_known, ratio, slope, time_in_turn
+from benchmarks.speed_table import Timing, median_known, ratio, slope, time_in_turn
 
 TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
 SECONDS = st.floats(1e-3, 1e3)
@@ -105,17 +105,6 @@ def test_a_fork_gives_its_answer_and_a_failure_is_an_error():
 
 def test_resident_memory_is_that_of_this_process():
     assert 50 * 2**20 < speed_process.resident_bytes() <= speed_process.resident_bytes("VmHWM")
-
-
-def test_what_predicting_time_costs_is_a_part_of_each_profile(monkeypatch):
-    monkeypatch.setattr(speed_section, "LATENCY_RUNS", [(TINY, "train"), (TINY, "infer")])
-    monkeypatch.setattr(speed_section, "in_fork", lambda work: work())
-    report = Report([], rounds=1)
-    speed_section.report_latency(report)
-    [(_, largest, _, limit)] = report.targets
-    assert 0 < largest < 1 and limit == 0.1
-    rows = report.sections["latency"].splitlines()[-2:]
-    assert [row.split(" | ")[0].strip() for row in rows] == ["| tiny, train", "| tiny, infer"]
 
 
 def test_unknown_sections_are_refused():

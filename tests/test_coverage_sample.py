@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks.coverage import STEPS, choose_sample, list_blocks, list_cases, summarize
-from benchmarks.coverage_case import Case
-from benchmarks.coverage_check import check_case, group_reason
+from benchmarks.coverage_check import Case, check_case, group_reason
 
 SAMPLE = """
 torchvision:shufflenet_v2_x0_5 torchvision:lraspp_mobilenet_v3_large timm:vit_tiny_patch16_224 timm:mobileone_s0

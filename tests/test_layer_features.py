@@ -11,8 +11,7 @@ from torch import nn
 from analyzer import profile, register_shape_impl, symbolic_trace
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.record.options import ProfileOptions
-from benchmarks.coverage_case import Case
-from benchmarks.coverage_check import check_case
+from benchmarks.coverage_check import Case, check_case
 from benchmarks.coverage_layers import layer_cases
 
 NAMES = """

@@ -37,27 +37,27 @@ def hold(program: TensorProgram, compare) -> str:
     return finding.kind
 
 
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=60)
 @given(RANDOM)
 def test_a_step_is_that_of_a_run_with_data(draw: random.Random) -> None:
     hold(draw_program(draw), compare_step)
 
 
-@settings(SETTINGS, max_examples=30)
+@settings(SETTINGS, max_examples=20)
 @given(RANDOM)
 def test_a_graph_computes_what_its_module_computes(draw: random.Random) -> None:
     hold(draw_program(draw), compare_traced)
 
 
-@settings(SETTINGS, max_examples=20)
+@settings(SETTINGS, max_examples=12)
 @given(RANDOM)
 def test_replayed_steps_are_those_that_were_run(draw: random.Random) -> None:
     hold(draw_program(draw), compare_replayed)
 
 
 def test_most_programs_run() -> None:
-    kinds = Counter(hold(draw_number(number), compare_step) for number in range(20))
-    assert kinds[EQUAL] >= 14 and kinds[EQUAL] + kinds[ALIKE] == 20
+    kinds = Counter(hold(draw_number(number), compare_step) for number in range(8))
+    assert kinds[EQUAL] >= 5 and kinds[EQUAL] + kinds[ALIKE] == 8
 
 
 PLAIN = TensorProgram(("torch.rand(2, 4, 8).requires_grad_()",), ("self.l0 = nn.Linear(8, 8)",),
@@ -107,6 +107,48 @@ FOUND_BY_INPUTS = {
 @pytest.mark.parametrize("program", FOUND_BY_INPUTS.values(), ids=FOUND_BY_INPUTS)
 def test_inputs_that_were_told_wrongly(program: TensorProgram) -> None:
     assert hold(program, compare_step) == EQUAL
+
+
+#: What once had other storages than on a CPU: forward, input, and modules where there are more than a linear layer.
+STORAGES = {
+    "the bias of a product that is not contiguous": ("v0 = self.l0(x0.transpose(0, 1))",),
+    "attention with a mask, by plain products": (
+        "v1 = self.l0(x0).unsqueeze(0)",
+        "v0 = F.scaled_dot_product_attention(v1, v1, v1, torch.ones(4, 4), dropout_p=0.5)"),
+    "attention to what is earlier": (
+        "v1 = self.l0(x0).unsqueeze(0)",
+        "v0 = F.scaled_dot_product_attention(v1, v1, v1, dropout_p=0.5, is_causal=True)"),
+    "gather": ("v0 = self.l0(x0).gather(1, torch.zeros(2, 1, 8, dtype=torch.long)) + "
+               "x0.index_select(1, torch.tensor([1]))",),
+    "normalize": ("v0 = F.normalize(self.l0(x0), dim=-1) @ F.normalize(x0, dim=-1).transpose(1, 2)",),
+    "a size that is divided": ("half = torch.div(x0.shape[1], 2, rounding_mode='trunc')",
+                               "v0 = self.l0(x0).view(2, half, -1)"),
+    "the largest": ("v0 = self.l0(x0).max(1)[0] + x0.sort(1)[0][:, 0]",),
+    "fold": ("v0 = F.fold(self.l0(x0), (7, 8), (2, 3)) * 2", "torch.rand(2, 24, 36)", "self.l0 = nn.Linear(36, 36)"),
+    "fold to more": ("v0 = F.fold(self.l0(x0)[0].mT, (10, 12), (2, 3), stride=(8, 3)) * 2", "torch.rand(1, 8, 24)",
+                     "self.l0 = nn.Linear(24, 24)"),
+    "unfold": ("v0 = F.unfold(self.l0(x0).unsqueeze(1), 2) * 2 + F.unfold(x0.unsqueeze(1).mT.contiguous(), 2)",
+               "torch.rand(4, 6, 8)"),
+    "unfold to less": ("v0 = F.unfold(self.l0(x0), 1, stride=2) * 2",),
+    **{name: (f"v1 = self.l1(self.l0(x0.to(memory_format=torch.{layout})))",
+              "v0 = self.l3(self.l2(F.silu(v1)) + v1)", "torch.rand(2, 3, 9, 9)",
+              "self.l0, self.l1 = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)",
+              "self.l2, self.l3 = nn.Conv2d(8, 8, 1, groups=2), nn.BatchNorm2d(8)")
+       for name, layout in (("images", "contiguous_format"), ("images, channels last", "channels_last"))},
+    "volumes": ("v0 = self.l1(self.l0(x0))", "torch.rand(2, 3, 4, 4, 4)",
+                "self.l0, self.l1 = nn.Conv3d(3, 4, 2), nn.BatchNorm3d(4)"),
+    "images in float64": ("v0 = self.l1(self.l0(x0))", "torch.rand(2, 3, 9, 9).double()",
+                          "self.l0, self.l1 = nn.Conv2d(3, 4, 2).double(), nn.BatchNorm2d(4).double()"),
+}
+
+
+@pytest.mark.parametrize("statements", STORAGES.values(), ids=STORAGES)
+def test_storages_are_born_and_die_as_on_a_cpu(statements: tuple[str, ...]) -> None:
+    given = [s for s in statements if s.startswith("torch.")] or ["torch.rand(2, 4, 8)"]
+    init = [s for s in statements if s.startswith("self.")] or PLAIN.init
+    forward = tuple(s for s in statements if not s.startswith(("torch.", "self.")))
+    for needs in ("", ".requires_grad_()"):
+        assert hold(TensorProgram((given[0] + needs,), tuple(init), forward, "v0"), compare_step) == EQUAL
 
 
 @pytest.mark.parametrize("forward", [

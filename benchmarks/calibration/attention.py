@@ -191,7 +191,6 @@ def fold_of(sample: Sample) -> int:
 
 @cache
 def groups() -> dict[tuple[str, str], list[Sample]]:
-    """The serving rows by library and phase."""
     found: dict[tuple[str, str], list[Sample]] = {}
     for sample in read_serving():
         found.setdefault((sample.kernel, sample.phase), []).append(sample)
@@ -261,7 +260,6 @@ class Calibration:
 
 @cache
 def calibrate() -> dict[tuple[str, str], Calibration]:
-    """The fits of all libraries and phases."""
     return {key: Calibration(samples, key[1]) for key, samples in groups().items()}
 
 
@@ -334,7 +332,6 @@ def flash_of(name: str, fitted: Mapping[tuple[str, str], Fitted]) -> dict[tuple[
 
 
 def write_product() -> None:
-    """Write ``fitted/attention.json``."""
     fits = calibrate()
     generic = flatten({**{key: found.generic for key, found in fits.items()}, **operators_everywhere()}, "any")
     devices = {}

@@ -214,7 +214,6 @@ def fit_device(rows: Sequence[Row]) -> tuple[Constants, Constants]:
 
 
 def fit_depthwise() -> Constants:
-    """Constants of depthwise convolutions."""
     def error(constants: Constants) -> float:
         device = dataclasses.replace(RTX_2080_TI, calibration={"convolution": {**ALL, **constants}})
         return statistics.fmean(abs(math.log(seconds / call.time(device).seconds))
@@ -329,7 +328,6 @@ def constants_without(model: str) -> Constants:
 
 
 def main() -> None:
-    """Fit, cross-validate and write."""
     rows, steps = read_fp32_rows(FOLDS), read_step_rows()
     tensor, depthwise = fit_tensor(steps), fit_depthwise()
     tensor_spread = spread_of(abs(math.log(row.seconds / seconds)) for row, seconds in left_out_models(steps))

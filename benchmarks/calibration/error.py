@@ -50,7 +50,6 @@ def decade(size: float) -> int:
 
 
 def read_residuals() -> Iterator[Residual]:
-    """The kernels of all families."""
     units = matmul.units_of(matmul_cases.all_cases())
     for product in matmul.residuals(units, matmul.own_clocks(units)):
         if product.scheme == "device":
@@ -90,7 +89,6 @@ def find_share(groups: Iterable[Sequence[float]]) -> Share:
 
 
 def find_shares(residuals: Iterable[Residual]) -> dict[str, Share]:
-    """The share of each family."""
     groups: dict[str, dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
     for residual in residuals:
         groups[residual.family][residual.group].append(residual.error)

@@ -31,7 +31,6 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    """Write the file."""
     tables = {table["name"]: table["rows"] for table in read_truth("kernels/collectives")}
     h200 = {"to_device" if name == "host to device" else "from_device": gigabytes * 1e9
             for name, gigabytes in tables["pcie5-x16-h200"]}

@@ -50,14 +50,11 @@ def products(x: torch.Tensor, weight: torch.Tensor, count: int, with_loops: bool
 
 
 class ManyParameters(nn.Module):
-    """A sum of its parameters."""
-
     def __init__(self, count: int) -> None:
         super().__init__()
         self.parts = nn.ParameterList([nn.Parameter(torch.rand(2, 2), requires_grad=False) for _ in range(count)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One loop that reads all of them."""
         for part in self.parts:
             x = x + part
         return x
@@ -89,7 +86,6 @@ def measure() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and write."""
     torch.set_num_threads(1)
     values = {name: float(f"{value:.3g}") for name, value in measure().items()}
     machine = f"{platform.machine()}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"

@@ -133,7 +133,6 @@ Unit = tuple[str, str]  # a kind of arithmetic and a device
 
 
 def units_of(cases: Iterable[Case]) -> dict[Unit, list[Case]]:
-    """The cases by kind and device."""
     units: dict[Unit, list[Case]] = {}
     for case in cases:
         units.setdefault((kind_of(case), case.device), []).append(case)
@@ -251,7 +250,6 @@ def _rounded(kind: str, values: Values, place: str, spread: Mapping[tuple[str, s
 
 
 def main() -> None:
-    """Fit everything, and write it."""
     units = units_of(all_cases())
     clocks = own_clocks(units)
     found = residuals(units, clocks)

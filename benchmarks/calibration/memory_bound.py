@@ -129,7 +129,6 @@ def constants_without(model: str) -> dict[str, float]:
 
 
 def write_product() -> None:
-    """Write ``fitted/memory_bound.json``."""
     generic = dict(rows_constants())
     errors = judge_operators()
     width = width_of(error for _, error, waits in errors if not waits)

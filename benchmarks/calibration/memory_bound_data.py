@@ -56,7 +56,6 @@ class Sum(NamedTuple):
 
 @cache
 def read_sums() -> tuple[Sum, ...]:
-    """The additions of ``llm_layers.csv.gz``."""
     lines = [line for line in truth_table.read_rows("llm_layers") if line["op"] == "add" and line["tp"] == "1"]
     devices = {"A100 (Vidur)": find_device("a100_80gb"), "H100 (Vidur)": find_device("h100_sxm")}
     return tuple(Sum(devices[line["device"]], 6 * int(line["tokens"]) * int(line["hidden"]), float(line["us"]) / 1e6)

@@ -60,7 +60,6 @@ STREAMS = ("aten::threshold_backward", "aten::add_", "aten::gelu")
 
 
 def with_constants(device: DeviceSpec, constants: Mapping[str, float]) -> DeviceSpec:
-    """The device with other constants."""
     read_machine.cache_clear()
     return dataclasses.replace(device, calibration={FAMILY: dict(constants)})
 
@@ -95,7 +94,6 @@ def start() -> Constants:
 
 
 def row_time(row: Row, device: DeviceSpec) -> KernelTime:
-    """The kernel of a float32 operator."""
     machine = read_machine(device)
     assert machine is not None
     if row.op == "softmax":
@@ -139,13 +137,11 @@ def fit_harness(rows: Sequence[Row]) -> Harness:
 
 
 def memory_rate(device: DeviceSpec) -> float:
-    """Bytes per second by the data sheet."""
     assert device.memory_bandwidth is not None
     return device.memory_bandwidth
 
 
 def fraction_name(device: DeviceSpec) -> str:
-    """The constant of a device's kind of memory."""
     return "hbm_fraction" if device.compute_capability in HBM_CAPABILITIES else "gddr_fraction"
 
 
@@ -198,7 +194,6 @@ def operator_seconds(operator: Operator, device: DeviceSpec) -> tuple[float, boo
 
 
 def operator_error(operator: Operator, device: DeviceSpec) -> float:
-    """The logarithm of predicted over measured."""
     return math.log(operator_seconds(operator, device)[0] / operator.seconds)
 
 
@@ -281,5 +276,4 @@ def harness_of(name: str, fold: int) -> Harness:
 
 
 def names_of_devices() -> list[str]:
-    """Devices of which there are float32 operators."""
     return sorted({row.device.name for row in read_rows()})

@@ -41,7 +41,6 @@ class Prediction:
 
     @property
     def predicted(self) -> int:
-        """What the published figure is of."""
         return self.allocated if self.figure == "allocated" else self.reserved
 
 
@@ -60,7 +59,6 @@ def family_of(row: Settings) -> Family | None:
 
 
 def device_of(row: Settings) -> str:
-    """The catalogue's name of the row's GPU."""
     return DEVICES[row["hardware"]["gpu"].split()[0]]
 
 

@@ -47,5 +47,4 @@ APART = [Note(("modded-nanogpt",),
 
 
 def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:
-    """The first note of a row."""
     return next((note for note in notes if note.is_of(row)), None)

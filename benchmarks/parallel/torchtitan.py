@@ -138,7 +138,6 @@ class Job:
         return nn.ModuleList([model])  # which takes no arguments: `step` has them
 
     def inputs(self) -> tuple[Tensor, Tensor]:
-        """Token ids and labels of this rank."""
         shape = (self.row["training"]["micro_batch"], self.row["model"]["seq_len"] // self.row["parallel"]["cp"])
         ids = torch.zeros(shape, dtype=torch.int64, device="cuda")
         return ids, torch.zeros_like(ids)

@@ -119,10 +119,6 @@ def multi_tensor_l2norm(chunk: int, overflow: Tensor, lists: Any, per_tensor: bo
 def multi_tensor_scale(chunk: int, overflow: Tensor, lists: Any, *_: Any) -> None: ...
 
 
-class CudaRNGStatesTracker:
-    """Its name only."""
-
-
 class _SplitAlongDim(torch.autograd.Function):
     """Views of the parts; their gradients are joined in one tensor, or are parts of one already."""
 
@@ -139,10 +135,6 @@ class _SplitAlongDim(torch.autograd.Function):
             if base is not None and base.numel() == ctx.shape.numel():
                 return base.view(ctx.shape), None, None
         return torch.cat(gradients, dim=ctx.dimension), None, None
-
-
-class _Quantized:
-    """No tensor is one."""
 
 
 class _Rotary(torch.autograd.Function):
@@ -189,17 +181,11 @@ class _CausalSoftmax:
         return 4
 
 
-class _Recipe:
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class _State:
-    @staticmethod
-    def is_fp8_enabled() -> bool:
-        return False
-
-
 def _accumulate(total: Tensor, gradient: Tensor, main: Tensor) -> None: ...
+
+
+#: A class of which the name alone is asked for.
+_NAME = type("Name", (), {"__init__": lambda self, *_, **__: None})
 
 
 APEX: dict[str, dict[str, Any]] = {
@@ -216,11 +202,12 @@ def _modules() -> dict[str, types.ModuleType]:
     name = "transformer_engine"
     contents: dict[str, dict[str, Any]] = {
         "": {"__version__": VERSION},
-        ".common": {}, ".common.recipe": {"DelayedScaling": _Recipe, "Format": _Recipe},
+        ".common": {}, ".common.recipe": {"DelayedScaling": _NAME, "Format": _NAME},
         ".pytorch": {"Linear": Linear, "LayerNormLinear": LayerNormLinear, "LayerNorm": LayerNorm, "RMSNorm": RMSNorm,
                      "GroupedLinear": GroupedLinear, "DotProductAttention": DotProductAttention},
-        ".pytorch.fp8": {"FP8GlobalStateManager": _State, "fp8_autocast": nullcontext},
-        ".pytorch.distributed": {"CudaRNGStatesTracker": CudaRNGStatesTracker, **dict.fromkeys((
+        ".pytorch.fp8": {"FP8GlobalStateManager": types.SimpleNamespace(is_fp8_enabled=lambda: False),
+                         "fp8_autocast": nullcontext},
+        ".pytorch.distributed": {"CudaRNGStatesTracker": _NAME, **dict.fromkeys((
             "activation_recompute_forward", "checkpoint", "is_fp8_activation_recompute_enabled"))},
         ".pytorch.optimizers": {"FusedAdam": FusedAdam, "FusedSGD": torch.optim.SGD,
                                 "multi_tensor_applier": multi_tensor_applier,
@@ -231,9 +218,9 @@ def _modules() -> dict[str, types.ModuleType]:
         ".pytorch.router": dict.fromkeys(("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss",
                                           "fused_topk_with_score_function")),
         ".pytorch.ops": dict.fromkeys(("Sequential", "FusibleOperation")),
-        ".pytorch.tensor": {"QuantizedTensor": _Quantized},
-        ".pytorch.tensor.float8_tensor": {"Float8Tensor": _Quantized},
-        ".pytorch.float8_tensor": {"Float8Tensor": _Quantized},
+        ".pytorch.tensor": {"QuantizedTensor": _NAME},
+        ".pytorch.tensor.float8_tensor": {"Float8Tensor": _NAME},
+        ".pytorch.float8_tensor": {"Float8Tensor": _NAME},
         ".pytorch.tensor.utils": dict.fromkeys((
             "replace_raw_data", "cast_master_weights_to_fp8", "post_all_gather_processing")),
         ".pytorch.module": {}, ".pytorch.module.base": {"TransformerEngineBaseModule": Base},

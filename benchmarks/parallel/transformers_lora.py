@@ -33,7 +33,6 @@ class Job:
         self.row = row
 
     def config(self) -> Any:
-        """transformers' config of the model's shape."""
         define_torchvision_ops()  # transformers imports torchvision
         from transformers import MistralConfig, MixtralConfig
         model = self.row["model"]
@@ -43,7 +42,6 @@ class Job:
         return MixtralConfig(**shape) if model.get("moe") else MistralConfig(**shape)
 
     def build(self) -> nn.Module:
-        """The wrapped model."""
         from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy
         from torch.distributed.fsdp.wrap import _or_policy, lambda_auto_wrap_policy, transformer_auto_wrap_policy
         from transformers import AutoModelForCausalLM
@@ -70,7 +68,6 @@ class Job:
         return self.model
 
     def step(self, *_: Any) -> None:
-        """A step of the Trainer."""
         ids = torch.zeros(self.row["training"]["micro_batch"], self.row["model"]["seq_len"], dtype=torch.int64,
                           device="cuda")
         logits = self.model(input_ids=ids).logits

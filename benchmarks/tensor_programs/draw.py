@@ -7,8 +7,8 @@ import random
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -225,18 +225,3 @@ class _Drawing:
         if not is_init:
             self.names = names
         return True
-
-
-def reductions(program: TensorProgram) -> Iterator[TensorProgram]:
-    """Simpler programs: without one statement, or with a plainer setting."""
-    for index in reversed(range(len(program.forward))):
-        yield replace(program, forward=program.forward[:index] + program.forward[index + 1:])
-    for index in reversed(range(len(program.init))):
-        yield replace(program, init=program.init[:index] + program.init[index + 1:])
-    for name in dict.fromkeys(re.findall(r"\b[vwx]\d+\b", program.result)):
-        if program.result != name:
-            yield replace(program, result=name)
-    if program.autocast is not None:
-        yield replace(program, autocast=None)
-    if not program.is_training:
-        yield replace(program, is_training=True)
