@@ -117,10 +117,11 @@ def run_cases(cases: list[Case], processes: int, limit_seconds: float, verbose: 
                 process.start()
                 sender.close()
                 running[receiver] = case, process
-            for receiver in wait(list(running)):
-                case, process = running.pop(receiver)
+            done: Any
+            for done in wait(list(running)):
+                case, process = running.pop(done)
                 try:
-                    row: Row = receiver.recv()  # type: ignore[union-attr]
+                    row: Row = done.recv()
                 except EOFError:
                     process.join()
                     is_late = -process.exitcode in (signal.SIGXCPU, signal.SIGALRM)

@@ -71,8 +71,9 @@ def check_case(case: Case) -> Row:
     except Exception as error:
         row["unusable"] = str(error) if isinstance(error, UnusableError) else _reason(error)
         return row
-    steps = {"train": lambda: _profile(reference, "train"), "infer": lambda: _profile(reference, "infer"),
-             "trace": lambda: _trace(reference)}
+    steps: dict[str, Callable[[], None]] = {
+        "train": lambda: _profile(reference, "train"), "infer": lambda: _profile(reference, "infer"),
+        "trace": lambda: _trace(reference)}
     if not reference.trains:
         del steps["train"]
     for step, run in steps.items():

@@ -82,7 +82,8 @@ def list_lines(run: Callable[[], Any], is_wanted: Callable[[str], bool], fails: 
 
         def line(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "line" and (able is None or frame.f_lineno in able) and not _does_nothing(frame):
-                reached[(*first, frame.f_lineno)] += 1
+                key = (*first, frame.f_lineno)
+                reached[key] += 1
             return line
 
         return line
@@ -322,7 +323,7 @@ def try_faults(watched: Watched, trials: Sequence[Trial], seconds: float = 1e9
         done = at
         with os.fdopen(reader) as lines:
             for line in lines:
-                yield trials[at], *json.loads(line)
+                yield (trials[at], *json.loads(line))
                 at += 1
         _, status, used = os.wait4(child, 0)
         left -= used.ru_utime + used.ru_stime

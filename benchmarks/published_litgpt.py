@@ -319,7 +319,8 @@ class OldNf4Linear(Nf4Linear):
         return weight.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _OldProduct.apply(x, self)  # type: ignore[no-untyped-call]  # type: ignore[no-any-return]
+        output: Tensor = _OldProduct.apply(x, self)  # type: ignore[no-untyped-call]
+        return output
 
 
 class PlainNf4Linear(OldNf4Linear):

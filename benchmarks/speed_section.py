@@ -209,6 +209,6 @@ def report_overhead(report: Report) -> None:
         rows.append([name, f"{1e3 * statistics.median(t.wall_seconds for t in found['alone']):.0f}",
                      *("-" if part is None else f"{part:.3f}" for part in ratios[-1])])
         say(f"  {rows[-1]}")
-    report.targets.append(("ResNet-50 in training, measured, to the step alone", *ratios[0][:2], 1.1))
+    report.targets.append(("ResNet-50 in training, measured, to the step alone", ratios[0][0], ratios[0][1], 1.1))
     report.add("overhead", markdown(("step", "alone, ms", "analyzer", "by processor time", "DeepSpeed",
                                      "by processor time"), rows))

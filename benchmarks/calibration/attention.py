@@ -43,7 +43,7 @@ from benchmarks.truth_table import read_rows, read_truth
 
 from .constants import write_constants
 
-_OPERATOR = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
+_MEASURED = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
 
 
 class Sample(NamedTuple):
@@ -91,7 +91,7 @@ def read_operators() -> list[Sample]:
         name = case["id"]
         model = name.partition("-")[0]
         for operator in case["ops"]:
-            match = _OPERATOR.fullmatch(operator["op"])
+            match = _MEASURED.fullmatch(operator["op"])
             if match:
                 kernel, direction = match.groups()
                 shapes = json.loads(operator["shapes"])
