@@ -11,8 +11,6 @@ from typing import Any
 
 from analyzer.errors import InputError, ProfileFormatError
 
-# JSON from outside: whatever is wrong with a text that should be it is said in words.
-
 MOST_BYTES = 2**30  #: of a file: one of saved profiles has some hundred megabytes at most, `/dev/zero` no end
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -85,8 +83,6 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-# The head of what is saved as JSON to be read again: which kind of record it is, by which number of its format.
-
 _SHOWN_CHARS = 80  # of a value that is refused
 
 Fields = dict[str, Any]  #: of a record, by name, as JSON holds them
@@ -94,10 +90,9 @@ Fields = dict[str, Any]  #: of a record, by name, as JSON holds them
 
 @dataclasses.dataclass(frozen=True)
 class SavedFormat:
-    """How one kind of record is saved. A change of any of its fields raises ``version``.
-
-    ``upgrades[n]`` makes the fields of version ``n`` those of the version after it, what is new there unknown; versions
-    that it lacks are refused. ``unnumbered`` is the version of a text that names none.
+    """How one kind of record is saved. A change of any of its fields raises ``version``. ``upgrades[n]`` makes the
+    fields of version ``n`` those of the version after it, what is new there unknown; versions that it lacks are
+    refused. ``unnumbered`` is the version of a text that names none.
 
     >>> plan = SavedFormat("demo.plan", 2, "plan", "solve again", {1: lambda fields: {**fields, "cost": None}})
     >>> plan.read({**plan.head, "name": "a", "cost": 3}), plan.read({"format": "demo.plan", "version": 1, "name": "a"})

@@ -26,7 +26,7 @@ from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
-from analyzer.parallel.profiled_stage import find_compute_spreads
+from analyzer.parallel.profile_ranks import find_compute_spreads
 from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
 from benchmarks.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
 from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish

@@ -26,7 +26,6 @@ from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 
-# A run that follows what is expected of unknown contents, where a model asks for them.
 
 def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOptions) -> Profile:
     """``run(options)``; expected contents are followed only in a second run, for a model that asks for them."""
@@ -42,8 +41,6 @@ def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOpti
         except Exception:  # what was expected leads nowhere
             raise error from None
 
-
-# What a forward pass for inference does otherwise because modules are in training mode.
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 _DRAWS = frozenset(["native_dropout", "_fused_dropout", "bernoulli", "bernoulli_"])
@@ -100,8 +97,6 @@ def draws_mask(call: OpCall) -> bool:
             return at < len(call.signature.args) and bool(call.signature.args[at])
     return False
 
-
-# What users pass to a driver: models, their arguments and the settings of a run, checked before any work.
 
 def check_arguments(mode: str, autocast: Any, options: Any, evaluates: Any = False, **functions: Any) -> None:
     """Raise InputError for values that no run could use; ``functions`` are callables or None."""

@@ -23,8 +23,6 @@ from analyzer.zoo.target import load_target
 from .argument import build_model
 from .profile import profile
 
-# Options of a command that runs ranks of a job: ``--world --rank --devices-per-host --cluster``, and ``--ranks``.
-
 _NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster")
 
 
@@ -47,8 +45,6 @@ def read_world(arguments: argparse.Namespace) -> World | None:
         return None
     return world(arguments.world, arguments.rank or 0, arguments.devices_per_host, arguments.cluster)
 
-
-# What ``analyzer profile`` runs: a step of a TARGET by its options, which a saved profile holds.
 
 #: options that a saved profile holds, in the order of the command that it prints
 SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",

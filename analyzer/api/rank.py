@@ -44,6 +44,7 @@ from .session import Run, Session, mark_inputs
 # Parameters in groups that a foreach or fused optimizer takes: torch mixes tensors that are sharded with others, or
 # over other ranks, in no list.
 
+
 def keep_layouts_apart(name: str | None, factory: StepOptimizer | None) -> StepOptimizer | None:
     """``factory``, called with a group for each mesh where ``name`` is one of PyTorch's optimizers."""
     if factory is None or name not in TORCHS_OWN:
@@ -62,8 +63,6 @@ def keep_layouts_apart(name: str | None, factory: StepOptimizer | None) -> StepO
 
     return make
 
-
-# The steps of a rank of a world, until they are alike: what wrappers keep changes in the first ones.
 
 REPLACED = "replaced parameter"  #: category of what a parameter was in, before a wrapper put it elsewhere
 
@@ -116,8 +115,6 @@ class RankStep(EagerStep):
             if lifetime.died is not None and lifetime.number in table:
                 lifetime.category = REPLACED
 
-
-# A step of one rank of a world: the model is built and run under one mode, so wrappers hold the tensors that run.
 
 NOT_REPLAYED = "a model that was built before, or reuse=False, is run"
 STEPS_RUN = "each step of a rank is run"

@@ -59,7 +59,6 @@ UNKNOWN_COMMUNICATION = (
 
 class Session:
     """What all runs of one request share: the simulated device, its options, the profilers and the facts of the result.
-
     ``device`` is a name of the catalogue, a `DeviceSpec`, or None for a device whose speed and memory are unknown;
     tensors are then on ``place``. A session that ``evaluates`` calls ``eval()`` of the module that it has borrowed.
     ``remarks`` are assumptions of each profile. Raises InputError for settings that no run could use, and

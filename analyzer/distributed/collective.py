@@ -24,6 +24,7 @@ from .world_state import active_world_state, current_world
 
 # Collectives of Python objects: every rank is taken to hold what this one does, and nothing is pickled.
 
+
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     object_list[:] = [obj] * len(object_list)
 
@@ -55,8 +56,6 @@ _OF_OBJECTS: dict[str, Callable[..., Any]] = {
     "all_gather_object": _all_gather_object, "gather_object": _gather_object, "broadcast_object_list": _nothing,
     "scatter_object_list": _scatter_object_list, "send_object_list": _nothing, "recv_object_list": _recv_object_list}
 
-
-# Collectives that move no data: what each returns, on which stream it runs, and how the program waits for it.
 
 _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 

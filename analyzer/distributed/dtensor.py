@@ -28,6 +28,7 @@ from .world_state import active_world_state, current_world
 # Private torch API: what `DTensor` remembers of shardings. Meshes of two worlds are equal where their ranks are laid
 # out alike, but have process groups of their own and may be of another rank, so nothing is kept from world to world.
 
+
 def forget_shardings() -> None:
     """Let `DTensor` forget what follows from which layouts."""
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -47,12 +48,11 @@ def forget_shardings() -> None:
 
 # Random numbers of sharded tensors: torch keeps the device's generators in step, which draw nothing here.
 
+
 def _init(original: Any, tracker: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """Without comparing the generators' states, which no rank has."""
     original(tracker, device_mesh, False)
 
-
-# How a sharded tensor lies over its mesh, as plain text: what solvers and saved profiles hold.
 
 def describe_placements(tensor: Any) -> tuple[str, ...]:
     """A placement for each dimension of a DTensor's mesh: ``"Shard(0)"``, ``"Replicate()"``, ``"Partial()"``."""
@@ -74,8 +74,6 @@ def note_layouts(args: tuple[Any, ...]) -> None:
         elif isinstance(a, (list, tuple)):
             note_layouts(tuple(a))
 
-
-# How many elements parameters have whole, of which a rank holds a part.
 
 def count_whole(root: torch.nn.Module) -> int:
     """Elements of the whole parameters that ``root`` has a part of, each once: a DTensor tells its whole shape, a flat
@@ -161,8 +159,6 @@ def _meta_of(out: Any) -> TensorMeta | None:
     return TensorMeta(shape=out.shape, stride=out.stride(), dtype=out.dtype) if isinstance(out, torch.Tensor) else None
 
 
-# Lists of DTensors.
-
 def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handle: Any) -> Any:
     """An elementwise foreach operator on DTensors that are laid out alike is the operator on their parts: torch's way
     there takes time in the square of the list's length. NotImplemented for any other call.
@@ -183,9 +179,7 @@ def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hand
         if any(type(part) is DTensor for part in parts):
             return NotImplemented
         out = handle(func, tuple(parts), None)
-        if out is None:
-            return None
-        return [DTensor(part, spec, requires_grad=False) for part, spec in zip(out, specs)]
+        return None if out is None else [DTensor(part, spec, requires_grad=False) for part, spec in zip(out, specs)]
 
 
 def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:
@@ -199,12 +193,8 @@ def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:
     return None if differ or any(isinstance(p, Partial) for s in specs for p in s.placements) else specs
 
 
-# Where a DTensor is.
-
 def _device(self: Any) -> torch.device:
-    if current_world() is None:
-        return torch._C.TensorBase.device.__get__(self)
-    return device_of(self._local_tensor)
+    return torch._C.TensorBase.device.__get__(self) if current_world() is None else device_of(self._local_tensor)
 
 
 def _is_on(kind: str) -> property:

@@ -20,7 +20,6 @@ from analyzer.meta.value.known_value import Deferred
 
 from .world_state import current_world
 
-# The process group of a call of torch.distributed.
 
 def find_process_group(given: dict[str, Any]) -> Any:
     """The group among the arguments of an operator, which come by their names: itself, or what its name stands for;
@@ -86,8 +85,6 @@ def reduction_replacements() -> Iterator[Undo]:
     for name in () if tells else _METHODS:
         yield answer(dist.ProcessGroup, name, _note, passes_original=True, where=current_world)
 
-
-# Known contents through collectives: they follow from what each rank of the group is taken to hold.
 
 Tensor = torch.Tensor
 Held = list[Tensor]  # what each rank of a group holds
@@ -196,8 +193,6 @@ def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:
     total = reduce(_REDUCTIONS[name], held)
     return total / len(held) if name == "avg" else total
 
-
-# The value of one rank's tensor in, of one rank's result out.
 
 def _unknown(rule: ContentRule, given: dict[str, Any], value: Tensor) -> None:
     return None

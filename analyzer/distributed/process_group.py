@@ -21,8 +21,6 @@ from analyzer.meta.operator_info import device_shapes, host_shapes
 
 from .world_state import active_world_state, current_world
 
-# Private torch API: what `torch.distributed` knows process-wide, kept aside for the length of a block.
-
 _TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
 
 _stores: list[Any] = []  # of default groups: C++ keeps its half of the object alone
@@ -73,6 +71,7 @@ def make_default_group(size: int, rank: int) -> None:
 # Operators of c10d on tensors without data, in process groups of no simulated world: torch has kernels for them since
 # 2.11, and older versions get what they return in a world.
 
+
 def _answer(op: Any, *args: Any, **kwargs: Any) -> Any:
     from .collective import returned_by  # slow to import
     run: Callable[..., Any] | None = returned_by(op)
@@ -93,8 +92,6 @@ def _supply_kernels() -> None:
 if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
     _supply_kernels()
 
-
-# A store of a world of which one rank runs: what other ranks would write is taken to be what this one does.
 
 _KINDS = ("TCPStore", "FileStore", "HashStore")
 

@@ -24,8 +24,6 @@ from .collective import current_collectives
 from .process_group import make_default_group, process_groups_kept_aside
 from .world_state import StageNotToldError, WorldSpec, active_world_state, current_world
 
-# `DistributedDataParallel`: its reducer is C++ and real; what it asks of other processes and of host memory is not.
-
 _EMPTY, _COPY = torch.ops.aten.empty.memory_format, torch.ops.aten.copy_.default
 
 
@@ -161,8 +159,6 @@ def pipeline_stage_replacements() -> Iterator[Undo]:
         if hasattr(pipelining.PipelineStage, name):  # not in torch 2.9 to 2.11
             yield answer(pipelining.PipelineStage, name, simulated, where=current_world)
 
-
-# What is replaced in torch while there is a world: each family of wrappers has a file of its own.
 
 def _replacements() -> Iterator[Undo]:
     for replacements in (process_group.replacements, collective.replacements, known_content.reduction_replacements,

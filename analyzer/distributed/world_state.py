@@ -14,7 +14,6 @@ from analyzer.hardware.cluster_catalogue import find_cluster
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.meta.address_space import MetaStorage
 
-# The storages that are alive in a memory, for a recorder that comes later.
 
 class LiveStorages:
     """Hears of births and deaths of storages, and knows which are there."""
@@ -34,8 +33,6 @@ class LiveStorages:
         """Those that are alive, in order of birth."""
         return iter([storage for ref in list(self._alive.values()) if (storage := ref()) is not None])
 
-
-# `WorldSpec`: how many ranks there are, which of them runs, and on what machines.
 
 @dataclass(frozen=True)
 class WorldSpec:
@@ -102,6 +99,7 @@ class WorldSpec:
 
 
 # Which world there is in this process: `torch.distributed` knows one, and so does this package.
+
 
 class StageNotToldError(InputError):
     """A pipeline stage needs the shapes that a stage before it passes on, and no rank with that stage has run."""

@@ -40,11 +40,9 @@ def fold_name(name: str) -> str:
 
 class SpecCatalogue(Generic[S]):
     """Specs of ``kind`` by name and alias, as ``fold`` compares them; ``read`` gives those that come with the package,
-    which are read at the first use.
-
-    Calling it registers a spec and returns it. A name that is taken is refused, unless ``override`` is true or the
-    call stands inside ``scope()``, which undoes its registrations at the end; an alias of another spec always is.
-    ``noun`` and ``example`` stand in errors.
+    which are read at the first use. Calling it registers a spec and returns it. A name that is taken is refused, unless
+    ``override`` is true or the call stands inside ``scope()``, which undoes its registrations at the end; an alias of
+    another spec always is. ``noun`` and ``example`` stand in errors.
     """
 
     def __init__(self, kind: type[S], noun: str, example: str, read: Callable[[], Iterable[S]],
@@ -103,8 +101,6 @@ class SpecCatalogue(Generic[S]):
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         return f"{hint}The catalogue holds {', '.join(spec.name for spec in self)}"
 
-
-# The devices that can be named, and how to add one.
 
 _VENDORS = ("NVIDIA", "AMD", "Apple", None)  # the order of the catalogue; the last is the host
 
@@ -168,6 +164,7 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
 
 
 # The device that this thread simulates: rules that depend on a device's generation read it here.
+
 
 class _Simulated(threading.local):
     spec: DeviceSpec | None = None

@@ -67,7 +67,6 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
 
 def cluster_of(device: str | DeviceSpec) -> ClusterSpec:
     """The cluster that a device usually stands in: hosts of 8 with its data sheet's links; the network is assumed.
-
     NVLink is taken to be switched from Ampere on and to reduce in the switch from Hopper on; devices without links of
     their own use PCI Express, with peer access. GB200 and GB300 stand in racks of 72. Each figure's source says what is
     assumed.

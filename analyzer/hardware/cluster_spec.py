@@ -13,7 +13,6 @@ from .catalogue import find_device
 from .device_spec import DeviceSpec, Figure, is_text_by_name, known_fields, suggest
 from .kernel_time.estimate import find_constants
 
-# What the host takes to launch a step: Python, dispatch, autograd and the driver, each in seconds.
 
 @dataclass(frozen=True)
 class HostSpec:
@@ -50,8 +49,6 @@ def host_of(device: DeviceSpec) -> HostSpec:
     constants = find_constants("host", device)
     return HostSpec(**{field.name: constants[field.name] for field in dataclasses.fields(HostSpec)})
 
-
-# What joins devices: NVLink, PCI Express, a network.
 
 #: ``"nvswitch"``: NVLink through switches, all to all at the full rate. ``"nvlink_mesh"``: NVLink from device to
 #: device, so two of them share some of the links. ``"nvlink_bridge"``: cards joined two by two. ``"infinity_fabric"``:
@@ -119,8 +116,6 @@ class LinkSpec:
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
-
-# Devices in hosts, hosts in a cluster: what joins them, figure by figure, with where each figure comes from.
 
 _LINKS = ("link", "host_link", "fabric")
 

@@ -45,9 +45,8 @@ def is_device_file(name: str) -> bool:
 
 
 def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
-    """The device that a file describes: as ``analyzer calibrate`` writes it, or JSON of `DeviceSpec.to_dict`.
-
-    Raises InputError for a file that cannot be read, is no JSON or describes no device.
+    """The device that a file describes: as ``analyzer calibrate`` writes it, or JSON of `DeviceSpec.to_dict`. Raises
+    InputError for a file that cannot be read, is no JSON or describes no device.
     """
     try:
         data = load_json(path)

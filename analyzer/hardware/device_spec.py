@@ -15,10 +15,9 @@ from analyzer.units import format_bytes
 @dataclass(frozen=True)
 class PeakRates:
     """Peak arithmetic rates in FLOP/s (operations per second for int8), dense: never the figures with sparsity.
-
-    ``fp64`` and ``fp32`` are those of the CUDA cores (of the vector units, for a CPU), the others of the tensor
-    cores, accumulating in float32 where the device has several accumulators, as PyTorch does by default.
-    None where the device lacks the format or the figure is unknown.
+    ``fp64`` and ``fp32`` are those of the CUDA cores (of the vector units, for a CPU), the others of the tensor cores,
+    accumulating in float32 where the device has several accumulators, as PyTorch does by default. None where the device
+    lacks the format or the figure is unknown.
     """
 
     fp64: float | None = None

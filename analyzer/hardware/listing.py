@@ -13,8 +13,6 @@ from analyzer.units import format_bytes, format_count, format_rate, format_secon
 from .catalogue import find_device, register_device
 from .device_spec import DeviceSpec
 
-# The least time that work takes by the figures of a data sheet. Uncalibrated: real kernels are slower.
-
 # torch dtype to the format whose peak applies; complex numbers are computed in their real parts.
 _FORMATS = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8",
             "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8", "int8": "int8", "uint8": "int8",
@@ -25,9 +23,9 @@ _FORMATS |= {name: name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp
 # table "Feature Support per Compute Capability" and section on 7.x and 8.x tensor cores.
 _FIRST_CAPABILITY = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0)}
 
+
 def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
     """Dense peak in FLOP/s that bounds an operation on ``dtype`` (a torch.dtype or its name), or None if unknown.
-
     ``uses_tensor_cores``: whether it is one of matrix products (linear, matmul, convolution, attention).
     ``allow_tf32``: whether float32 products may use TF32; in PyTorch convolutions may by default. Other operations on
     16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's ``OpMathType.h``), as do products in a
@@ -81,8 +79,6 @@ def roofline_seconds(flops: int | None, bytes_moved: int | None, dtype: object, 
             seconds = max(seconds, amount / rate)
     return seconds
 
-
-# The catalogue and its devices as text.
 
 _RATES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 

@@ -78,9 +78,8 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
 
 
 def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
-    """What driver and libraries take: known, else as on the known device nearest in multiprocessors.
-
-    A context holds local memory and stacks for all threads that run (CUDA programming guide, cudaDeviceSetLimit).
+    """What driver and libraries take: known, else as on the known device nearest in multiprocessors. A context holds
+    local memory and stacks for all threads that run (CUDA programming guide, cudaDeviceSetLimit).
     """
     if device.vendor == "AMD":
         return [UnseenMemory("HIP context, kernels and library handles", None, "not known for AMD's runtime")]

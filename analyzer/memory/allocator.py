@@ -40,7 +40,6 @@ _PYTORCH_DEFAULTS = AllocatorOptions()
 class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError):
     """The simulated device has no memory left for an allocation: code that catches ``torch.cuda.OutOfMemoryError``, or
     looks for "out of memory" in the text of a RuntimeError, meets what it waits for. All attributes are bytes.
-
     ``requested_bytes`` asked for; ``short_bytes`` missing once all cached segments were given back; ``allocated_bytes``
     and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all.
     """
@@ -81,12 +80,10 @@ class Block:
 
 
 class CachingAllocator(SegmentMemory):
-    """The caching allocator of one CUDA device; sizes and addresses only, no memory.
-
-    ``capacity_bytes`` is what ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below
-    ``top_address`` (a multiple of 512), in ranges of 32 MiB each below the one before; the address decides which of
-    several free blocks of one size is taken. Addresses of segments given back are not used again. Not safe for use from
-    several threads at once.
+    """The caching allocator of one CUDA device; sizes and addresses only, no memory. ``capacity_bytes`` is what
+    ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below ``top_address`` (a multiple of 512), in
+    ranges of 32 MiB each below the one before; the address decides which of several free blocks of one size is taken.
+    Addresses of segments given back are not used again. Not safe for use from several threads at once.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(1)
@@ -136,9 +133,8 @@ class CachingAllocator(SegmentMemory):
 
     @property
     def fragmented_bytes(self) -> int:
-        """Free bytes that ``empty_cache`` could not give back, since live blocks share their segment (or page).
-
-        Without expandable segments this is PyTorch's ``inactive_split_bytes``; with them PyTorch reports 0.
+        """Free bytes that ``empty_cache`` could not give back, since live blocks share their segment (or page). Without
+        expandable segments this is PyTorch's ``inactive_split_bytes``; with them PyTorch reports 0.
         """
         fragmented_bytes = 0
         for pool in self._pools():
@@ -176,7 +172,6 @@ class CachingAllocator(SegmentMemory):
     # malloc
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
         """Memory of ``nbytes`` for use on ``stream``. Zero bytes give a block of 0 bytes with an address of its own.
-
         Raises InputError for a negative size, DeviceOutOfMemoryError where PyTorch would run out of memory.
         """
         if nbytes < 0:
@@ -244,9 +239,8 @@ class CachingAllocator(SegmentMemory):
 
     def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
                elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
-        """Repeat a sequence of `allocate` and `free` (see `allocator_replay`); the same as these one by one.
-
-        A slot then holds what `block_of` takes. The observer is told nothing: it is all in ``placements``.
+        """Repeat a sequence of `allocate` and `free` (see `allocator_replay`); the same as these one by one. A slot
+        then holds what `block_of` takes. The observer is told nothing: it is all in ``placements``.
         """
         before, self.observer = self.observer, placements.observe
         try:
@@ -287,10 +281,9 @@ class CachingAllocator(SegmentMemory):
         return copy, blocks
 
     def snapshot(self, device: int = 0) -> list[dict[str, Any]]:
-        """The state of all segments, by address, in the form of ``torch.cuda.memory_snapshot``.
-
-        An expandable segment appears as one entry per contiguous mapped range. ``frames`` are empty, and the
-        ``requested_size`` of inactive blocks is 0. Source: ``segmentInfoToDict`` in ``torch/csrc/cuda/Module.cpp``.
+        """The state of all segments, by address, in the form of ``torch.cuda.memory_snapshot``. An expandable segment
+        appears as one entry per contiguous mapped range. ``frames`` are empty, and the ``requested_size`` of inactive
+        blocks is 0. Source: ``segmentInfoToDict`` in ``torch/csrc/cuda/Module.cpp``.
         """
         found: list[dict[str, Any]] = []
         for spans in self.mapped_ranges():

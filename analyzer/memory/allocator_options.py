@@ -118,10 +118,9 @@ class AllocatorOptions:
 
     @classmethod
     def from_string(cls, settings: str) -> AllocatorOptions:
-        """Parse the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``): ``key:value,key:value``.
-
-        Options that change no size (pinned memory, locks) are accepted and have no effect. Raises InputError for
-        unknown keys, values that PyTorch refuses, and the ``cudaMallocAsync`` backend, which is the driver's.
+        """Parse the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``): ``key:value,key:value``. Options
+        that change no size (pinned memory, locks) are accepted and have no effect. Raises InputError for unknown keys,
+        values that PyTorch refuses, and the ``cudaMallocAsync`` backend, which is the driver's.
         """
         values: dict[str, Any] = {}
         # ConfigTokenizer drops white space; commas inside brackets belong to the value.

@@ -100,9 +100,8 @@ class Segment:
 
 
 class Pool:
-    """The free spans of one stream and size class, as ``BlockPool`` orders them: by size, then by address.
-
-    ``keys`` are beside them in ``free``: size and address in one number, which is compared in half the time of a pair.
+    """The free spans of one stream and size class, as ``BlockPool`` orders them: by size, then by address. ``keys`` are
+    beside them in ``free``: size and address in one number, which is compared in half the time of a pair.
     """
 
     __slots__ = ("free", "is_small", "keys", "min_remainder_bytes", "owner", "page_bytes", "spare",
@@ -148,9 +147,8 @@ class Pool:
         del self.keys[index], self.free[index]
 
     def take(self, index: int, size_bytes: int) -> Span:
-        """Take out the free span at ``index``, cut to ``size_bytes`` where the rest is large enough to stay.
-
-        Rule: ``alloc_found_block``, ``should_split``; the block keeps the low end.
+        """Take out the free span at ``index``, cut to ``size_bytes`` where the rest is large enough to stay. Rule:
+        ``alloc_found_block``, ``should_split``; the block keeps the low end.
         """
         keys, free = self.keys, self.free
         span = free[index]
@@ -262,12 +260,10 @@ Elsewhere = Callable[[Opcode, int, Any, Any], None]
 
 
 class Placements:
-    """What the allocator gave to a replayed sequence.
-
-    ``addresses`` of its blocks in order, ``odd`` the sizes of those that are larger than asked for (by position in
-    ``addresses``), ``extras`` (position, action, address, bytes) of what else the allocator did before it gave the
-    block of that position. ``top_bytes`` is the highest use, if above what it was before; ``top_at`` the instruction
-    that reached it (-1: none) and ``top_workspace_bytes`` what was held then.
+    """What the allocator gave to a replayed sequence. ``addresses`` of its blocks in order, ``odd`` the sizes of those
+    that are larger than asked for (by position in ``addresses``), ``extras`` (position, action, address, bytes) of what
+    else the allocator did before it gave the block of that position. ``top_bytes`` is the highest use, if above what it
+    was before; ``top_at`` the instruction that reached it (-1: none) and ``top_workspace_bytes`` what was held then.
     """
 
     __slots__ = ("addresses", "odd", "extras", "top_bytes", "top_at", "top_workspace_bytes")

@@ -127,12 +127,10 @@ class SegmentMemory:
 
     # cudaMalloc, cuMemAddressReserve
     def _find_address(self, nbytes: int) -> int:
-        """The lowest gap that is large enough, else a new range of addresses below all others.
-
-        The driver takes ranges from mmap, which goes downwards (Linux, mm/mmap.c: arch_get_unmapped_area_topdown). The
-        ranges are read off public memory snapshots (segments of 1 GiB below 512 MiB below 20 MiB, each at a multiple of
-        32 MiB, and one of 2 MiB behind that of 20 MiB); of the orders tried, this one meets the most of what an H200
-        held, to the byte.
+        """The lowest gap that is large enough, else a new range of addresses below all others. The driver takes ranges
+        from mmap, which goes downwards (Linux, mm/mmap.c: arch_get_unmapped_area_topdown). The ranges are read off
+        public memory snapshots (segments of 1 GiB below 512 MiB below 20 MiB, each at a multiple of 32 MiB, and one of
+        2 MiB behind that of 20 MiB); of the orders tried, this one meets the most of what an H200 held, to the byte.
         """
         gaps = self._gaps
         address = room_bytes = 0

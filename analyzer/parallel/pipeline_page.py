@@ -19,8 +19,6 @@ from analyzer.units import format_bytes, format_count, format_percent, format_se
 from .pipeline_schedule import COMPUTE_KINDS, TRANSFER_KINDS, RankTime, StageAction
 from .rank_row import RankRow
 
-# A pipeline's timeline as text.
-
 _LEGEND = ("0-9 forward, a-j backward of a micro-batch (its last digit; a is 0), w weight gradient, + gradients and "
            "what stages share, = update, . waiting")
 _MARKS = {"forward": "0123456789", "backward": "abcdefghij", "backward_input": "abcdefghij", "backward_weight": "w",
@@ -55,8 +53,6 @@ def list_seconds(ranks: Sequence[RankTime], step_seconds: float) -> list[str]:
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in [list(_COLUMNS), *rows]]
 
-
-# A pipeline's timeline as parts of a page.
 
 WAIT = "wait"
 _MOST_ACTIONS = 100_000  # of more, transfers are left out: a file must open within seconds
@@ -116,8 +112,6 @@ def _list_waits(rank: int, actions: Sequence[StageAction], step_seconds: float) 
     if step_seconds > free:
         yield StageAction(rank, WAIT, -1, None, free, step_seconds)
 
-
-# A table of ranks as parts of a page: the kinds of ranks, their memory over each other, and each rank's own parts.
 
 _MOST_POINTS = 20_000  # of all curves together
 _MOST_PACKED = 4_500_000  # bytes of the ranks' own parts: with what draws the charts a file stays below 10 MB

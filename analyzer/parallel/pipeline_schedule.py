@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
 
-# What a rank of a pipeline does, in its order: computations, sends and receives, gradient exchange, optimizer.
-
 #: Kinds of work that occupy the rank's compute stream, in the words of torch.distributed.pipelining.
 COMPUTE_KINDS = ("forward", "backward", "backward_input", "backward_weight", "optimizer")
 #: Kinds that move data: the first four between two stages, the others within a stage's own process groups.
@@ -68,8 +66,6 @@ def message_of(action: PipelineAction) -> tuple[str, int, int | None]:
     return sends, action.stage + (-1 if sends == "send_forward" else 1), action.micro_batch
 
 
-# What a rank of a pipeline did when, and what its step was spent on.
-
 @dataclass(frozen=True)
 class StageAction:
     """An action of a rank with its time: seconds since the step began; a transfer begins when both ends are there.
@@ -106,8 +102,6 @@ class RankTime:
     warmup_seconds: float
 
 
-# Lists of actions of the schedules that people run: those of torch.distributed.pipelining and of Megatron-LM.
-
 _KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "UNSHARD": "unshard",
           "REDUCE_GRAD": "reduce_grad", "SEND_F": "send_forward", "RECV_F": "recv_forward", "SEND_B": "send_backward",
           "RECV_B": "recv_backward"}
@@ -115,11 +109,10 @@ _ONE_STAGE = ("GPipe", "1F1B")
 
 
 def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> ActionLists:
-    """What each rank does in one step of a schedule, sends and receives included.
-
-    ``schedule`` is "megatron_1f1b", or a name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes
-    ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"). Those of
-    one or two stages a rank take no other number of ``stages_per_rank``. Raises InputError for what cannot be run.
+    """What each rank does in one step of a schedule, sends and receives included. ``schedule`` is "megatron_1f1b", or a
+    name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes ("GPipe", "1F1B", "Interleaved1F1B",
+    "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"). Those of one or two stages a rank take no other
+    number of ``stages_per_rank``. Raises InputError for what cannot be run.
 
     >>> list_actions("1F1B", ranks=2, micro_batches=2)[1]
     [1RECV_F0, 1F0, 1B0, 1SEND_B0, 1RECV_F1, 1F1, 1B1, 1SEND_B1]
@@ -136,7 +129,6 @@ def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank:
 
 def read_schedule(schedule: Any, ranks: int) -> ActionLists:
     """The lists of a schedule of torch.distributed.pipelining, as it would run them; ``ranks`` of its pipeline group.
-
     Raises InputError for a schedule whose order torch does not tell.
     """
     lowered = getattr(schedule, "pipeline_order_with_comms", None)

@@ -52,9 +52,8 @@ class Node:
 
 
 class ActionGraph:
-    """The nodes of all ranks. ``places`` has the node of each entry of each list.
-
-    Raises InputError where data that is needed is never made, a send has no receive, or ranks wait for each other.
+    """The nodes of all ranks. ``places`` has the node of each entry of each list. Raises InputError where data that is
+    needed is never made, a send has no receive, or ranks wait for each other.
     """
 
     def __init__(self, lists: ActionLists, costs: Sequence[StageCost], shared: Mapping[str, float]) -> None:
@@ -184,8 +183,6 @@ class ActionGraph:
             raise InputError(f"join_timeline: ranks wait for each other: {', '.join(filter(None, stuck))}")
 
 
-# Stages of a pipeline joined into one timeline: what each rank does when, and what it waits for.
-
 @dataclass(frozen=True)
 class PipelineTimeline:
     """One step of all ranks of a pipeline, as plain data: ``actions`` are by rank, each in its order, and
@@ -248,13 +245,12 @@ class PipelineTimeline:
 
 def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
                   shared: Sequence[tuple[str, Sequence[int], float]] = ()) -> PipelineTimeline:
-    """One step of a pipeline from the lists of its ranks and the seconds of its stages.
-
-    ``lists``: of each rank, what it does in its order (`list_actions`, `read_schedule`); of computations alone too,
-    then every transfer takes its time and holds up no other work. ``costs``: of each stage. ``shared``: collectives
-    between the last backward pass and the update that several ranks call together: name, ranks, seconds. Exchange of
-    gradients and update are added to each list that does not have them. Raises InputError where a stage has no costs,
-    data that is needed is never made, or ranks wait for each other.
+    """One step of a pipeline from the lists of its ranks and the seconds of its stages. ``lists``: of each rank, what
+    it does in its order (`list_actions`, `read_schedule`); of computations alone too, then every transfer takes its
+    time and holds up no other work. ``costs``: of each stage. ``shared``: collectives between the last backward pass
+    and the update that several ranks call together: name, ranks, seconds. Exchange of gradients and update are added to
+    each list that does not have them. Raises InputError where a stage has no costs, data that is needed is never made,
+    or ranks wait for each other.
 
     >>> from analyzer.parallel import list_actions
     >>> timeline = join_timeline(list_actions("1F1B", ranks=4, micro_batches=8), [StageCost(1.0, 2.0)] * 4)

@@ -12,8 +12,6 @@ from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
 from analyzer.units import add_quantities
 
-# What one micro-batch takes on a stage of a pipeline.
-
 _PARTS = ("backward_input", "backward_weight")
 #: What errors go together: seconds of one family are predicted by one model. Of each, the fields of a `StageCost`.
 FAMILIES = {"compute": ("forward", "backward", *_PARTS, "optimizer"), "transfer": ("send_forward", "send_backward"),
@@ -74,8 +72,6 @@ class StageCost:
         known = {name: getattr(self, name) for name in FAMILIES[family] if getattr(self, name) is not None}
         return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
 
-
-# What a kind of rank costs, by the profile of one of them.
 
 @dataclass(frozen=True)
 class RankRow:

@@ -31,10 +31,9 @@ _COLUMNS = ("ranks", "kind", "params", "allocated", "reserved", "host", "peak in
 
 @dataclass(frozen=True)
 class RankTable:
-    """A row a kind of rank of a job of ``size`` ranks, which decides memory and time, as plain data.
-
-    ``timeline`` is that of the ranks of a pipeline, None without one. ``profiles`` are those of the ranks that were
-    run, by rank; they are not saved. Rows of a pipeline are in the order of its ranks.
+    """A row a kind of rank of a job of ``size`` ranks, which decides memory and time, as plain data. ``timeline`` is
+    that of the ranks of a pipeline, None without one. ``profiles`` are those of the ranks that were run, by rank; they
+    are not saved. Rows of a pipeline are in the order of its ranks.
     """
 
     size: int

@@ -9,7 +9,6 @@ from torch import nn
 
 from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
 
-# The linear layers of a model that a recipe may replace.
 
 def find_linear(module: nn.Module) -> nn.Linear | None:
     """``module`` as a linear layer: itself, or what transformers' `Conv1D` (GPT-2), a transposed one, is; else None."""

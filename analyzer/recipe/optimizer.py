@@ -12,8 +12,6 @@ from analyzer.errors import InputError
 from analyzer.profilers.flop_registry import register_flop_impl
 from analyzer.record.eager import OptimizerFactory
 
-# AdamW with states of 8 bits, with the memory of bitsandbytes' `AdamW8bit`.
-
 Tensor = torch.Tensor
 
 _library = torch.library.Library("analyzer", "FRAGMENT")
@@ -43,9 +41,8 @@ def _list_updated(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, 
 
 class AdamW8bit(torch.optim.Optimizer):
     """AdamW whose two states are codes of a byte an element with a float32 scale for each 256; parameters below 4,096
-    elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`).
-
-    A kernel updates one parameter, reads both states and writes them, and takes no memory besides.
+    elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`). A kernel updates one
+    parameter, reads both states and writes them, and takes no memory besides.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
@@ -127,8 +124,6 @@ for _name in ("adamw_8bit", "adamw_32bit"):
 register_flop_impl(ops.adamw_8bit, lambda parameter, *_, **__: 18 * parameter.numel)
 register_flop_impl(ops.adamw_32bit, lambda parameter, *_, **__: 14 * parameter.numel)
 
-
-# Optimizers by name.
 
 class OffloadedAdamW(torch.optim.Optimizer):
     """AdamW whose states and a copy of the parameters are on the host, where the update runs: gradients are copied

@@ -14,8 +14,6 @@ from analyzer.units import format_bytes
 
 from .layer import INT8_MAX, NESTED_BLOCK, NF4_VALUES, find_linear, list_heads, ops, replace_layers
 
-# Floating dtypes by name.
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64,
           "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -116,10 +114,9 @@ class Nf4Linear(QuantizedLinear):
 
 
 class _Nf4Product(torch.autograd.Function):
-    """bitsandbytes/autograd/_functions.py, `MatMul4Bit`: nothing but the codes is kept for the backward pass.
-
-    Up to 4 rows are multiplied by one kernel, more by a dequantized weight (backends/cuda/ops.py; between 5 and 1,536
-    rows bitsandbytes chooses by the device and the shape).
+    """bitsandbytes/autograd/_functions.py, `MatMul4Bit`: nothing but the codes is kept for the backward pass. Up to 4
+    rows are multiplied by one kernel, more by a dequantized weight (backends/cuda/ops.py; between 5 and 1,536 rows
+    bitsandbytes chooses by the device and the shape).
     """
 
     FUSED_ROWS = 4
@@ -140,10 +137,9 @@ class _Nf4Product(torch.autograd.Function):
 
 
 class Int8Linear(QuantizedLinear):
-    """A weight of a byte an element and a scale for each row; inputs are quantized row by row as they come.
-
-    LLM.int8() multiplies columns with outliers (above 6.0) in half precision; which they are depends on data, so none
-    are assumed, and a profile says so.
+    """A weight of a byte an element and a scale for each row; inputs are quantized row by row as they come. LLM.int8()
+    multiplies columns with outliers (above 6.0) in half precision; which they are depends on data, so none are assumed,
+    and a profile says so.
     """
 
     THRESHOLD = 6.0  # of transformers' BitsAndBytesConfig
@@ -279,8 +275,6 @@ def _split(values: Tensor, block: int) -> Tensor:
     flat = values.reshape(-1).float()
     return functional.pad(flat, (0, -flat.numel() % block)).reshape(-1, block)
 
-
-# `quantize`: puts quantized linear layers in the place of those of a model.
 
 Quantization = Literal["int8", "int4", "nf4", "fp8"]
 LAYERS: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": Int4Linear, "nf4": Nf4Linear, "fp8": Fp8Linear}

@@ -20,11 +20,9 @@ from .lora import LoraSpec, add_lora
 from .optimizer import find_optimizer, fold_optimizer
 from .quantize import Quantization, find_layer, quantize
 
-# Switches activation checkpointing on, block by block, in any model.
 
 def checkpoint_blocks(model: nn.Module) -> None:
     """Let ``model`` recompute its blocks in backward: by its own switch (transformers, timm), else its repeated ones.
-
     Raises InputError where there is neither.
     """
     name = type(model).__name__
@@ -63,8 +61,6 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
         else:
             yield from list_blocks(child)
 
-
-# The loss of a language model in chunks of its tokens, so that the logits of all are never there at once.
 
 Tensor = torch.Tensor
 IGNORED = -100  # of `torch.nn.functional.cross_entropy`
@@ -114,8 +110,6 @@ def chunk_loss(model: nn.Module, chunks: int) -> None:
 
     setattr(model, "loss_function", compute_loss)  # noqa: B010  # a property of transformers' models
 
-
-# `Recipe`: what is done to a model before it is profiled, and what its step consists of.
 
 @dataclass(frozen=True)
 class Recipe:

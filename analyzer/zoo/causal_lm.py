@@ -16,10 +16,9 @@ class CausalLMOutput(NamedTuple):
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of each token's logits against the next token, in float32.
-
-    logits (batch, tokens, vocabulary), labels (batch, tokens) integers. The labels move, not the logits: a slice of the
-    logits would have to be copied before it could be flattened.
+    """Mean cross entropy of each token's logits against the next token, in float32. logits (batch, tokens, vocabulary),
+    labels (batch, tokens) integers. The labels move, not the logits: a slice of the logits would have to be copied
+    before it could be flattened.
 
     >>> import torch
     >>> round(causal_lm_loss(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 2]])).item(), 4)  # ln 4
@@ -54,9 +53,8 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """Keys and values of the tokens that a model has seen, a `LayerCache` a layer.
-
-    It grows with each token, or with ``max_tokens`` takes room for that many at once.
+    """Keys and values of the tokens that a model has seen, a `LayerCache` a layer. It grows with each token, or with
+    ``max_tokens`` takes room for that many at once.
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:

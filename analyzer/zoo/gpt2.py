@@ -83,7 +83,6 @@ class Transformer(nn.Module):
 
 class GPT2(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
-
     With a ``cache`` the tokens follow those that it has seen.
     """
 

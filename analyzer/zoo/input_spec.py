@@ -130,8 +130,6 @@ def _parse_shape(sizes: str, text: str) -> tuple[int, ...]:
     return shape
 
 
-# What a TARGET of the command line stands for, and what the finders of models share.
-
 DEFAULT_BATCH = 8  # any number serves; above 1, for batch norm over a pooled 1x1 map refuses to train on one sample
 
 

@@ -122,7 +122,6 @@ class Decoder(nn.Module):
 
 class Llama(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
-
     With a ``cache`` the tokens follow those that it has seen.
     """
 

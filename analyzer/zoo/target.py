@@ -25,8 +25,6 @@ from .published_shape import find_shape
 from .transformers_models import find_transformers_model
 from .vision_models import find_timm_model, find_torchvision_model
 
-# Callables of no arguments that return an nn.Module: the one that a name stands for, and which a Python module has.
-
 _WANTED = "give a callable of no arguments that returns an nn.Module"
 
 
@@ -95,8 +93,6 @@ def _list_required_parameters(factory: Any) -> list[str]:
         return []
     return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
-
-# Python modules that a TARGET names, by the path of their file or by their dotted name.
 
 def import_file(given: str, text: str) -> ModuleType:
     """Import the file ``given`` as ``python given`` would find what it imports: its folder is searched first; of a file

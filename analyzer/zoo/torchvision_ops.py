@@ -22,9 +22,8 @@ _definitions: list[torch.library.Library] = []  # a Library that dies takes its 
 
 
 def define_torchvision_ops() -> None:
-    """Make `import torchvision` work beside any build of torch, before anything (timm, transformers) tries it.
-
-    A torchvision wheel built for CUDA cannot load its C++ library beside a CPU-only torch, yet its Python files attach
+    """Make `import torchvision` work beside any build of torch, before anything (timm, transformers) tries it. A
+    torchvision wheel built for CUDA cannot load its C++ library beside a CPU-only torch, yet its Python files attach
     shapes to `nms` and `qnms` while they are imported, and stop where those operators do not exist. If the library does
     load, it brings them itself and nothing is defined here; without torchvision nothing happens at all.
     """
@@ -45,8 +44,6 @@ def define_torchvision_ops() -> None:
     definition.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _definitions.append(definition)
 
-
-# Operators that detection models of torchvision need, where its C++ library does not load beside this torch.
 
 _fragments: list[torch.library.Library] = []
 # The names of torchvision.extension that its files import, and what they give while nothing is run on data.

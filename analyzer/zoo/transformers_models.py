@@ -33,7 +33,6 @@ def find_transformers_model(spec: str, target: str) -> Target:
     """The model of `CONFIG.json`, a directory with a config.json, the name of a published shape, or `ConfigClass`, each
     optionally `:ModelClass`; else it is the first of the config's "architectures", the first task head that
     transformers has for the config (see `HEADS`), or its base model. Parameters have the dtype that the config names.
-
     Raises TargetError for a file that is no config and for unknown names and classes, MissingExtraError without
     transformers, or diffusers for what is a model of that.
     """

@@ -14,8 +14,6 @@ from analyzer.errors import TargetError
 from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, find_close, import_extra
 from .published_shape import PublishedShape
 
-# Made-up targets that detection models are trained with.
-
 OBJECTS = 8  # in an image: COCO has 7.7 (Lin et al., "Microsoft COCO: Common Objects in Context", 2014, section 5.2)
 KEYPOINTS = 17  # of a person, COCO's and torchvision's default
 
@@ -76,10 +74,6 @@ class DetectionModel(Target):
         images = [replace(spec, shape=(1, *spec.shape)) if len(spec.shape) == 3 else spec for spec in given]
         return super().choose_inputs(images, train=train)
 
-
-# Models of torchvision, timm and diffusers.
-
-# `torchvision:NAME` and `timm:NAME` (with or without a tag): any model that these register, without its weights.
 
 VIDEO_FRAMES = 16  # the clip length of torchvision's references/video_classification
 FLOW_SIZE = (368, 496)  # the crop RAFT is first trained on (its paper, and torchvision's references/optical_flow)
@@ -147,8 +141,6 @@ def find_timm_model(name: str, target: str) -> Target:
     return Target(target, partial(timm.create_model, name, pretrained=False),
                   (InputSpec(None, torch.float32, (DEFAULT_BATCH, *size)), ))
 
-
-# Models of diffusers by the published shapes of their configs: the part of a pipeline that is run again and again.
 
 TEXT_TOKENS = 77  # of the text encoder of Stable Diffusion, CLIP's
 

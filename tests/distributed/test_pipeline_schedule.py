@@ -10,10 +10,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.parallel import profile_ranks, world
-from analyzer.zoo.llama import DecoderLayer, LlamaConfig, RMSNorm, rotary_angles
 
 RANKS, BATCHES, ROWS, WIDTH = 4, 8, 4, 128
 MESSAGE = ROWS * WIDTH * 4  # bytes between stages, a micro-batch
@@ -22,7 +20,6 @@ SINGLE, LOOP, V = (lambda r: [r]), (lambda r: [r, r + RANKS]), (lambda r: [r, 2 
 SCHEDULES = {"ScheduleGPipe": SINGLE, "Schedule1F1B": SINGLE, "ScheduleInterleaved1F1B": LOOP,
              "ScheduleLoopedBFS": LOOP, "ScheduleInterleavedZeroBubble": LOOP,
              "ScheduleZBVZeroBubble": V, "ScheduleDualPipeV": V}
-ONE_STEP = ProfileOptions(steps=1)
 
 
 def make_schedule(name, stages):
@@ -96,66 +93,6 @@ def test_a_rank_keeps_as_many_micro_batches_as_its_schedule_has_under_way():
     saved = [a - b for a, b in zip(peaks["ScheduleGPipe"], peaks["Schedule1F1B"])]
     assert saved == [(BATCHES - 1 - (RANKS - rank)) * MESSAGE if rank == 0 or torch.__version__ >= (2, 10) else 0
                      for rank in range(RANKS)]
-
-
-CONFIG = LlamaConfig(tie_word_embeddings=False)
-
-
-class LlamaStage(nn.Module):
-    """Equal parts of the 16 layers; the first has the embedding, the last norm and head."""
-
-    def __init__(self, index, count):
-        super().__init__()
-        self.embed = nn.Embedding(CONFIG.vocab_size, CONFIG.hidden_size) if index == 0 else None
-        self.layers = nn.ModuleList(DecoderLayer(CONFIG) for _ in range(16 // count))
-        self.head = nn.Sequential(RMSNorm(CONFIG.hidden_size, CONFIG.rms_norm_eps), nn.Linear(
-            CONFIG.hidden_size, CONFIG.vocab_size, bias=False)) if index == count - 1 else None
-
-    def forward(self, x):
-        if self.embed is not None:
-            x = self.embed(x)
-        angles = rotary_angles(x.shape[1], 64, CONFIG.rope_theta, x.device)
-        for layer in self.layers:
-            x = layer(x, angles.cos(), angles.sin())
-        return x if self.head is None else self.head(x)
-
-
-@pytest.mark.parametrize(("name", "rank"), [("Schedule1F1B", 3), ("ScheduleInterleaved1F1B", 0)])
-def test_a_pipelined_llama_meets_the_bytes_derived_by_hand(name, rank):
-    places = SCHEDULES[name](rank)
-    count = RANKS * len(places)
-    hidden = torch.empty(1, 512, 2048, device="meta", requires_grad=True)
-    first, last = torch.empty(1, 512, dtype=torch.int64, device="meta"), torch.empty(
-        1, 512, 128_256, device="meta", requires_grad=True)
-
-    def build():
-        stages = [PipelineStage(LlamaStage(i, count).cuda(), i, count, torch.device("cuda"),
-                                input_args=first if i == 0 else hidden, output_args=last if i == count - 1 else hidden)
-                  for i in places]
-        parts = nn.ModuleList([stage.submod for stage in stages])
-        parts.schedule = getattr(schedules, name)(
-            stages[0] if len(stages) == 1 else stages, 8,
-            loss_fn=lambda out, ids: nn.functional.cross_entropy(out.flatten(0, 1), ids.flatten()))
-        parts.is_first, parts.is_last = 0 in places, count - 1 in places
-        return parts
-
-    ids = torch.zeros(8, 512, dtype=torch.int64)
-    with world(RANKS, rank):
-        p = profile(build, args=(ids, ids), step=step, optimizer="adamw", options=ONE_STEP)
-    # A layer has four attention matrices, those of keys and values a quarter as large, three of its MLP and two norms.
-    layer = 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 + 2 * 2048
-    vocabulary = 128_256 * 2048
-    assert p.params == 4 * layer + {0: vocabulary, 3: vocabulary + 2048}.get(rank, 0)
-    # A message is a micro-batch's hidden state. Each of 8 crosses every edge of a stage, and its gradient comes back.
-    edges = sum((i > 0) + (i < count - 1) for i in places)
-    first = [row for row in p.comm if row.bytes != 512 * 2048 * 4]
-    # Before torch 2.12 neighbours greet each other first, by a number, which torch 2.9 sends in int64.
-    greetings = 2 * edges if torch.__version__ < (2, 12) else 0
-    sent = 8 if torch.__version__ < (2, 10) else 4
-    assert [row.bytes for row in first] == [sent if row.kind == "send" else 4 for row in first]
-    assert len(first) == greetings and list(p.comm[:greetings]) == first
-    assert len([row for row in p.comm if row.phase == "forward"]) == 8 * edges + greetings
-    assert len([row for row in p.comm if row.phase == "backward"]) == 8 * edges
 
 
 @pytest.mark.filterwarnings("ignore")

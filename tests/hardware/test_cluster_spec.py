@@ -67,9 +67,7 @@ def test_a_device_of_ones_own_has_a_usual_cluster() -> None:
     (lambda: register_cluster("x"), "register_cluster('x'): takes a ClusterSpec"),
     (lambda: LinkSpec("wifi", 1e9), "LinkSpec(kind='wifi'): must be one of 'nvswitch'"),
     (lambda: LinkSpec("pcie", 0), "LinkSpec(bandwidth=0): must be a positive number, in B/s"),
-    (lambda: LinkSpec("pcie", True), "LinkSpec(bandwidth=True)"),
     (lambda: LinkSpec("pcie", 1e9, devices=1), "LinkSpec(devices=1): must be an int of 2 or more"),
-    (lambda: LinkSpec("pcie", 1e9, latency_seconds=-1.0), "LinkSpec(latency_seconds=-1.0)"),
     (lambda: LinkSpec("pcie", 1e9, sources={"bandwith": "x"}), "not a figure, did you mean 'bandwidth'?"),
     (lambda: LinkSpec.from_dict({"kind": "pcie"}), "has no 'bandwidth'"),
     (lambda: LinkSpec.from_dict({"kin": "pcie"}), "unknown field 'kin', did you mean 'kind'?"),
@@ -78,7 +76,6 @@ def test_a_device_of_ones_own_has_a_usual_cluster() -> None:
     (lambda: ClusterSpec("x", find_device("l4"), 0), "ClusterSpec('x', devices_per_host=0): must be an int of 1"),
     (lambda: ClusterSpec("x", find_device("l4"), link=1e9), "must be a LinkSpec"),  # type: ignore[arg-type]
     (lambda: ClusterSpec("x", find_device("l4"), sources={"link": "x"}), "a link's sources stand in its LinkSpec"),
-    (lambda: ClusterSpec.from_dict({"name": "x"}), "has no 'device'"),
     (lambda: ClusterSpec.from_dict({"name": "x", "device": "l4", "fabrik": None}), "did you mean 'fabric'?")])
 def test_bad_input_is_repeated_with_the_way_out(make, message: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -107,10 +107,6 @@ def test_transposed_is_the_input_gradient():
     assert up == time_of("input", ins=64, outs=128, size=(56, 56), out=(28, 28), stride=(2, 2))
 
 
-def test_volumes_and_sequences():
-    assert time_of(size=(4096,), kernel=(9,)).seconds < time_of(size=(64, 64, 16), kernel=(3, 3, 3)).seconds
-
-
 def test_depthwise_is_bound_by_memory_or_instructions_not_by_products():
     each = time_of(ins=256, outs=256, groups=256)
     assert each.seconds < time_of(ins=256, outs=256).seconds and each.kernels == 1

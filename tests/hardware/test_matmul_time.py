@@ -11,7 +11,6 @@ from analyzer.hardware.kernel_time.matmul import (
     cut_into_blocks,
     format_of,
     matmul_time,
-    power_of_two,
     slowdown_under_load,
 )
 
@@ -79,15 +78,6 @@ def test_rows_are_shared_evenly_since_hopper() -> None:
     assert new.seconds < 0.8 * old.seconds
 
 
-def test_formats_in_the_order_of_their_rates() -> None:
-    h200 = find_device("h200")
-    size = (1, 8192, 8192, 8192)
-    times = [seconds(*size, "float8_e4m3fn", h200), seconds(*size, "bfloat16", h200),
-             seconds(*size, "float32", h200, allow_tf32=True), seconds(*size, "float32", h200)]
-    assert times == sorted(times) and times[3] > 4 * times[2] > 4 * times[1]
-    assert seconds(*size, "float8_e4m3fn", h200, quantizes_input=True) > times[0]
-
-
 @pytest.mark.parametrize("name,dtype,tf32,expected", [
     ("h200", "bfloat16", False, "bfloat16"), ("h200", "float32", True, "tf32"), ("h200", "float32", False, "float32"),
     ("t4", "bfloat16", False, "float32"),  # computed on the CUDA cores
@@ -102,10 +92,6 @@ def test_rows_that_are_not_whole_16_bytes_cost_more() -> None:
     aligned, halves, odd = (seconds(1, 4096, n, 768, "bfloat16", h200) for n in (30528, 30522, 30523))
     assert 1.5 * aligned < halves < odd
     assert seconds(1, 4096, 30522, 768, "bfloat16", h200, row_elements=8) < 1.1 * aligned
-
-
-def test_power_of_two() -> None:
-    assert [power_of_two(n) for n in (0, 1, 2, 6, 8, 12, 16, 48, 100)] == [16, 1, 2, 2, 8, 4, 16, 16, 4]
 
 
 def test_a_lower_power_limit_slows_large_products_only() -> None:

@@ -19,24 +19,18 @@ def states(allocator: CachingAllocator) -> list[list[tuple[str, int]]]:
     return [[(b["state"], b["size"] // MIB) for b in s["blocks"]] for s in allocator.snapshot()]
 
 
-# --- sizes ---
-
-
 @pytest.mark.parametrize(
     ("nbytes", "allocated", "reserved"),
     [
         (1, 512, 2 * MIB),
-        (512, 512, 2 * MIB),
         (513, 1024, 2 * MIB),
         (MIB, MIB, 2 * MIB),  # the largest small request
         (MIB + 1, MIB + 512, 20 * MIB),  # the smallest large one
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),  # the last that shares a 20 MiB segment
         (10 * MIB - 511, 10 * MIB, 10 * MIB),  # rounds to 10 MiB: a segment of its own
-        (10 * MIB, 10 * MIB, 10 * MIB),
         (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),  # the remainder, 2 MiB - 512, is split off
         (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),  # remainder 1 MiB + 512: split off
         (11 * MIB, 12 * MIB, 12 * MIB),  # remainder 1 MiB, not more: the block keeps it
-        (30 * MIB, 30 * MIB, 30 * MIB),
         (3 * GIB + 1, 3 * GIB + 512, 3 * GIB + 2 * MIB),
     ],
 )
@@ -69,19 +63,14 @@ def test_first_allocation_in_expandable_segment(nbytes: int, allocated: int, res
         ("roundup_power2_divisions:4", 1, 512),
         ("roundup_power2_divisions:4", 1200, 1536),  # not above 4 * 512: to 512 as ever
         ("roundup_power2_divisions:4", 2100, 2560),  # 2048, 2560, 3072, 3584
-        ("roundup_power2_divisions:4", 4096, 4096),
-        ("roundup_power2_divisions:4", 5 * MIB, 5 * MIB),
         ("roundup_power2_divisions:4", 5 * MIB + 1, 6 * MIB),
-        ("roundup_power2_divisions:4", 7 * MIB + 1, 8 * MIB),
         ("roundup_power2_divisions:1", 5 * MIB + 1, 5 * MIB + 512),
         # below the first: as the first
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 100 * MIB + 1, 100 * MIB + 512),
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 512 * MIB + 1, 768 * MIB),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", GIB + 1, GIB + 256 * MIB),
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 2 * GIB + 1, 2 * GIB + 256 * MIB),
         ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 200 * GIB + 1, 208 * GIB),  # above the table: as its end
         ("roundup_power2_divisions:[128:8,512:1,2048:8]", 300 * MIB + 1, 300 * MIB + 512),  # left out: not rounded
-        ("roundup_power2_divisions:[128:8,512:1,2048:8]", 64 * KIB + 1, 72 * KIB),
     ],
 )
 def test_roundup_power2_divisions(settings_string: str, nbytes: int, rounded: int) -> None:
@@ -99,22 +88,11 @@ def test_large_segment_size() -> None:
     assert allocator.reserved_bytes == 34 * MIB
 
 
-# --- best fit, splits, merges ---
-
-
-def test_small_blocks_share_a_segment_in_order() -> None:
-    allocator = CachingAllocator()
-    first, second, third = (allocator.allocate(n) for n in (1, 1000, 512))
-    assert [b.address - first.address for b in (first, second, third)] == [0, 512, 1536]
-    assert allocator.reserved_bytes == 2 * MIB
-
-
 @pytest.mark.parametrize(
     ("request_mib", "taken_mib", "index"),
     [
         (12, 12, 1),
         (13, 14, 2),  # remainder 1 MiB: kept
-        (14, 14, 2),
         (15, 15, 0),  # remainder 15 MiB: split off
         (31, None, None),  # none fits
     ],
@@ -200,9 +178,6 @@ def test_merge_restores_the_segment_for_a_large_request() -> None:
     assert allocator.reserved_bytes == 20 * MIB
 
 
-# --- the cache ---
-
-
 def test_empty_cache_keeps_segments_in_use() -> None:
     allocator = CachingAllocator()
     idle, kept, split = allocator.allocate(30 * MIB), allocator.allocate(12 * MIB), allocator.allocate(2 * MIB)
@@ -243,9 +218,8 @@ def test_empty_blocks_hold_nothing() -> None:
     assert allocator.allocated_bytes == 512
     with pytest.raises(InputError, match="freed a second time"):
         allocator.free(empty[0])
-
-
-# --- out of memory ---
+    with pytest.raises(InputError, match="nbytes=-1: must not be negative"):
+        allocator.allocate(-1)
 
 
 def test_full_device_gives_back_the_cache_and_retries() -> None:
@@ -309,9 +283,6 @@ def test_throw_on_cudamalloc_oom_keeps_the_cache(throws: bool, reserved_mib: int
     assert allocator.reserved_bytes == reserved_mib * MIB
 
 
-# --- max_split_size_mb ---
-
-
 @pytest.mark.parametrize(
     ("cached_mib", "request_mib", "taken_mib"),
     [
@@ -335,12 +306,6 @@ def test_max_split_size(cached_mib: int, request_mib: int, taken_mib: int | None
                                                                           cached_mib * MIB)
 
 
-def test_max_non_split_rounding() -> None:
-    allocator = CachingAllocator(options=AllocatorOptions(max_split_size_mb=24, max_non_split_rounding_mb=21))
-    allocator.free(allocator.allocate(44 * MIB))
-    assert allocator.allocate(24 * MIB).bytes == 44 * MIB  # 44 < 24 + 21
-
-
 @pytest.mark.parametrize(
     ("capacity_mib", "idle_mib", "request_mib", "reserved_mib"),
     [
@@ -357,9 +322,6 @@ def test_oversize_blocks_go_before_the_rest(capacity_mib: int, idle_mib: tuple[i
         allocator.free(block)
     allocator.allocate(request_mib * MIB)
     assert (allocator.reserved_bytes, allocator.alloc_retry_count) == (reserved_mib * MIB, 0)
-
-
-# --- garbage_collection_threshold ---
 
 
 @pytest.mark.parametrize(
@@ -384,9 +346,6 @@ def test_garbage_collection(threshold: float, fraction: float, reserved_mib: int
     assert allocator.reserved_bytes == reserved_mib * MIB
 
 
-# --- expandable_segments ---
-
-
 def test_expandable_segment_grows_by_what_its_end_lacks() -> None:
     allocator = CachingAllocator(options=EXPANDABLE)
     first = allocator.allocate(30 * MIB)  # two pages of 20 MiB
@@ -408,12 +367,6 @@ def test_expandable_pages_are_given_back_and_filled_first() -> None:
     assert states(allocator) == [[("inactive", 10), ("active_allocated", 15), ("inactive", 15)]]
     again = allocator.allocate(25 * MIB)  # the page that is missing and 5 MiB of the next
     assert (again.address, allocator.reserved_bytes) == (first.address, 60 * MIB)
-
-
-def test_expandable_segments_split_whatever_their_size() -> None:
-    allocator = CachingAllocator(options=AllocatorOptions(expandable_segments=True, max_split_size_mb=24))
-    assert allocator.allocate(30 * MIB).bytes == 30 * MIB
-    assert allocator.reserved_bytes == 40 * MIB
 
 
 def test_expandable_best_fit_spares_the_end() -> None:
@@ -456,9 +409,6 @@ def test_expandable_without_capacity_has_no_bound() -> None:
     assert allocator.reserved_bytes == 2 * -(-nbytes // (20 * MIB)) * 20 * MIB
 
 
-# --- snapshot ---
-
-
 def test_snapshot_has_pytorchs_form() -> None:
     allocator = CachingAllocator(top_address=0x1000 + 32 * MIB)
     allocator.allocate(1000, stream=3)
@@ -478,9 +428,6 @@ def test_snapshot_is_read_by_pytorchs_own_viewer() -> None:
     allocator.free(allocator.allocate(2 * MIB))
     summary = viewer.segsum({"segments": allocator.snapshot(), "device_traces": []})  # it checks the sums
     assert "segments: 2" in summary and "total_reserved: 50.0MiB" in summary and "total_allocated: 30.0MiB" in summary
-
-
-# --- misuse ---
 
 
 def test_double_free() -> None:
@@ -511,14 +458,6 @@ def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(InputError) as caught:
         CachingAllocator(**arguments)
     assert str(caught.value) == message
-
-
-def test_negative_size() -> None:
-    with pytest.raises(InputError, match="nbytes=-1: must not be negative"):
-        CachingAllocator().allocate(-1)
-
-
-# --- options ---
 
 
 @pytest.mark.parametrize(
@@ -597,9 +536,6 @@ def test_pytorch_refuses_and_accepts_the_same_settings() -> None:
         parse("")
 
 
-# --- properties ---
-
-
 SIZES = st.one_of(st.integers(1, 4 * KIB), st.integers(1, MIB), st.integers(1, 40 * MIB),
                   st.sampled_from([512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 512, 10 * MIB, 11 * MIB, 20 * MIB,
                                    24 * MIB, 45 * MIB]))
@@ -645,7 +581,7 @@ def check_books(allocator: CachingAllocator, live: list[Block]) -> None:
     assert 0 <= allocator.fragmented_bytes <= allocator.reserved_bytes - allocator.allocated_bytes
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(steps=STEPS, options=OPTIONS, capacity_mib=st.sampled_from([64, 150, 1000]))
 def test_books_balance(steps: list[tuple[str, int, int]], options: AllocatorOptions, capacity_mib: int) -> None:
     allocator = CachingAllocator(capacity_mib * MIB, options)
@@ -675,29 +611,6 @@ def test_books_balance(steps: list[tuple[str, int, int]], options: AllocatorOpti
     allocator.empty_cache()
     assert (allocator.reserved_bytes, allocator.snapshot()) == (0, [])
     assert allocator.allocate(1).address not in addresses  # ranges that were given back are gone
-
-
-@settings(deadline=None, max_examples=50)
-@given(steps=STEPS, options=OPTIONS)
-def test_released_memory_serves_the_same_requests_again(steps: list[tuple[str, int, int]],
-                                                        options: AllocatorOptions) -> None:
-    """From an empty cache the same calls take the same sizes at the same distances, whatever came before."""
-    def run(allocator: CachingAllocator) -> list[tuple[int, int]]:
-        live: list[Block] = []
-        trace = []
-        for action, value, stream in steps:
-            if action == "allocate":
-                live.append(allocator.allocate(value, stream))
-                trace.append((live[-1].bytes, allocator.reserved_bytes))
-            elif action == "free" and live:
-                allocator.free(live.pop(value % len(live)))
-        for block in live:
-            allocator.free(block)
-        allocator.empty_cache()
-        return trace
-
-    allocator = CachingAllocator(1 << 40, options)
-    assert run(allocator) == run(allocator)
 
 
 @pytest.mark.parametrize("options", [AllocatorOptions(), EXPANDABLE])

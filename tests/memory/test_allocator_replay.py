@@ -60,7 +60,7 @@ def books(allocator):
             allocator.snapshot())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, max_size=60), st.lists(STEP, max_size=60), OPTIONS)
 def test_replay_is_allocating_and_freeing(before, steps, options):
     one, other = CachingAllocator(options=options), CachingAllocator(options=options)

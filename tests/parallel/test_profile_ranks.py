@@ -136,15 +136,3 @@ def test_ranks_of_a_ring_exchange_messages_and_are_alike() -> None:
                           step=pass_on, optimizer="sgd", device="h100")
     assert [(row.kind, row.ranks) for row in table.rows] == [("each", (0, 1, 2, 3))]
     assert sorted(table.profiles) == [0, 1, 2, 3]
-
-
-def test_the_table_says_who_decides() -> None:
-    def build() -> nn.Module:
-        return nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
-
-    table = profile_ranks(build, lambda: (torch.rand(4, 1024, device="cuda"),), size=16, optimizer="sgd", device="h100")
-    assert table.fullest is table.slowest is table.rows[0]
-    lines = table.render().splitlines()
-    assert lines[0].split()[:3] == ["ranks", "kind", "params"]
-    assert lines[1].split()[:3] == ["0-15", "each", "1.05"]
-    assert lines[2].startswith("most memory: rank 0 (each), ")

@@ -22,9 +22,6 @@ def test_parameters(name: str) -> None:
     with torch.device("meta"):
         model = zoo.MODELS[name].factory()
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]  # parameters() gives a tied weight once
-
-
-def test_parameters_as_published() -> None:
     assert (PARAMETERS["llama_1b"], PARAMETERS["llama_405b"]) == (1_235_814_400, 405_853_388_800)
 
 
@@ -76,18 +73,11 @@ def test_computes_what_transformers_computes(case: str) -> None:
     torch.testing.assert_close(output.logits, expected.logits)
     torch.testing.assert_close(output.loss, expected.loss)
     assert output.loss.shape == () and output.loss > 1  # near ln 31 = 3.4 for untrained weights
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_transformers(case: str) -> None:
-    torch.manual_seed(0)
-    ours, theirs = CASES[case]()
-    ids = torch.randint(31, (2, 13))
-    ours(ids, labels=ids).loss.backward()
-    theirs(input_ids=ids, labels=ids).loss.backward()
-    expected = dict(theirs.named_parameters())
+    output.loss.backward()
+    expected.loss.backward()
+    gradients = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
-        gradient = expected[name].grad
+        gradient = gradients[name].grad
         if parameter.shape != gradient.shape or name.endswith(("c_attn.weight", "attn.c_proj.weight")):
             gradient = gradient.T
         torch.testing.assert_close(parameter.grad, gradient, msg=lambda m, name=name: f"{name}: {m}")
@@ -100,13 +90,3 @@ def test_dropout_of_gpt2_acts_only_in_training() -> None:
     assert not torch.equal(model(ids), model(ids))
     model.eval()
     assert torch.equal(model(ids), model(ids))
-
-
-def test_llama_is_causal() -> None:
-    torch.manual_seed(0)
-    model, _ = make_llama(kv_heads=2, tied=True)
-    ids = torch.randint(31, (1, 10))
-    changed = ids.clone()
-    changed[0, 6] = (ids[0, 6] + 1) % 31
-    before, after = model(ids), model(changed)
-    assert torch.equal(before[:, :6], after[:, :6]) and not torch.equal(before[:, 6], after[:, 6])

@@ -71,11 +71,6 @@ def test_a_model_has_several_names(name: str) -> None:
     assert shape_of(name).name == "meta-llama/Llama-3.1-8B"
 
 
-def test_the_short_name_leaves_out_what_only_the_hub_adds() -> None:
-    assert shape_of("llama-2-7b").name == "meta-llama/Llama-2-7b-hf"
-    assert shape_of("llama-3-8b").name == "meta-llama/Meta-Llama-3-8B"
-
-
 def test_a_target_is_in_the_published_dtype_and_takes_another_class() -> None:
     target = load_target("hf:smollm2-135m")
     assert {p.dtype for p in build_model(target.build).parameters()} == {torch.bfloat16}
@@ -89,11 +84,6 @@ def test_models_built_one_after_the_other_have_their_own_dtypes() -> None:
     names = {"bloom-560m": torch.float16, "smollm2-135m": torch.bfloat16, "gpt2": torch.float32}
     for name, dtype in [*names.items(), *names.items()]:
         assert {p.dtype for p in build_model(load_target(f"hf:{name}").build).parameters()} == {dtype}
-
-
-def test_inputs_have_the_dtype_of_the_parameters() -> None:
-    assert [str(spec) for spec in load_target("hf:whisper-large-v3").choose_inputs(train=False) or ()] == [
-        "input_features=float16:8x128x3000", "decoder_input_ids=int64:8x128"]
 
 
 def test_builds_leave_the_published_fields_as_they_are() -> None:

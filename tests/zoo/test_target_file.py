@@ -139,11 +139,6 @@ def test_a_factory_that_ends_the_process_is_told(folder: Path, capsys: pytest.Ca
     assert "SystemExit: no data folder" in error and f"at {folder / 'ends.py'}:3" in error
 
 
-def test_a_file_of_nearly_that_name(folder: Path) -> None:
-    with pytest.raises(TargetError, match=r"no file 'mynett.py' in .*; did you mean mynet.py\?$"):
-        load_target("mynett.py:Net")
-
-
 def test_a_broken_file_that_is_mended_loads(folder: Path) -> None:
     path = folder / "late.py"
     path.write_text("raise ValueError('not yet')")
@@ -151,11 +146,3 @@ def test_a_broken_file_that_is_mended_loads(folder: Path) -> None:
         load_target("late.py:build")
     path.write_text("from torch import nn\ndef build(): return nn.Linear(1, 2)  # mended, and longer than before\n")
     assert shape("late.py:build") == (2, 1)
-
-
-def test_the_command_line_profiles_a_class_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "mynet.py:Net", "--input", "2x3", "--show", "summary"]) == 0
-    assert "Net: one train step on h200" in capsys.readouterr().out
-    assert main(["profile", "mynet.py:Nett", "--input", "2x3"]) == 2
-    assert capsys.readouterr().err == (
-        f"analyzer: mynet.py:Nett: mynet.py has no 'Nett'; did you mean Net?{WOULD_DO}\n")

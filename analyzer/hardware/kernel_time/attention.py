@@ -12,7 +12,6 @@ from analyzer.hardware.device_spec import DeviceSpec
 
 from .estimate import NO_TIME, KernelTime, find_constants
 
-# How attention kernels cut their work: tiles of queries, blocks of keys, and what of a mask they still execute.
 
 @dataclass(frozen=True, slots=True)
 class Design:
@@ -95,10 +94,9 @@ def find_design(kernel: str, device: DeviceSpec) -> Design:
 
 
 def count_blocks(q_len: int, kv_len: int, rows: float, block: int, causal: bool, window: int) -> tuple[float, float]:
-    """Blocks of keys that a tile of ``rows`` queries reads: in the mean over tiles, and of the longest one.
-
-    Tiles on the diagonal count whole, which is what kernels execute. A causal query sees the keys up to its own place
-    counted from the end (``kv_len - q_len`` are older); a window of w limits it to the last w + 1 of them.
+    """Blocks of keys that a tile of ``rows`` queries reads: in the mean over tiles, and of the longest one. Tiles on
+    the diagonal count whole, which is what kernels execute. A causal query sees the keys up to its own place counted
+    from the end (``kv_len - q_len`` are older); a window of w limits it to the last w + 1 of them.
     """
     tiles = math.ceil(q_len / rows)
     last = math.ceil(kv_len / block)
@@ -116,8 +114,6 @@ def count_blocks(q_len: int, kv_len: int, rows: float, block: int, causal: bool,
     longest = max(1.0, min(float(last), (limit + excess) / block))
     return max(1.0, min(float(last), (columns + excess) / block)), longest
 
-
-# Arithmetic and memory time of fused attention on a device, before what a library adds to it.
 
 #: Exponentials that a multiprocessor takes in a clock: CUDA C++ Programming Guide, table "Throughput of Native
 #: Arithmetic Instructions", special functions, the same from compute capability 5.0 to 10.0.
@@ -154,12 +150,10 @@ class AttentionSize(NamedTuple):
 
 
 def tile_seconds(size: AttentionSize, design: Design, device: DeviceSpec, matrix_rate: float, c: Constants) -> float:
-    """Seconds in which the multiprocessors work off all tiles.
-
-    A tile costs a fixed time (its first loads, its store) and, for each block of keys, two products and an exponential
-    for each element, one after the other: kernels overlap them in part, which the constants ``mma`` and ``exp`` tell.
-    Tiles of equal length run in whole waves; under a causal mask the longest ones start first, and what is left at
-    the end is a share of the longest (``tail``).
+    """Seconds in which the multiprocessors work off all tiles. A tile costs a fixed time (its first loads, its store)
+    and, for each block of keys, two products and an exponential for each element, one after the other: kernels overlap
+    them in part, which the constants ``mma`` and ``exp`` tell. Tiles of equal length run in whole waves; under a causal
+    mask the longest ones start first, and what is left at the end is a share of the longest (``tail``).
     """
     multiprocessors, clock = device.multiprocessors or 1, device.clock_hertz or TYPICAL_CLOCK_HERTZ
     group = size.heads // size.kv_heads if design.packs else 1
@@ -181,12 +175,10 @@ def tile_seconds(size: AttentionSize, design: Design, device: DeviceSpec, matrix
 
 
 def decode_seconds(size: AttentionSize, design: Design, device: DeviceSpec, c: Constants) -> float:
-    """Seconds in which the multiprocessors work off one query for each sequence (flash decoding).
-
-    The query heads that share keys are one tile of up to 64 rows; where there are fewer tiles than multiprocessors
-    their keys are split among several, and a second kernel combines the parts. ``design.decode_group`` and a window
-    say where each head is a tile of its own instead; FlashAttention 2 then splits nothing either
-    (``seqlenq_ngroups_swapped`` in flash_api.cpp).
+    """Seconds in which the multiprocessors work off one query for each sequence (flash decoding). The query heads that
+    share keys are one tile of up to 64 rows; where there are fewer tiles than multiprocessors their keys are split
+    among several, and a second kernel combines the parts. ``design.decode_group`` and a window say where each head is a
+    tile of its own instead; FlashAttention 2 then splits nothing either (``seqlenq_ngroups_swapped`` in flash_api.cpp).
     """
     multiprocessors, clock = device.multiprocessors or 1, device.clock_hertz or TYPICAL_CLOCK_HERTZ
     keys = min(size.kv_len, size.window or size.kv_len)
@@ -216,10 +208,9 @@ def count_bytes(size: AttentionSize) -> int:
 
 
 def memory_seconds(nbytes: float, device: DeviceSpec, c: Constants) -> float:
-    """Seconds to move bytes of which those that fit the last cache come from it.
-
-    A working set below a share of the cache is read at the cache's rate; one of twice that share is not found there
-    again, as the oldest bytes leave first.
+    """Seconds to move bytes of which those that fit the last cache come from it. A working set below a share of the
+    cache is read at the cache's rate; one of twice that share is not found there again, as the oldest bytes leave
+    first.
     """
     bandwidth = (device.memory_bandwidth or 1.0) * c["memory"]
     seconds = nbytes / bandwidth
@@ -231,8 +222,6 @@ def memory_seconds(nbytes: float, device: DeviceSpec, c: Constants) -> float:
             seconds *= 1 - share + share * bandwidth / rate
     return seconds
 
-
-# Time of fused attention: PyTorch's kernels and those of serving libraries, prefill, decode, encoder and backward.
 
 #: Kernels of PyTorch's scaled_dot_product_attention.
 FUSED_KERNELS = ("flash", "cudnn", "efficient")
@@ -258,11 +247,10 @@ def find_group(kernel: str, phase: str, device: DeviceSpec) -> Constants | None:
 
 
 def predict(size: AttentionSize, kernel: str, phase: str, device: DeviceSpec, c: Constants) -> KernelTime | None:
-    """The time of one attention with given constants; None where the device lacks a figure that it takes.
-
-    A floor of its kernels' latencies, in clocks; then arithmetic and memory, which overlap in part: their p-norm,
-    where p of 1 is one after the other. Serving libraries also write the new keys and values to the cache, at
-    ``write`` times what the bytes take at the memory's rate; TensorRT-LLM rotates the queries in the same kernel.
+    """The time of one attention with given constants; None where the device lacks a figure that it takes. A floor of
+    its kernels' latencies, in clocks; then arithmetic and memory, which overlap in part: their p-norm, where p of 1 is
+    one after the other. Serving libraries also write the new keys and values to the cache, at ``write`` times what the
+    bytes take at the memory's rate; TensorRT-LLM rotates the queries in the same kernel.
     """
     rates = device.flops_per_second
     # 16-bit products run at their peak. PyTorch's float32 kernels emulate float32 by three TF32 products from compute

@@ -11,8 +11,6 @@ from analyzer.hardware.device_spec import DeviceSpec
 
 from .estimate import NO_TIME, KernelTime, find_constants
 
-# Which links a group of ranks talks over, and how fast each of them can.
-
 # Rings that the hybrid cube mesh of DGX-1 allows among the first n devices, of 6 links a device: bus bandwidth of its
 # all-reduce over that of a link (github.com/VIA-Research/vTrain, trace/v100).
 _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 4, 8: 6}
@@ -41,11 +39,10 @@ class Path(NamedTuple):
 
 
 def find_path(cluster: ClusterSpec, ranks: int, ranks_per_host: int) -> Path | None:
-    """The path of ``ranks`` ranks, ``ranks_per_host`` on each host; None where the link they need is unknown.
-
-    Ranks that one set of links joins use these alone, also across hosts (GB200 NVL72). Ranks of one host that its own
-    links do not all join (bridged pairs) cross the host's bus. All others cross the fabric, over which a ring runs as
-    often as a host has ranks: each of them has its own network card.
+    """The path of ``ranks`` ranks, ``ranks_per_host`` on each host; None where the link they need is unknown. Ranks
+    that one set of links joins use these alone, also across hosts (GB200 NVL72). Ranks of one host that its own links
+    do not all join (bridged pairs) cross the host's bus. All others cross the fabric, over which a ring runs as often
+    as a host has ranks: each of them has its own network card.
     """
     hosts = -(-ranks // ranks_per_host)
     link = cluster.link
@@ -104,9 +101,8 @@ class Cost(NamedTuple):
 
 
 def name_spread(path: Path, cost: Cost) -> str:
-    """The constant that is the spread of a prediction: by medium, and by how much of the time is transfer.
-
-    Between the sizes where latency is all and where the rate is all, NCCL changes protocols, not always to the better.
+    """The constant that is the spread of a prediction: by medium, and by how much of the time is transfer. Between the
+    sizes where latency is all and where the rate is all, NCCL changes protocols, not always to the better.
     """
     share = cost.transfer / cost.seconds
     return f"{path.medium}_spread_{'small' if share < 0.1 else 'middle' if share < 0.6 else 'large'}"
@@ -121,10 +117,9 @@ _RING: dict[str, Callable[[int], tuple[int, float]]] = {
 
 def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *, ranks_per_host: int | None = None,
                     dtype: str = "float16") -> KernelTime | None:
-    """Time of one collective of ``ranks`` ranks on ``cluster``; None where a link that it needs is unknown.
-
-    ``kind`` is one of `COLLECTIVE_KINDS`, ``nbytes`` its whole buffer: the gathered output of an all-gather or gather,
-    the unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
+    """Time of one collective of ``ranks`` ranks on ``cluster``; None where a link that it needs is unknown. ``kind`` is
+    one of `COLLECTIVE_KINDS`, ``nbytes`` its whole buffer: the gathered output of an all-gather or gather, the
+    unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
     ``ranks_per_host``: how many ranks of the group share a host; by default as many as fit. ``dtype`` is a torch dtype
     or its name: switches add up no 8-bit numbers. All ranks come at once. Raises InputError for values that cannot be.
     """
@@ -144,7 +139,6 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
 def estimate_collective(kind: str, nbytes: int, ranks: int, path: Path, constants: Mapping[str, float],
                         dtype: str = "float16") -> Cost:
     """Seconds of a collective over ``path`` with given constants: what `collective_time` predicts and the fit varies.
-
     The arguments are those of `collective_time`, and two ranks or more.
     """
     if kind == "barrier":
@@ -235,15 +229,12 @@ def _usable(path: Path, ranks: int, c: Mapping[str, float], algorithm: str) -> f
     return rate
 
 
-# How long a copy between the host's memory and a device takes.
-
 _COHERENT_BANDWIDTH = 150e9  # above PCI Express 6.0 x16: NVLink-C2C, whose device reads pageable memory itself
 
 
 def host_copy_time(nbytes: int, device: DeviceSpec, *, pinned: bool, to_device: bool) -> KernelTime | None:
-    """Time of one copy of ``nbytes`` bytes between host and ``device``; None where the bus's bandwidth is unknown.
-
-    The copy engine moves pinned memory at a share of the bus's rate. The driver moves pageable memory through a pinned
+    """Time of one copy of ``nbytes`` bytes between host and ``device``; None where the bus's bandwidth is unknown. The
+    copy engine moves pinned memory at a share of the bus's rate. The driver moves pageable memory through a pinned
     buffer, at what the host copies beside; out of the device it is slower, since the pages of a fresh tensor are first
     touched then. On hosts with NVLink-C2C pageable memory is as good as pinned. Raises InputError for a negative size.
     """

@@ -74,8 +74,6 @@ def nonfused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float
     return math.hypot(arithmetic, memory) + transforms + 4 * c["kernel_seconds"]
 
 
-# Depthwise convolutions: kernels of PyTorch itself, a thread for each result, no product of matrices.
-
 # A multiprocessor's units for loads and stores, and its lanes for integers: figures "SM" of NVIDIA's architecture
 # whitepapers (GP104 and GV100 32, TU102 16, GA100 32, GA102 and AD102 16, GH100 32; 64 lanes from Volta on).
 _LOAD_UNITS = 32
@@ -87,11 +85,10 @@ _DIVISIONS = 3  # of a result's number into image, channel, row and column
 
 
 def depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: DeviceSpec) -> tuple[float, float]:
-    """Seconds by instructions and by memory of the kernel of one way.
-
-    ``aten/src/ATen/native/cuda/DepthwiseConv2d.cu``: the thread of a result takes its number apart
-    (``depthwise_index`` instructions), then loads an input and a weight for each tap (``depthwise_loads``). The weight
-    gradient has a block for each weight, whose warps go through all results, with one division at each.
+    """Seconds by instructions and by memory of the kernel of one way. ``aten/src/ATen/native/cuda/DepthwiseConv2d.cu``:
+    the thread of a result takes its number apart (``depthwise_index`` instructions), then loads an input and a weight
+    for each tap (``depthwise_loads``). The weight gradient has a block for each weight, whose warps go through all
+    results, with one division at each.
     """
     assert device.memory_bandwidth is not None and device.multiprocessors is not None
     images, results, weights = shape.sizes
@@ -120,11 +117,10 @@ def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, 
                      out_size: tuple[int, ...], kernel_size: tuple[int, ...], groups: int, dtype: str,
                      device: DeviceSpec, *, stride: tuple[int, ...], dilation: tuple[int, ...], allow_tf32: bool,
                      channels_last: bool, transposed: bool = False) -> KernelTime | None:
-    """Time of one way of a convolution: ``"forward"``, or the gradient of its ``"input"`` or ``"weight"``.
-
-    Sizes are those of the images that go in and of the results that come out, without batch and channels; ``dtype`` is
-    a name such as ``"float32"``. ``channels_last``: whether tensors lie so, as tensor cores want them. None where a
-    figure of the device is unknown, or it is no CUDA device. Raises InputError for an unknown ``way``.
+    """Time of one way of a convolution: ``"forward"``, or the gradient of its ``"input"`` or ``"weight"``. Sizes are
+    those of the images that go in and of the results that come out, without batch and channels; ``dtype`` is a name
+    such as ``"float32"``. ``channels_last``: whether tensors lie so, as tensor cores want them. None where a figure of
+    the device is unknown, or it is no CUDA device. Raises InputError for an unknown ``way``.
     """
     if way not in WAYS:
         raise InputError(f"convolution_time({way!r}): must be one of {', '.join(map(repr, WAYS))}")

@@ -9,11 +9,9 @@ from analyzer.hardware.device_spec import DeviceSpec
 
 from .pointwise import CLOCK_HERTZ
 
-# One convolution as its kernels see it: the sizes that every algorithm is a function of.
 
 class ConvolutionShape(NamedTuple):
     """Sizes of a convolution of images of ``in_channels`` to results of ``out_channels``, and which part is computed.
-
     ``way``: ``"forward"``, ``"input"`` or ``"weight"`` (a gradient). ``steps``: product of the strides.
     """
 
@@ -72,8 +70,6 @@ def make_shape(way: str, batch: int, in_channels: int, out_channels: int, in_siz
                             math.prod(kernel_size))
 
 
-# The product inside a convolution kernel: output tiles, one block of threads each, in waves over multiprocessors.
-
 # Rows and columns of output tiles, from the names of cuDNN's kernels (scudnn_128x64, sgemm_128x128, fprop_256x128).
 CUDA_CORE_TILES = ((128, 128), (128, 64), (64, 64), (128, 32))
 TENSOR_CORE_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64), (64, 32))
@@ -83,9 +79,8 @@ SUM_BYTES = 4       # partial sums are float32
 
 def product_seconds(rows: int, columns: int, depth: float, batch: int, rate: float, c: Mapping[str, float], pipe: str,
                     device: DeviceSpec, tiles: Sequence[tuple[int, int]]) -> float:
-    """Seconds of arithmetic of ``batch`` products [rows, depth] by [depth, columns] by the best tile, largest first.
-
-    A multiprocessor takes whole tiles, so the busiest one decides: ceil(tiles / multiprocessors) of them, each of
+    """Seconds of arithmetic of ``batch`` products [rows, depth] by [depth, columns] by the best tile, largest first. A
+    multiprocessor takes whole tiles, so the busiest one decides: ceil(tiles / multiprocessors) of them, each of
     ``depth`` steps and a ``prologue`` to fill its pipeline, at its share of ``rate`` (FLOP/s). Fewer than ``resident``
     blocks cannot hide their own latency, so they take no less than that many would. A smaller tile loads more for each
     product: the rate falls with 1/rows + 1/columns by ``tile_cost``, and is ``rate`` for the first tile.
@@ -116,8 +111,6 @@ def split_product_seconds(rows: int, columns: int, depth: int, batch: int, rate:
     return seconds, 2.0 * SUM_BYTES * split * batch * rows * columns
 
 
-# Convolutions on tensor cores, which take channels last: tensors that are not are copied before and after.
-
 _SWEPT_ROWS = 128   # pixels of the tile that a multiprocessor works on: the middle of TENSOR_CORE_TILES
 _NVJET = (9, 0)     # from Hopper on cuBLAS has nvjet kernels for 16 bit, whose tiles have any multiple of 8 rows,
 _EIGHTH = 8         # as their names tell (nvjet_hsh_192x168)
@@ -127,7 +120,6 @@ _VECTOR_BYTES = 16  # that a thread loads at once: rows of other lengths are not
 
 def copy_seconds(elements: int, item_bytes: int, c: Mapping[str, float], device: DeviceSpec) -> float:
     """Seconds to write a tensor in the other order of channels: by the byte, or by the element where those are small.
-
     cuDNN's ``nchwToNhwcKernel`` and ``nhwcToNchwKernel`` move one element a thread and step.
     """
     assert device.memory_bandwidth is not None and device.multiprocessors is not None
@@ -155,9 +147,8 @@ def is_gathered(shape: ConvolutionShape) -> bool:
 
 
 def gather_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: DeviceSpec) -> float:
-    """Seconds of the kernels whose loads, a vector for each tap of each pixel, outweigh what is multiplied.
-
-    Each tile of 64 columns gathers again. Measured on an H200, it is the same for 16 and 32 bit, 7x7 and 16x16.
+    """Seconds of the kernels whose loads, a vector for each tap of each pixel, outweigh what is multiplied. Each tile
+    of 64 columns gathers again. Measured on an H200, it is the same for 16 and 32 bit, 7x7 and 16x16.
     """
     assert device.multiprocessors is not None
     rows, columns, depth = shape.product
@@ -171,10 +162,9 @@ def gather_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: Devi
 
 def tensor_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec,
                    channels_last: bool) -> tuple[float, float, float, int]:
-    """Seconds of arithmetic, of memory, of copies and launches; and how many kernels there are.
-
-    In place, TF32 loses more than 16 bit: its tensor-core instructions take operands only along the depth
-    (PTX ISA, ``wgmma``: transposed shared-memory operands for 16-bit types only).
+    """Seconds of arithmetic, of memory, of copies and launches; and how many kernels there are. In place, TF32 loses
+    more than 16 bit: its tensor-core instructions take operands only along the depth (PTX ISA, ``wgmma``: transposed
+    shared-memory operands for 16-bit types only).
     """
     name = "tf32" if shape.item_bytes == 4 else "half"
     copied = _product(shape, peak * c[f"{name}_efficiency"], c, device, 1)

@@ -27,6 +27,7 @@ from analyzer.hardware.device_spec import DeviceSpec
 # of
 # which there is no data takes the constants of one that is built alike, and the generic spread.
 
+
 @functools.cache
 def read_fitted(family: str) -> Mapping[str, Any]:
     """What is fitted of a family of kernels, with its provenance. Raises FileNotFoundError for an unknown family."""
@@ -57,8 +58,6 @@ def find_constants(family: str, device: DeviceSpec) -> Mapping[str, float]:
     return merged if own is None else {**merged, **own}
 
 
-# How far the kernels of a step may be off together.
-
 FAMILY = "error"
 _PICOSECONDS = 10**12
 
@@ -72,12 +71,10 @@ def common_share() -> float:
 
 
 class ErrorSum:
-    """How many seconds nine in ten sums of measured kernels may be above the predicted ones.
-
-    The error of a kernel has two parts. One it has in common with all others: what is true of the machine and its
-    libraries is true of each, so these parts add up. The other is its own: it is the same each time that the kernel
-    runs on the same sizes, in every layer, and says nothing of other kernels, so those of different kernels add up as
-    the root of their squares.
+    """How many seconds nine in ten sums of measured kernels may be above the predicted ones. The error of a kernel has
+    two parts. One it has in common with all others: what is true of the machine and its libraries is true of each, so
+    these parts add up. The other is its own: it is the same each time that the kernel runs on the same sizes, in every
+    layer, and says nothing of other kernels, so those of different kernels add up as the root of their squares.
     """
 
     def __init__(self, common_share: float | None = None) -> None:
@@ -102,8 +99,6 @@ class ErrorSum:
         """The same as a part of the seconds of all kernels; 0.0 without kernels."""
         return self.seconds / (self.kernel_picoseconds / _PICOSECONDS) if self.kernel_picoseconds else 0.0
 
-
-# What is predicted of the time of one operator on a device: seconds, their uncertainty, and what bounds them.
 
 #: What a kernel waits for. ``"latency"``: it is too small to fill the device, so neither rate is reached.
 BOUNDS = ("arithmetic", "memory", "latency", "communication")
@@ -136,10 +131,9 @@ class KernelTime:
 
 
 def find_range(seconds: float, slower: Iterable[float], faster: Iterable[float] | None = None) -> tuple[float, float]:
-    """Low and high of predicted ``seconds``, which nine in ten measured times lie between.
-
-    ``slower``: what becomes of the seconds if one cause of error after the other is at its upper end; ``faster``: at
-    its lower end, by default by the same factors. Causes are independent of each other.
+    """Low and high of predicted ``seconds``, which nine in ten measured times lie between. ``slower``: what becomes of
+    the seconds if one cause of error after the other is at its upper end; ``faster``: at its lower end, by default by
+    the same factors. Causes are independent of each other.
 
     >>> find_range(4.0, [5.0]), find_range(0.0, [0.0])
     ((3.2, 5.0), (0.0, 0.0))

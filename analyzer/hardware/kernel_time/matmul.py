@@ -11,8 +11,6 @@ from analyzer.hardware.listing import find_peak
 
 from .estimate import BOUNDS, NO_TIME, KernelTime, find_constants
 
-# The clock under a long product: what multiply-adds draw, against the power limit of the board.
-
 #: Joules of a FLOP if a board's whole power limit went into its peak rate, by architecture: on the CUDA cores in
 #: float32, on the tensor cores in 16 bits; from data sheets. 16 and 12 nm: V100 PCIe (250 W, 14 TFLOP/s, 112 TFLOP/s),
 #: P40 (250 W, 12 TFLOP/s), Quadro RTX 8000 (260 W, 16.3 TFLOP/s, 130 TFLOP/s). 8 and 7 nm: RTX 3090 (350 W,
@@ -27,7 +25,6 @@ BOARD_JOULES = {"Pascal": (21e-12, 21e-12), "Volta": (18e-12, 2.2e-12), "Turing"
 def slowdown_under_load(device: DeviceSpec, on_cuda_cores: bool, itemsize: int, flops_per_second: float,
                         joules_scale: float) -> float:
     """How many times longer a product takes once the clock has come down to what the power limit leaves; 1 or more.
-
     ``flops_per_second`` is what the kernels reach at the boost clock, ``joules_scale`` the fitted share of
     `BOARD_JOULES` that a FLOP really takes, on tensor cores in proportion to ``itemsize``, in bytes. 1 where the
     architecture or the limit is unknown.
@@ -155,7 +152,6 @@ MMA_SHARE = 0.629
 
 class ProductMachine:
     """What a product in one format needs to know of a device, in bytes and seconds: its figures and the constants.
-
     Raises KeyError for a dtype that is not of `KINDS`.
     """
 
@@ -197,11 +193,10 @@ class ProductMachine:
             self.batched_tiles = BATCHED_SIMT_TILES.get((device.compute_capability or (8, 0))[0], SIMT_TILES)
 
     def time(self, batch: int, m: int, n: int, k: int, row_bytes: int = 16, cached_weights: float = 0.0) -> KernelTime:
-        """The time of ``batch`` products [m, k] x [k, n].
-
-        ``row_bytes``: a power of two up to 16 of which all operands' rows are whole numbers. ``cached_weights``: the
-        share of the second operand that lies in the L2 cache. The first, which a kernel before has just written, lies
-        there if the product's operands fit together, and so does the output.
+        """The time of ``batch`` products [m, k] x [k, n]. ``row_bytes``: a power of two up to 16 of which all operands'
+        rows are whole numbers. ``cached_weights``: the share of the second operand that lies in the L2 cache. The
+        first, which a kernel before has just written, lies there if the product's operands fit together, and so does
+        the output.
         """
         tiles = self.tiles if batch == 1 else self.batched_tiles
         if row_bytes < 16 and tiles is HOPPER_TILES:

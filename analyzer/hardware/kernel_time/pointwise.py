@@ -93,9 +93,8 @@ def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, wait
 
 
 def stream_time(nbytes: float, device: DeviceSpec, instructions: float = 0.0, kernels: int = 1) -> KernelTime | None:
-    """Kernels that together move ``nbytes`` bytes to and from memory and issue ``instructions`` over all threads.
-
-    None where the device's bandwidth is unknown.
+    """Kernels that together move ``nbytes`` bytes to and from memory and issue ``instructions`` over all threads. None
+    where the device's bandwidth is unknown.
     """
     machine = read_machine(device)
     return None if machine is None else kernel_time(machine, nbytes, instructions, kernels=kernels)
@@ -144,11 +143,9 @@ def cast_time(elements: int, nbytes: float, device: DeviceSpec, converts: bool) 
 
 def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instructions: float = 0.0, dimensions: int = 1,
                    operands: int = 2, converts: bool = False) -> KernelTime | None:
-    """A pointwise kernel over ``elements`` that moves ``nbytes``.
-
-    ``instructions`` are those of the function, per element. ``dimensions`` are those left after joining such as follow
-    each other in all ``operands`` (results included): 1 if all lie alike. ``converts``: they have several types. None
-    where the device's bandwidth is unknown.
+    """A pointwise kernel over ``elements`` that moves ``nbytes``. ``instructions`` are those of the function, per
+    element. ``dimensions`` are those left after joining such as follow each other in all ``operands`` (results
+    included): 1 if all lie alike. ``converts``: they have several types. None where the device's bandwidth is unknown.
     """
     if (machine := read_machine(device)) is None:
         return None
@@ -168,9 +165,8 @@ def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instruct
 
 
 def joined_dimensions(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """How many dimensions are left after joining neighbours that every operand walks through evenly.
-
-    ``strides``: of each operand, in elements, the result first; what is broadcast has stride 0. As TensorIterator does
+    """How many dimensions are left after joining neighbours that every operand walks through evenly. ``strides``: of
+    each operand, in elements, the result first; what is broadcast has stride 0. As TensorIterator does
     (``reorder_dimensions``, ``coalesce_dimensions`` in ``ATen/TensorIterator.cpp``), fastest dimension of the result
     first.
     """
@@ -342,7 +338,6 @@ def count_launches(sizes: Sequence[int], lists: int) -> int:
 def foreach_time(sizes: Sequence[int], bytes_per_element: float, lists: int, device: DeviceSpec, *,
                  instructions: float = 0.0) -> KernelTime | None:
     """Kernels over tensors of ``sizes`` elements that read and write ``bytes_per_element`` in all ``lists`` together.
-
     ``instructions``: of one element. None where the device's bandwidth is unknown.
     """
     if (machine := read_machine(device)) is None:
