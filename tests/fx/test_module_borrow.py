@@ -129,41 +129,6 @@ def test_claims() -> None:
     assert claims(mixed, CUDA) == ["cuda:0", "cuda:0", "cpu", "cuda:0", "cuda:0"], "put where they are by the user"
 
 
-def test_lazy_modules_stay_lazy() -> None:
-    model = nn.LazyLinear(3)
-    parameter = model.weight
-    with MetaTensorMode(), borrow_module(model):
-        assert isinstance(model.weight, nn.UninitializedParameter) and model.weight is not parameter
-        model.__class__, model.in_features = nn.Linear, 5  # as its first forward does
-        del model.weight
-    assert model.weight is parameter
-    assert type(model) is nn.LazyLinear and isinstance(model.weight,
-                                                       nn.UninitializedParameter) and model.in_features == 0
-    assert len(model._forward_pre_hooks) == 1
-
-
-def test_recurrent_layers_find_their_weights() -> None:
-    model = nn.LSTM(3, 4)
-    with MetaTensorMode(), borrow_module(model):
-        assert model._flat_weights[0] is model.weight_ih_l0 is model._flat_weight_refs[0]()
-        assert model(torch.ones(2, 3))[0].shape == (2, 4)
-    assert model._flat_weights[0] is model.weight_ih_l0 is model._flat_weight_refs[0]()
-
-
-def test_given_back_after_an_exception() -> None:
-    model = Holder()
-    weight, items = model.weight, list(model.items)
-    with pytest.raises(KeyboardInterrupt), MetaTensorMode(), borrow_module(model):
-        model.items.append(model.weight)
-        model.empty["x"] = 1
-        del model.child
-        model.new = 3
-        model.train(False)
-        raise KeyboardInterrupt
-    assert model.weight is weight and model.items == items and model.empty == {} and not hasattr(model, "new")
-    assert len(model.child) == 2 and model.training and model.child[0].training
-
-
 def test_twice_and_nested() -> None:
     model = nn.Linear(2, 2)
     weight = model.weight

@@ -179,18 +179,6 @@ def test_a_profile_sees_the_edit() -> None:
     assert up.recompute_flops == 2 * 3 * 4 * 8
 
 
-def test_copies_of_edited_graphs(duplicate: Callable[[GraphModule], GraphModule]) -> None:
-    gm = trace()
-    set_region(gm, in_module(gm, "first"))
-    set_region(gm, in_module(gm, "second"), CheckpointRegion(5, preserve_rng_state=True))
-    again = duplicate(gm)
-    assert again.code == gm.code and again.code.count("checkpoint.checkpoint(") == 2
-    for a, b in zip(step(again)[1], step(gm)[1], strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-    clear_region(again, CheckpointRegion(5, preserve_rng_state=True))
-    assert "checkpoint_5" not in again.code and "checkpoint_5" in gm.code
-
-
 def test_traced_regions_can_be_cleared_and_notes_are_no_obstacle() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.amp import autocast_mode
 from torch.utils import checkpoint as checkpointing
 
-from analyzer import register_leaf_module_impl, symbolic_trace
+from analyzer import symbolic_trace
 from analyzer.errors import DataDependentError, InputError, UnsupportedOperatorError
 from analyzer.fx.trace.tracing_patch import CHECKPOINT_GENERATOR
 
@@ -169,14 +169,6 @@ def test_arguments(case: str) -> None:
     assert errors(lambda: symbolic_trace(Model(), **options)) == message
 
 
-def test_variable_arguments_need_a_tuple() -> None:
-    def f(*tensors: Tensor) -> Tensor:
-        return tensors[0]
-
-    assert errors(lambda: symbolic_trace(f, meta_args={"tensors": X})
-                  ) == "meta_args['tensors']: forward takes *tensors, so give a tuple, got Tensor"
-
-
 def test_lazy_modules() -> None:
     text = errors(lambda: symbolic_trace(nn.Sequential(nn.LazyLinear(3)), meta_args={"input": X}))
     assert text == ("0.weight, 0.bias: not initialised, as its lazy module has not run; run the model once on a real "
@@ -206,21 +198,6 @@ def test_data_is_asked_for() -> None:
     text = errors(lambda: symbolic_trace(Model(lambda model, x: x
                                                if x.sum() > 0 else -x), meta_args={"x": META}), DataDependentError)
     assert HERE in text and "Way out" in text and "While tracing with x=float32[3, 4], in the root module at" in text
-
-
-def test_data_in_a_leaf_module() -> None:
-    class Reader(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * float(x.max())
-
-    model = nn.Sequential(nn.Linear(4, 4), Reader())
-    gm = symbolic_trace(model, meta_args={"input": META})  # one node that runs the module
-    torch.testing.assert_close(gm(X), model(X))
-    assert any("the module Reader asks for what depends on data" in line for line in gm.meta["assumptions"])
-    with register_leaf_module_impl.scope():
-        register_leaf_module_impl(Reader, lambda module, x: torch.empty_like(x))
-        gm = symbolic_trace(model, meta_args={"input": X})
-    torch.testing.assert_close(gm(X), model(X))
 
 
 def test_unregistered_operator() -> None:
@@ -253,13 +230,3 @@ def test_tensor_made_out_of_sight() -> None:
         text = errors(lambda: symbolic_trace(Reading(), meta_args={"x": X}))
     assert "a tensor of shape () and dtype torch.float32" in text and "register_non_leaf_module" in text
     assert symbolic_trace(Reading(), meta_args={"x": X})(X).shape == (3, 4)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_script_modules() -> None:
-    scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
-    weight = scripted[0].weight
-    torch.testing.assert_close(symbolic_trace(scripted, meta_args={"input": X})(X), scripted(X))
-    assert scripted[0].weight is weight  # C++ holds it, and holds it again
-    bare = nn.Sequential(torch.jit.script(nn.ReLU()))
-    torch.testing.assert_close(symbolic_trace(bare, meta_args={"input": X})(X - 1), bare(X - 1))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx import AutocastRegion, CheckpointRegion, GradRegion, GraphModule
+from analyzer.fx import AutocastRegion, GradRegion, GraphModule
 from analyzer.fx.trace.tracing_patch import CHECKPOINT_GENERATOR
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
@@ -179,55 +179,6 @@ context_fn = context_fn);\
     mul_2 = exp * sin;  exp = sin = None
     add_2 = mul_2 + add;  mul_2 = add = None
     return add_2""".strip("\n")
-
-
-def test_annotations() -> None:
-    gm = symbolic_trace(Checkpointed(use_reentrant=False, preserve_rng_state=False), meta_args={"x": X})
-    regions = {n.name: n.meta["region"] for n in gm.graph.nodes}
-    first, outer, inner = (CheckpointRegion(i, use_reentrant=False, preserve_rng_state=False, replay=False,
-                                            restores_buffers=False) for i in range(3))
-    assert regions["relu"] == (first,) and regions["contiguous"] == (outer,) and regions["relu_1"] == (outer, inner)
-    assert regions["mul_2"] == () and regions["output"] == ()
-    assert inner.describe() == {
-        "kind": "checkpoint", "id": 2, "use_reentrant": False, "preserve_rng_state": False, "selective": False,
-        "replay": False
-    }
-
-
-def test_a_region_can_be_added_and_removed() -> None:
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.inner = Block(), Block()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(self.block(x))
-
-    model = Plain()
-    gm = symbolic_trace(model, meta_args={"x": X})
-    for node in gm.graph.nodes:
-        if node.meta["module_path"].startswith("block"):
-            node.meta["region"] = (CheckpointRegion(7),)
-    gm.recompile()
-    assert "def checkpoint_7(x):" in gm.code
-    assert count_calls(gm, X) == 3 and count_calls(model, X) == 2
-    torch.manual_seed(0)
-    expected = model(X)
-    torch.manual_seed(0)
-    torch.testing.assert_close(gm(X), expected)
-    for node in gm.graph.nodes:
-        node.meta["region"] = ()
-    gm.recompile()
-    assert "checkpoint" not in gm.code and count_calls(gm, X) == 2
-
-
-def test_names_do_not_clash() -> None:
-    class Model(nn.Module):
-        def forward(self, checkpoint_0: Tensor) -> Tensor:
-            return checkpoint(torch.exp, checkpoint_0, use_reentrant=False)
-
-    gm = symbolic_trace(Model(), meta_args={"checkpoint_0": X}, trace_act_ckpt=True)
-    torch.testing.assert_close(gm(X), X.exp())
 
 
 def test_a_tensor_given_back_unchanged_stays_outside() -> None:
@@ -499,22 +450,6 @@ def test_figures_are_not_those_of_another_mode() -> None:
     assert symbolic_profile(gm, x, mode="train").meta["profile"].fwd_flops
     with pytest.raises(InputError, match="is_grad_enabled"):
         symbolic_profile(gm, x, mode="infer")
-
-
-def test_copies_keep_regions(duplicate: Callable[[GraphModule], GraphModule]) -> None:
-    gm = symbolic_trace(Checkpointed(use_reentrant=False, context_fn=selective), meta_args={"x": X},
-                        trace_act_ckpt=True)
-    again = duplicate(gm)
-    assert again.code == gm.code and type(again).__name__ == "Checkpointed"
-    ids = [[r.id for r in n.meta["region"]] for n in gm.graph.nodes]
-    assert [[r.id for r in n.meta["region"]] for n in again.graph.nodes] == ids
-    assert [n.meta["source"] for n in again.graph.nodes] == [n.meta["source"] for n in gm.graph.nodes]
-    for module in (gm, again):
-        module.zero_grad()
-        torch.manual_seed(0)
-        module(X).sum().backward()
-    torch.testing.assert_close(again.block.up.weight.grad, gm.block.up.weight.grad)
-    assert (again.block is gm.block) == (duplicate is copy.copy)
 
 
 def test_checkpoint_is_torch_s_own_again_after_tracing() -> None:

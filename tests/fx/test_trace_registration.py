@@ -20,7 +20,6 @@ from analyzer import (
 )
 from analyzer.errors import DuplicateRegistrationError
 from analyzer.fx import register_leaf_function
-from analyzer.fx.trace.function_call import CallTarget
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -164,23 +163,6 @@ def test_function_with_a_registered_shape() -> None:
     torch.testing.assert_close(gm(-X), Ranks()(-X))
 
 
-def test_function_without_a_name(traced_like: Any) -> None:
-    scale = (lambda: (lambda x: x * 2))()
-
-    class Lambda(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = scale
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scale(x) + 1
-
-    gm = traced_like(Lambda(), {"x": X})
-    assert targets(gm) == [operator.mul, operator.add]
-    assert CallTarget(scale) == CallTarget(scale) != CallTarget(rank_rows)
-    assert CallTarget(scale)(X).equal(X * 2)
-
-
 @pytest.mark.parametrize("registry, key",
                          [(register_leaf_module, Block), (register_non_leaf_module, Block),
                           (register_leaf_function, rank_rows)])
@@ -190,11 +172,3 @@ def test_duplicates_are_refused(registry: Any, key: Any) -> None:
         with pytest.raises(DuplicateRegistrationError, match=registry.name):
             registry(key)
     assert key not in registry
-
-
-def test_duplicate_impls_are_refused() -> None:
-    for registry, key in ((register_leaf_module_impl, Block), (register_tracer_impl, F.relu)):
-        with registry.scope():
-            registry(key, lambda *a: None)
-            with pytest.raises(DuplicateRegistrationError, match=registry.name):
-                registry(key, lambda *a: None)

@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from .conftest import pickle_again, save_and_load
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-NAMES = ["class", "None", "self", 'a"b', "a'b", "a\nb", "a\\b", "1", "a-b", "with space", "é"]
+NAMES = ["class", "self", 'a"b', "a\nb\\", "a-b"]
 
 
 class Named(nn.Module):
@@ -75,23 +75,6 @@ def test_an_outlined_module_that_changes_an_argument() -> None:
     gm = symbolic_trace(model, meta_args={"x": torch.empty(3, 4, device="meta")})
     assert torch.equal(gm(X), model(X)) and torch.equal(gm(X - 2), model(X - 2))
     assert symbolic_profile(gm, X).meta["profile"].fwd_macs == 3 * 4 * 4
-
-
-class Loop(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(len(x)):
-            x = self.layer(x)
-        return x
-
-
-def test_inputs_of_other_shapes_are_refused() -> None:
-    gm = symbolic_trace(Loop(), meta_args={"x": X})
-    with pytest.raises(InputError, match=r"x: got float32\[6, 4\].*trace again"):
-        symbolic_profile(gm, torch.ones(6, 4))
 
 
 # -- torch.fx's tools --------------------------------------------------------------------------------------------------
@@ -164,11 +147,6 @@ def test_regions_under_transformer_and_interpreter(kind: str) -> None:
             assert got.is_inference() == want.is_inference()
     with pytest.raises(InputError, match="torch.fx.Interpreter runs .* without torch"):
         fx.Interpreter(gm).run(X)
-
-
-def test_interpreter_of_a_graph_without_regions() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    assert torch.equal(fx.Interpreter(symbolic_trace(model, meta_args={"input": X})).run(X), model(X))
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {

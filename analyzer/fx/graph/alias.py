@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -13,7 +13,7 @@ from analyzer.fx.trace.function_call import EFFECTS, IN_PLACE_OF, CallTarget, is
 
 # Which values a graph node writes to, and whose memory its result may share, as far as schemas and names tell.
 
-_IN_PLACE = {f for f in IN_PLACE_OF.values()}
+_IN_PLACE = set(IN_PLACE_OF.values())
 #: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
 _PASS_THROUGH = frozenset(
     """dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d type_as float double
@@ -21,7 +21,6 @@ _PASS_THROUGH = frozenset(
     getitem getattr identity conj resolve_conj resolve_neg requires_grad_ clip_grad_norm_""".split())
 _NORMALIZATIONS = frozenset(
     {"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-_PASS_THROUGH_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten)
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
@@ -33,9 +32,9 @@ def written_by(node: fx.Node) -> list[fx.Node]:
         if getattr(_module(node), "inplace", False) is True:
             written.extend(node.args[:1])
     elif node.op in ("call_method", "call_function"):
-        if node.target in _IN_PLACE or name in ("setitem", "setattr") or _is_inplace_call(node):
+        if node.target in _IN_PLACE or name in ("setitem", "setattr", "assign_buffer") or _is_inplace_call(node):
             written.extend(node.args[:1])
-        elif name == "assign_buffer" or name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+        elif name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
             written.extend(node.args[:1] if not name.startswith("_foreach") else node.args)
         elif name.partition(".")[0] in _NORMALIZATIONS:
             written.extend(_statistics(node))
@@ -48,7 +47,13 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 def may_share(node: fx.Node) -> list[fx.Node]:
     """The inputs of ``node`` whose memory its result may share; what is not known to be new is taken to share it."""
     if node.op == "call_module":
-        return written_by(node) if _makes_new(_module(node)) else list(node.all_input_nodes)
+        module = _module(node)
+        # whether its result is memory of its own, which is known of those of torch.nn
+        makes_new = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(
+            module, (nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten))
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            makes_new = module.training and module.p > 0
+        return written_by(node) if makes_new else list(node.all_input_nodes)
     if node.op not in ("call_method", "call_function"):
         return []
     name = _name(node)
@@ -56,8 +61,8 @@ def may_share(node: fx.Node) -> list[fx.Node]:
     if name in _PASS_THROUGH:
         return list(node.all_input_nodes)
     if not schemas:
-        known = not isinstance(node.target, CallTarget) and str(getattr(node.target, "__module__",
-                                                                        "")).partition(".")[0] in ("torch", "_operator")
+        owner = str(getattr(node.target, "__module__", "")).partition(".")[0]
+        known = not isinstance(node.target, CallTarget) and owner in ("torch", "_operator")
         return written_by(node) if known else list(node.all_input_nodes)
     return list(dict.fromkeys([*_nodes_in(list(_shared(node, writes=False))), *written_by(node)]))
 
@@ -92,14 +97,6 @@ def _module(node: fx.Node) -> nn.Module | None:
     return None if owner is None else owner.get_submodule(str(node.target))
 
 
-def _makes_new(module: nn.Module | None) -> bool:
-    """Whether the result of a leaf module is memory of its own; those of torch.nn are known."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.training and module.p > 0
-    return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(
-        module, (nn.Sequential, *_PASS_THROUGH_MODULES))
-
-
 def _is_inplace_call(node: fx.Node) -> bool:
     """Whether a function of torch.nn.functional is called with ``inplace=True``."""
     if node.kwargs.get("inplace") is True:
@@ -112,46 +109,40 @@ def _is_inplace_call(node: fx.Node) -> bool:
     return at < len(node.args) and node.args[at] is True
 
 
-class _Overload(NamedTuple):
-    """What the schema of an operator says of memory: (position, name, is written to) of arguments that share theirs."""
-
-    arguments: int
-    shared: tuple[tuple[int, str, bool], ...]
-
-
-def _schemas(node: fx.Node) -> list[_Overload]:
+def _schemas(node: fx.Node) -> list[_Schema]:
     """Those of the operators that the node may call; overloads share their aliases except for ``out``."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        return [_read(node.target._schema)]
-    if (isinstance(node.target, (torch._ops.OpOverloadPacket, CallTarget))
-            or node.op == "call_function" and not _is_torch(node.target)):
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return [*_read_schemas(target)]
+    is_torchs = str(getattr(target, "__module__", None) or "torch").startswith("torch")  # builtins name no module
+    if isinstance(target, (torch._ops.OpOverloadPacket, CallTarget)) or node.op == "call_function" and not is_torchs:
         return []
-    return [o for o in _overloads(_name(node)) if len(node.args) <= o.arguments]
+    return [schema for schema in _read_schemas(_name(node)) if len(node.args) <= schema[0]]
+
+
+_Schema = tuple[int, tuple[tuple[int, str, bool], ...]]
 
 
 @functools.cache
-def _overloads(name: str) -> tuple[_Overload, ...]:
-    """The overloads of an operator of ATen, but for those that write into ``out``."""
-    packet = getattr(torch.ops.aten, name, None) if name else None
+def _read_schemas(operator: Any) -> tuple[_Schema, ...]:
+    """Of an operator, or of a name in ATen all that do not write into ``out``: how many arguments it takes, and
+    (position, name, is written to) of those whose memory it shares.
+    """
+    packet = getattr(torch.ops.aten, operator, None) if operator and isinstance(operator, str) else None
     schemas = [] if packet is None else [getattr(packet, o)._schema for o in packet.overloads()]
-    return tuple(_read(s) for s in schemas if not any(a.is_out for a in s.arguments))
-
-
-def _read(schema: Any) -> _Overload:
-    return _Overload(len(schema.arguments), tuple((i, a.name, a.alias_info.is_write)
-                                                  for i, a in enumerate(schema.arguments) if a.alias_info is not None))
+    schemas = [s for s in schemas if not any(a.is_out for a in s.arguments)]
+    if isinstance(operator, torch._ops.OpOverload):
+        schemas = [operator._schema]
+    return tuple((len(s.arguments), tuple((i, a.name, a.alias_info.is_write) for i, a in enumerate(s.arguments)
+                                          if a.alias_info is not None)) for s in schemas)
 
 
 def _shared(node: fx.Node, writes: bool) -> Iterator[Any]:
     """The arguments of a call whose memory it shares, or only those that it writes to."""
-    for overload in _schemas(node):
-        for i, name, is_written in overload.shared:
+    for _, shared in _schemas(node):
+        for i, name, is_written in shared:
             if is_written or not writes:
                 yield node.args[i] if i < len(node.args) else node.kwargs.get(name)
-
-
-def _is_torch(target: Any) -> bool:
-    return str(getattr(target, "__module__", None) or "torch").startswith("torch")  # builtins of torch name no module
 
 
 def _nodes_in(values: Any) -> list[fx.Node]:
@@ -173,8 +164,12 @@ def is_pure(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output") or written_by(node):
         return False
     if node.op == "call_module":
-        owner = node.graph.owning_module
-        return owner is not None and _is_pure_module(owner.get_submodule(str(node.target)))
+        called: Any = _module(node)
+        if not type(called).__module__.startswith(
+                "torch.nn.modules.") or called._forward_hooks or called._forward_pre_hooks:
+            return False
+        return not called.training or not (list(called.buffers()) or any(
+            r in type(called).__name__.lower() for r in (*_RANDOM, "attention", "rnn", "lstm", "gru", "transformer")))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     module = "torch" if node.op == "call_method" or inspect.isbuiltin(node.target) else str(
         getattr(node.target, "__module__", None) or "torch")
@@ -189,11 +184,3 @@ def _draws(name: str) -> bool:
     packet = getattr(torch.ops.aten, name.partition(".")[0], None) if name else None
     return packet is not None and any(torch.Tag.nondeterministic_seeded in getattr(packet, o).tags
                                       for o in packet.overloads())
-
-
-def _is_pure_module(module: nn.Module) -> bool:
-    if not type(module).__module__.startswith(
-            "torch.nn.modules.") or module._forward_hooks or module._forward_pre_hooks:
-        return False
-    return not module.training or not (list(module.buffers()) or any(
-        r in type(module).__name__.lower() for r in (*_RANDOM, "attention", "rnn", "lstm", "gru", "transformer")))

@@ -45,7 +45,12 @@ class RegionCodeGen(CodeGen):
         ordered = list(nodes)
         home = self.home()
         if home is not None and ordered and ordered[0].graph is not home:
-            _inherit(ordered, home)
+            by_name = {n.name: n for n in home.nodes}
+            for n in ordered:  # that `torch.fx.Transformer` made have the annotations of what they were made for
+                sources = n.meta.get("from_node") if "region" not in n.meta else None
+                maker = by_name.get(sources[0].node_info.name) if sources and sources[0].node_info else None
+                if maker is not None:
+                    n.meta.update({key: maker.meta[key] for key in _ANNOTATIONS if key in maker.meta})
         nests = any(region_of(n) or n.meta.get("saved") == "offload" for n in ordered)
         quoted = {n for n in ordered if n.op in ("call_module", "get_attr") and not _is_plain(str(n.target))}
         if not nests and not quoted:
@@ -53,7 +58,7 @@ class RegionCodeGen(CodeGen):
         users, self._extra = self._body_transformer, []
 
         def nest(body: list[str]) -> list[str]:
-            body = _quote(ordered, quoted, body, root_module) if quoted else body
+            body = _quote(ordered, quoted, body, root_module)
             nested = _Writer(ordered, body, namespace.create_name, self._extra).write() if nests else body
             return users(nested) if users is not None else nested
 
@@ -62,16 +67,6 @@ class RegionCodeGen(CodeGen):
             return super()._gen_python_code(nodes, root_module, namespace, **options)
         finally:
             self._body_transformer, self._extra = users, []
-
-
-def _inherit(nodes: Iterable[Node], home: Graph) -> None:
-    """Annotate nodes that `torch.fx.Transformer` made with what those of ``home`` say that they were made for."""
-    by_name = {n.name: n for n in home.nodes}
-    for n in nodes:
-        sources = n.meta.get("from_node") if "region" not in n.meta else None
-        maker = by_name.get(sources[0].node_info.name) if sources and sources[0].node_info is not None else None
-        if maker is not None:
-            n.meta.update({key: maker.meta[key] for key in _ANNOTATIONS if key in maker.meta})
 
 
 def _is_plain(target: str) -> bool:
@@ -129,7 +124,12 @@ class _Writer:
         open_blocks: tuple[Block, ...] = ()
         for i, statement in enumerate(statements):
             for depth in range(shared_blocks(open_blocks, statement.blocks), len(statement.blocks)):
-                out.append(f"{indent}{_INDENT * depth}with {self._header(statement.blocks[depth])}:\n")
+                block = statement.blocks[depth]
+                if isinstance(block, Keeping):
+                    header = self.kept[block.checkpoint] + (".on_host" if block.offloads else "")
+                else:
+                    header = self.offloaded if isinstance(block, Offloading) else block.header()
+                out.append(f"{indent}{_INDENT * depth}with {header}:\n")
             open_blocks = statement.blocks
             inner = indent + _INDENT * len(open_blocks)
             dead = [n for n in last.get(i, []) if n not in returned]
@@ -140,13 +140,6 @@ class _Writer:
             for n in statement.offloaded:
                 out.append(f"{inner}{self.offloaded}.add({n!r}){f';  {n!r} = None' if n in late else ''}\n")
         return out
-
-    def _header(self, block: Block) -> str:
-        if isinstance(block, Offloading):
-            return self.offloaded
-        if isinstance(block, Keeping):
-            return self.kept[block.checkpoint] + (".on_host" if block.offloads else "")
-        return block.header()
 
     def _node(self, node: Node, indent: str, dead: list[Node]) -> list[str]:
         counter, *lines = self.text[node]

@@ -63,8 +63,7 @@ class KeptResults:
 
     def begin(self, mode: type[_Recording] | type[_Replaying]) -> None:
         """The function, or its recomputation, begins."""
-        self._mode, self._next = mode, 0
-        self.given.clear()
+        self._mode, self._next, self.given = mode, 0, StorageTable()
         if mode is _Replaying:
             self._buffers = [(b, b.detach().clone()) for module in self._modules if module.training
                              for b in module.buffers()]
@@ -72,9 +71,11 @@ class KeptResults:
     def end(self) -> None:
         """The function, or its recomputation, has ended."""
         if self._mode is _Recording:
-            for result in (r for call in self._calls for r in call.results()):
-                result.note_version()
-            self.owned.clear()
+            for result in tree_leaves([ret.value for call in self._calls for row in call.returns.values()
+                                       for ret in row if ret is not None]):
+                if isinstance(result, _Result) and isinstance(result.tensor, Tensor):
+                    result.version = result.tensor._version
+            self.owned = StorageTable()
         for buffer, before in self._buffers:
             # .data: autograd need not know, as the gradient of a normalisation does not read them
             buffer.data.copy_(before)
@@ -132,22 +133,13 @@ class _Result:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | HostTensor | None = alias_with_version(tensor)
-        self._version = -1
-
-    def note_version(self) -> None:
-        if isinstance(self.tensor, Tensor):
-            self._version = self.tensor._version
-
-    def move_to_host(self, copy: HostCopy) -> None:
-        if self.tensor is not None:
-            self.tensor = copy.describe(self.tensor) if isinstance(self.tensor, Tensor) else self.tensor._replace(
-                copy=copy)
+        self.version = -1
 
     def give(self) -> Tensor:
         assert self.tensor is not None
         if isinstance(self.tensor, HostTensor):
             return self.tensor.bring_back()
-        if self.tensor._version != self._version:
+        if self.tensor._version != self.version:
             raise RuntimeError(f"a result of shape {tuple(self.tensor.shape)} that a checkpoint keeps was changed in "
                                "place after the checkpointed function returned; recompute it instead, or change a copy "
                                "of it")
@@ -176,10 +168,6 @@ class _Call:
         self.offloads = offloads
         self.returns: dict[Any, list[_Return | None]] = {}  #: by operator; None where given out
 
-    def results(self) -> list[_Result]:
-        return [r for row in self.returns.values() for ret in row if ret is not None for r in tree_leaves(ret.value)
-                if isinstance(r, _Result)]
-
 
 class _Recording(TorchDispatchMode):
     """Notes what the operators of a kept call return."""
@@ -191,8 +179,9 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _is_view(func):
-            return out
+        if isinstance(func, torch._ops.OpOverload) and any(
+                r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+            return out  # which shows memory of an argument that the operator does not write to
         written = _written(func, args, kwargs or {})
         before = [self._owned.find(t) or [] for t in written]
         self._to_host += [t for t, results in zip(written, before)
@@ -229,7 +218,9 @@ class _Recording(TorchDispatchMode):
                 moved.put(tensor, True)
                 copy = HostCopy(tensor)
                 for result in results:
-                    result.move_to_host(copy)
+                    old = result.tensor
+                    result.tensor = copy.describe(old) if isinstance(old, Tensor) else old._replace(  # type: ignore
+                        copy=copy)
         self._to_host.clear()
 
 
@@ -254,13 +245,10 @@ class _Replaying(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
         def give(value: Any) -> Any:
-            if isinstance(value, _Argument):
-                return written[value.index]
-            if not isinstance(value, _Result):
-                return value
-            tensor = value.give()
-            self._given.put(tensor, True)
-            return tensor
+            if isinstance(value, _Result):
+                value = value.give()
+                self._given.put(value, True)
+            return written[value.index] if isinstance(value, _Argument) else value
 
         if ret.generator is not None and self._skips_draws:
             ret.generator.restore()
@@ -268,12 +256,6 @@ class _Replaying(TorchDispatchMode):
 
     def finish(self) -> None:
         pass
-
-
-def _is_view(func: Any) -> bool:
-    """Whether a result shows memory of an argument that the operator does not write to."""
-    return isinstance(func, torch._ops.OpOverload) and any(r.alias_info is not None and not r.alias_info.is_write
-                                                           for r in func._schema.returns)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -9,8 +10,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from analyzer.meta.state import current
 from analyzer.meta.structure import tensors_of
-
-# An alias that knows when the memory it shows is written to, made while an operator is dispatched.
 
 Tensor = torch.Tensor
 
@@ -21,20 +20,11 @@ def alias_with_version(tensor: Tensor) -> Tensor:
         return tensor.detach()
 
 
-# Facts about storages, for as long as they live.
-
 V = TypeVar("V")
 
 
 class StorageTable(Generic[V]):
-    """A value for each storage, found through any tensor in it, while the storage lives; it keeps none alive.
-
-    >>> table = StorageTable()
-    >>> x = torch.zeros(4)
-    >>> table.put(x, "zeros")
-    >>> table.find(x[1:]), table.find(torch.zeros(4))
-    ('zeros', None)
-    """
+    """A value for each storage, found through any tensor in it, while the storage lives; it keeps none alive."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], V]] = {}
@@ -50,10 +40,6 @@ class StorageTable(Generic[V]):
         found = self._entries.get(storage._cdata)
         return None if found is None or found[0]() is not storage else found[1]
 
-    def clear(self) -> None:
-        """Forget all values."""
-        self._entries.clear()
-
 
 # Memory of tensors that waits on the host, and comes back when it is read.
 
@@ -62,7 +48,11 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self.device = tensor.device
-        flat = _flatten(tensor)
+        # all the memory in one dimension, with no sign or conjugation left to be applied
+        flat = tensor.detach()
+        flat = flat.conj() if flat.is_conj() else flat
+        flat = flat._neg_view() if flat.is_neg() else flat
+        flat = flat.as_strided((flat.untyped_storage().nbytes() // flat.element_size(),), (1,), 0)
         if self.device.type == "cpu":
             self._contents = flat.clone()  # a run on the host: the same program
         else:
@@ -102,14 +92,6 @@ class HostTensor(NamedTuple):
         return tensor.conj() if self.is_conj else tensor
 
 
-def _flatten(tensor: Tensor) -> Tensor:
-    """All the memory that ``tensor`` is a view of, in one dimension, with no sign or conjugation left to be applied."""
-    tensor = tensor.detach()
-    tensor = tensor.conj() if tensor.is_conj() else tensor
-    tensor = tensor._neg_view() if tensor.is_neg() else tensor
-    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-
-
 # Values of a forward pass whose saved copies wait on the host for the backward pass.
 
 class OffloadedTensors:
@@ -131,7 +113,7 @@ class OffloadedTensors:
     """
 
     def __init__(self) -> None:
-        self._copies: StorageTable[_Copies] = StorageTable()
+        self._chosen: StorageTable[_Copy] = StorageTable()
         self._saved: list[weakref.ref[_Saved]] = []  # in the open block
         self._hooks: list[saved_tensors_hooks] = []
 
@@ -145,14 +127,14 @@ class OffloadedTensors:
         saved, self._saved = self._saved, []
         if exc == (None, None, None):
             for ref in saved:
-                if (one := ref()) is not None and (copies := self._copies.find(one.tensor)) is not None:
-                    one.move(copies)
+                if (one := ref()) is not None and (copy := self._chosen.find(one.tensor)) is not None:
+                    one.move(copy)
 
     def add(self, value: Any) -> None:
         """Let the memory of the tensors in ``value`` wait on the host wherever it is saved."""
         for tensor in tensors_of(value):
-            if self._copies.find(tensor) is None:
-                self._copies.put(tensor, _Copies())
+            if self._chosen.find(tensor) is None:
+                self._chosen.put(tensor, _Copy())
 
     def _pack(self, tensor: Tensor) -> _Saved:
         saved = _Saved(tensor.detach())  # detached, as a result that holds itself would never be freed
@@ -160,19 +142,11 @@ class OffloadedTensors:
         return saved
 
 
-class _Copies:
-    """The host copy of one storage; another one after it was written to. Held by what is saved alone."""
+class _Copy:
+    """The host copy of one storage, made for one version of it. Held by what is saved alone."""
 
-    def __init__(self) -> None:
-        self._version = -1
-        self._copy: weakref.ref[HostCopy] | None = None
-
-    def of(self, tensor: Tensor) -> HostCopy:
-        copy = None if self._copy is None or tensor._version != self._version else self._copy()
-        if copy is None:
-            copy = HostCopy(tensor)
-            self._copy, self._version = weakref.ref(copy), tensor._version
-        return copy
+    version: int = -1
+    made: Callable[[], HostCopy | None] = staticmethod(lambda: None)
 
 
 class _Saved:
@@ -183,11 +157,15 @@ class _Saved:
         self._version = tensor._version
         self._on_host: HostTensor | None = None
 
-    def move(self, copies: _Copies) -> None:
+    def move(self, copy: _Copy) -> None:
         if self.tensor._version != self._version:
             raise RuntimeError(f"a tensor of shape {tuple(self.tensor.shape)} that is needed for the gradient was "
                                "changed in place before it could be copied to the host")
-        self._on_host = copies.of(self.tensor).describe(self.tensor)
+        made = copy.made() if copy.version == self._version else None
+        if made is None:
+            made = HostCopy(self.tensor)
+            copy.made, copy.version = weakref.ref(made), self._version
+        self._on_host = made.describe(self.tensor)
         del self.tensor
 
     def unpack(self) -> Tensor:

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -20,11 +21,7 @@ Description = dict[str, str | int | float | bool | None]
 
 @dataclass(frozen=True)
 class GradRegion:
-    """A part of the forward pass whose grad mode is not that around it.
-
-    >>> GradRegion(enabled=False).header()
-    'torch.no_grad()'
-    """
+    """A part of the forward pass whose grad mode is not that around it."""
 
     enabled: bool
     inference: bool = False  #: torch.inference_mode()
@@ -49,11 +46,7 @@ class GradRegion:
 
 @dataclass(frozen=True)
 class AutocastRegion:
-    """A ``with torch.autocast(...)`` block of the forward pass; each ``id`` has its own cache of casts.
-
-    >>> AutocastRegion(0, "cuda", torch.bfloat16).header()
-    "torch.autocast('cuda', dtype=torch.bfloat16)"
-    """
+    """A ``with torch.autocast(...)`` block of the forward pass; each ``id`` has its own cache of casts."""
 
     id: int
     device_type: str
@@ -134,11 +127,12 @@ SAVED = ("keep", "offload")
 """What ``node.meta["saved"]`` can be (see `set_saved`); by default, only nodes outside of checkpoints are kept."""
 
 
+@dataclass(frozen=True, eq=False)
 class Keeping:
     """A block in which results are kept for the recomputation of ``checkpoint``; on the host if ``offloads``."""
 
-    def __init__(self, checkpoint: Statement, offloads: bool) -> None:
-        self.checkpoint, self.offloads = checkpoint, offloads
+    checkpoint: Statement
+    offloads: bool
 
 
 class Offloading:
@@ -148,16 +142,17 @@ class Offloading:
 Block = AutocastRegion | GradRegion | Keeping | Offloading
 
 
+@dataclass(eq=False)
 class Statement:
     """A node, or the call of a checkpointed function with the statements ``body``."""
 
-    def __init__(self, blocks: tuple[Block, ...], node: Node | None,
-                 checkpoint: CheckpointRegion | None = None) -> None:
-        self.blocks, self.node, self.checkpoint = blocks, node, checkpoint
-        self.body: list[Statement] = []
-        self.keeps = False  #: whether some of its nodes are not recomputed
-        self.buffered: list[str] = []  #: paths of modules whose buffers a recomputation leaves alone
-        self.offloaded: list[Node] = []  #: of its results, those that live on the host
+    blocks: tuple[Block, ...]
+    node: Node | None
+    checkpoint: CheckpointRegion | None = None
+    body: list[Statement] = field(default_factory=list)
+    keeps: bool = False  #: whether some of its nodes are not recomputed
+    buffered: list[str] = field(default_factory=list)  #: paths of modules whose buffers a recomputation leaves alone
+    offloaded: list[Node] = field(default_factory=list)  #: of its results, those that live on the host
 
     def nodes(self) -> list[Node]:
         """All nodes in it, in the order of the graph."""
@@ -165,15 +160,13 @@ class Statement:
 
     def inputs(self) -> list[Node]:
         """What it reads of what is made outside of it."""
-        inside = self.nodes()
-        members = set(inside)
-        return list(dict.fromkeys(i for n in inside for i in n.all_input_nodes if i not in members))
+        inside = dict.fromkeys(self.nodes())
+        return list(dict.fromkeys(i for n in inside for i in n.all_input_nodes if i not in inside))
 
     def results(self) -> list[Node]:
         """What is read outside of it."""
-        inside = self.nodes()
-        members = set(inside)
-        return [n for n in inside if any(u not in members for u in n.users)]
+        inside = dict.fromkeys(self.nodes())
+        return [n for n in inside if any(u not in inside for u in n.users)]
 
 
 def region_of(node: Node) -> tuple[Region, ...]:
@@ -188,17 +181,16 @@ def statements_of(nodes: Sequence[Node]) -> list[Statement]:
     """The statements of ``forward``; consecutive nodes that share a region share its block."""
     found = _nest([(n, region_of(n)) for n in nodes], None)
     offloaded = {n for n in nodes if n.meta.get("saved") == "offload"}
-    if offloaded:
-        waiting: set[Node] = set()
-        for statement in found:
-            chosen = offloaded.intersection(statement.nodes())
-            if chosen:
-                results = [statement.node] if statement.node is not None else statement.results()
-                statement.offloaded = [n for n in results if not chosen.isdisjoint(makers(n))]
-                waiting.update(statement.offloaded)
-            runs = statement.node is None or statement.node.op not in ("placeholder", "output")
-            if runs and (statement.offloaded or any(not waiting.isdisjoint(makers(i)) for i in statement.inputs())):
-                statement.blocks = (*statement.blocks, Offloading())
+    waiting: set[Node] = set()
+    for statement in found if offloaded else ():
+        chosen = offloaded.intersection(statement.nodes())
+        if chosen:
+            results = [statement.node] if statement.node is not None else statement.results()
+            statement.offloaded = [n for n in results if not chosen.isdisjoint(makers(n))]
+            waiting.update(statement.offloaded)
+        runs = statement.node is None or statement.node.op not in ("placeholder", "output")
+        if runs and (statement.offloaded or any(not waiting.isdisjoint(makers(i)) for i in statement.inputs())):
+            statement.blocks = (*statement.blocks, Offloading())
     return found
 
 
@@ -225,18 +217,14 @@ def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | 
         assert isinstance(checkpoint, CheckpointRegion)
         statement = Statement(blocks, None, checkpoint)
         statement.body = _nest([(n, r[at + 1:]) for n, r in items[i:end]], statement)
-        if checkpoint.restores_buffers and not (checkpoint.use_reentrant or checkpoint.context_fn or checkpoint.debug):
-            statement.buffered = _buffered([n for n, _ in items[i:end]])
+        root = node.graph.owning_module
+        if root is not None and checkpoint.restores_buffers and not (
+                checkpoint.use_reentrant or checkpoint.context_fn or checkpoint.debug):
+            paths = dict.fromkeys(str(n.target) for n, _ in items[i:end] if n.op == "call_module")
+            statement.buffered = [p for p in paths if next(root.get_submodule(p).buffers(), None) is not None]
         statements.append(statement)
         i = end
     return statements
-
-
-def _buffered(nodes: Sequence[Node]) -> list[str]:
-    """The modules with buffers that nodes call."""
-    root = nodes[0].graph.owning_module
-    paths = dict.fromkeys(str(n.target) for n in nodes if n.op == "call_module")
-    return [p for p in paths if root is not None and next(root.get_submodule(p).buffers(), None) is not None]
 
 
 def _check_keeps(node: Node, around: Statement) -> None:
@@ -256,17 +244,12 @@ def last_uses(statements: Sequence[Statement], local: set[Node]) -> dict[int, li
     last: dict[int, list[Node]] = {}
     for i in range(len(statements) - 1, -1, -1):
         members = statements[i].nodes()
-        read = [n for m in members for n in m.all_input_nodes]
-        for n in (*read, *members):
-            if n in local and n not in seen:
-                seen.add(n)
-                last.setdefault(i, []).append(n)
+        read = dict.fromkeys([*(n for m in members for n in m.all_input_nodes), *members])
+        last[i] = [n for n in read if n in local and n not in seen]
+        seen.update(last[i])
     return last
 
 
 def shared_blocks(before: Sequence[Block], after: Sequence[Block]) -> int:
     """How many of the blocks that are open after one statement stay open for the next."""
-    shared = 0
-    while shared < min(len(before), len(after)) and before[shared] == after[shared]:
-        shared += 1
-    return shared
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(before, after))))

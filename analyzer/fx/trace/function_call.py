@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
@@ -24,12 +25,10 @@ class CallTarget:
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
-        scripted = isinstance(wrapped, torch.jit.ScriptFunction)
-        self.__name__ = str(wrapped.name if scripted
-                            else getattr(wrapped, "__name__", type(wrapped).__name__)).replace("<lambda>", "function")
+        name = getattr(wrapped, "name" if isinstance(wrapped, torch.jit.ScriptFunction) else "__name__", None)
+        self.__name__ = self.__qualname__ = str(name or type(wrapped).__name__).replace("<lambda>", "function")
         module = str(getattr(wrapped, "__module__", None) or "").replace("<", "_").replace(">", "_")
         self.__module__ = "function" if module.startswith("torch") or not module else module
-        self.__qualname__ = self.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what is wrapped."""
@@ -78,30 +77,21 @@ class CallByName(CallTarget):
         return find_by_name(self.wrapped)(*args, **kwargs)
 
 
-class BuildContainer(CallTarget):
-    """Makes a list or a mapping of the class ``wrapped`` from its items and its attributes, without its constructor."""
+class BuildObject(CallTarget):
+    """Makes an object of the class ``wrapped`` from its attributes, a list or a mapping from its items too, without its
+    constructor.
+    """
 
-    def __call__(self, items: list[Any], attributes: dict[str, Any]) -> Any:
-        """A container of these items, for a mapping pairs of key and value, and attributes."""
+    def __call__(self, items: list[Any], /, **attributes: Any) -> Any:
+        """An object of these attributes, and items, which for a mapping are pairs of key and value."""
         new = self.wrapped.__new__(self.wrapped)
         if isinstance(new, list):
             list.extend(new, items)
-        else:
-            base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
-            for key, value in items:
-                base.__setitem__(new, key, value)
+        base: Any = OrderedDict if isinstance(new, OrderedDict) else dict
+        for key, value in items if isinstance(new, dict) else ():
+            base.__setitem__(new, key, value)
         if attributes:
             vars(new).update(attributes)
-        return new
-
-
-class BuildObject(CallTarget):
-    """Makes an object of the class ``wrapped`` from its attributes, without its constructor."""
-
-    def __call__(self, **attributes: Any) -> Any:
-        """An object of these attributes."""
-        new = self.wrapped.__new__(self.wrapped)
-        vars(new).update(attributes)
         return new
 
 
@@ -116,34 +106,30 @@ class BuildFunction(CallTarget):
     """Makes a function like ``wrapped`` around the values that it is given for the variables of its closure."""
 
     def __init__(self, wrapped: Any) -> None:
-        super().__init__(_rebuild_function(wrapped, [CellType() for _ in wrapped.__closure__]))
+        super().__init__(wrapped)
+        self.wrapped = self._rebuild(*[CellType() for _ in wrapped.__closure__])
 
     def __call__(self, *values: Any) -> Any:
         """The function around ``values``."""
-        return _rebuild_function(self.wrapped, [CellType(v.module if isinstance(v, HeldModule) else v) for v in values])
+        return self._rebuild(*[CellType(v.module if isinstance(v, HeldModule) else v) for v in values])
 
-
-def _rebuild_function(function: Any, cells: Iterable[CellType]) -> FunctionType:
-    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
-    new.__kwdefaults__ = function.__kwdefaults__
-    return new
-
-
-_nameable: dict[Any, bool] = {}
+    def _rebuild(self, *cells: CellType) -> FunctionType:
+        old: Any = self.wrapped
+        new = FunctionType(old.__code__, old.__globals__, old.__name__, old.__defaults__, cells)
+        new.__kwdefaults__ = old.__kwdefaults__
+        return new
 
 
 def name_target(func: Callable[..., Any]) -> Callable[..., Any]:
     """``func``, or a `CallTarget` around it where generated code could not name it."""
     try:
-        found = _nameable.get(func)
+        return func if _is_nameable(func) else CallTarget(func)
     except TypeError:  # not hashable
         return CallTarget(func)
-    if found is None:
-        found = _nameable[func] = _is_nameable(func)
-    return func if found else CallTarget(func)
 
 
-def _is_nameable(func: Callable[..., Any]) -> bool:
+@functools.cache
+def _is_nameable(func: Any) -> bool:
     if not hasattr(func, "__name__") or not hasattr(func, "__module__") or func.__name__ == "<lambda>":
         return False
     if _is_from_torch(func):
@@ -242,10 +228,8 @@ def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], oper
             return NodeCall("call_function", getattr, (args[0], attribute), {})
         return NodeCall("call_function", setattr, (args[0], attribute, args[1]), {})
     if args and isinstance(args[0], Tensor) and name and getattr(Tensor, name, None) is func:
-        if name in OPERATOR_OF:
-            return NodeCall("call_function", OPERATOR_OF[name], args, kwargs)
-        if name in IN_PLACE_OF:
-            return NodeCall("call_function", IN_PLACE_OF[name], args, kwargs)
+        if (stands_for := OPERATOR_OF.get(name) or IN_PLACE_OF.get(name)) is not None:
+            return NodeCall("call_function", stands_for, args, kwargs)
         if name in REFLECTED_OF:
             return NodeCall("call_function", REFLECTED_OF[name], (args[1], args[0]), kwargs)
         if name == "__deepcopy__":

@@ -65,13 +65,15 @@ class ModuleStates:
         for module, before in self._found.values():
             now, path = _read(module), self.borrowed.modules.get(id(module))
             for name in () if path is None else {**before, **now}:
-                one, other = before.get(name, _MISSING), now.get(name, _MISSING)
+                one, other = entries = before.get(name, _MISSING), now.get(name, _MISSING)
                 if _is_same(one, other) or type(module).__module__.startswith("torch.") and name.startswith(
                         "_") and not name.endswith("_hooks"):  # DistributedDataParallel's own state
                     continue
-                if _is_plain(one) and _is_plain(other):
-                    state.assume(f"forward leaves {f'{path}.{name}'.lstrip('.')} as {_tell(other)!r:.60} where it "
-                                 f"finds {_tell(one)!r:.60}: the graph does not set it, and does what a call does that "
+                if all(isinstance(value, (*VALUES, *_CONTAINERS)) and all(isinstance(item, VALUES) for item in items)
+                       for value, items in entries):
+                    found, left = (items if isinstance(value, _CONTAINERS) else value for value, items in entries)
+                    state.assume(f"forward leaves {f'{path}.{name}'.lstrip('.')} as {left!r:.60} where it "
+                                 f"finds {found!r:.60}: the graph does not set it, and does what a call does that "
                                  "finds the latter")
                 elif name not in _TOLD and not any(isinstance(v, _TOLD_KINDS) for v in (one[0], other[0])):
                     others.setdefault(name, []).append(path or "the model")
@@ -90,9 +92,8 @@ def _read(module: nn.Module) -> _State:
 
 def _read_shared() -> _State:
     """The hooks on all modules, and whether parametrizations keep what they compute."""
-    state = {name: (value, _items(value)) for name, value in vars(torch_module).items() if name.startswith("_global_")}
-    state["parametrize"] = (parametrize._cache_enabled, ())
-    return state
+    return {**{name: (value, _items(value)) for name, value in vars(torch_module).items()
+               if name.startswith("_global_")}, "parametrize": (parametrize._cache_enabled, ())}
 
 
 def _items(value: Any) -> tuple[Any, ...]:
@@ -111,12 +112,3 @@ def _is_same(one: tuple[Any, tuple[Any, ...]], other: tuple[Any, tuple[Any, ...]
         return False
     return len(items) == len(items_now) and all(map(operator.is_, items, items_now))
 
-
-def _tell(entry: tuple[Any, tuple[Any, ...]]) -> Any:
-    value, items = entry
-    return items if isinstance(value, _CONTAINERS) else value
-
-
-def _is_plain(entry: tuple[Any, tuple[Any, ...]]) -> bool:
-    value, items = entry
-    return isinstance(value, (*VALUES, *_CONTAINERS)) and all(isinstance(item, VALUES) for item in items)

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,7 +24,7 @@ from analyzer.meta.structure import children, holds_tensor, is_plain_object
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
-from .function_call import BuildContainer, BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
+from .function_call import BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
 from .input_check import ChangedContent, keep_contents
 from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
@@ -35,19 +36,7 @@ _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "
 _SPEC_ONLY = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty",
                         "new_full", "arange", "zeros", "ones", "full", "empty"})
 _LITERALS = (*ARGUMENTS, type(Ellipsis), range, enum.Enum)
-
-
-class _Pause:
-    """While it is entered, no node is written."""
-
-    def __init__(self, writer: NodeWriter) -> None:
-        self.writer = writer
-
-    def __enter__(self) -> None:
-        self.writer.paused += 1
-
-    def __exit__(self, *exc: object) -> None:
-        self.writer.paused -= 1
+_NOWHERE: dict[str, Any] = {"region": (), "module_path": "", "module_stack": (), "source": None}
 
 
 class NodeWriter:
@@ -73,21 +62,25 @@ class NodeWriter:
         self._paths = {id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group}
 
     @property
-    def pause(self) -> _Pause:
+    @contextmanager
+    def pause(self) -> Iterator[None]:
         """What no node is written in; made anew, as one that were kept would keep the model in a cycle with it."""
-        return _Pause(self)
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
 
     def placeholder(self, name: str, default: tuple[Any, ...], value: Any) -> None:
         """An argument of the forward, with what is inside it."""
         node = self.graph.create_node("placeholder", name, default, name=name.lstrip("*"))
-        node.meta.update(region=(), module_path="", module_stack=(), source=None)
+        node.meta.update(_NOWHERE)
         self.dependent.add(node)
         self.bind(value, node)
 
     def output(self, value: Any) -> None:
         """The result of the forward; ends the graph."""
-        node = self.graph.output(self.to_argument(value))
-        node.meta.update(region=(), module_path="", module_stack=(), source=None)
+        self.graph.output(self.to_argument(value)).meta.update(_NOWHERE)
         for unused in reversed(self.optional):
             if not unused.users:
                 self.graph.erase_node(unused)
@@ -108,23 +101,18 @@ class NodeWriter:
         if node is not None:
             return node
         path = self._paths.get(id(tensor))
-        if path is None:
+        if path is not None:
+            node = self._attribute_node(tensor, path)
+            self.dependent.add(node)
+            return node
+        if id(tensor) not in self._held:
             original = self.borrowed.original_of(tensor)
-            held = self._held.get(id(tensor))
-            if held is None:
-                held = self._held[id(tensor)] = original if original is not None else self._constant(tensor)
-            return self.attribute(tensor, "_tensor_constant", held)
-        node = self._attribute_node(tensor, path)
-        self.dependent.add(node)
-        return node
+            self._held[id(tensor)] = original if original is not None else self._constant(tensor)
+        return self.attribute(tensor, "_tensor_constant", self._held[id(tensor)])
 
     def find(self, value: Any) -> fx.Node | None:
         """The node of a tensor, or of a container that a call returned, if it has one."""
         return self._nodes.get(id(value))
-
-    def holds_results(self, module: nn.Module) -> bool:
-        """Whether tensors of ``module`` were made by calls that are written down, as of one that forward builds."""
-        return any(self.find(t) is not None for t in (*module.parameters(), *module.buffers()))
 
     def _constant(self, tensor: Tensor) -> Tensor:
         """The tensor that the graph module will hold for one that was not made by a recorded call."""
@@ -150,10 +138,8 @@ class NodeWriter:
 
     def _hold(self, prefix: str, value: Any) -> str:
         """The name under which the graph module holds what has no path."""
-        for name, held in self.constants.items():
-            if held is value:
-                return name
-        name = f"{prefix}{sum(n.startswith(prefix) for n in self.constants)}"
+        known = next((name for name, held in self.constants.items() if held is value), None)
+        name = known or f"{prefix}{sum(n.startswith(prefix) for n in self.constants)}"
         self.constants[name] = value
         return name
 
@@ -205,16 +191,13 @@ class NodeWriter:
         if isinstance(value, nn.Module):
             return self.module_node(value)
         if kind is FunctionType and holds_tensor(enclosed := values_around(value)):
-            return self.call(BuildFunction(value), *map(self._enclosed, enclosed))
+            # of variables that hold no tensor, the object itself
+            return self.call(BuildFunction(value), *[
+                self.to_argument(v) if holds_tensor(v) or isinstance(v, _LITERALS) else
+                self.attribute(v, "_object", HeldModule(v) if isinstance(v, nn.Module) else v) for v in enclosed])
         if holds_tensor(value) or isinstance(value, (tuple, dict, list)):
             return self._rebuild(value)
         return self.attribute(value, "_object", value)
-
-    def _enclosed(self, value: Any) -> Any:
-        """A variable of a closure as an argument: what holds no tensor is the object itself."""
-        if holds_tensor(value) or isinstance(value, _LITERALS):
-            return self.to_argument(value)
-        return self.attribute(value, "_object", HeldModule(value) if isinstance(value, nn.Module) else value)
 
     def _rebuild(self, value: Any) -> fx.Node:
         """A node that makes an object like ``value`` from its parts."""
@@ -223,17 +206,17 @@ class NodeWriter:
             parts = tuple(self.to_argument(v) for v in value)
             build = CallTarget(kind) if kind.__module__.partition(".")[0] == "torch" else kind
             return self.call(build, *(parts if hasattr(value, "_fields") else (parts,)))
-        if _is_output_class(value):
-            fields = {a.key: self.to_argument(v) for a, v in children(value) if v is not None}
-            return self.call(kind, **fields)
-        attributes = {k: self.to_argument(v) for k, v in getattr(value, "__dict__", {}).items()}
-        if isinstance(value, (list, dict)):
-            items = list(value if isinstance(value, list) else value.items())
-            return self.call(BuildContainer(kind), self.to_argument(items), attributes)
-        if not is_plain_object(value):
+        params = getattr(kind, "__dataclass_params__", None)
+        # a dataclass whose constructor takes exactly its fields, such as transformers' ``ModelOutput``
+        if params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(
+                value, "to_tuple")) and all(f.init for f in kind.__dataclass_fields__.values()):
+            return self.call(kind, **{a.key: self.to_argument(v) for a, v in children(value) if v is not None})
+        if not isinstance(value, (list, dict)) and not is_plain_object(value):
             raise InputError(f"{kind.__module__}.{kind.__qualname__} holds tensors in a way that a graph cannot "
                              f"rebuild; return or pass tensors, containers, dataclasses or objects with a __dict__")
-        return self.call(BuildObject(kind), **attributes)
+        attributes = {k: self.to_argument(v) for k, v in getattr(value, "__dict__", {}).items()}
+        items = list(value.items() if isinstance(value, dict) else value if isinstance(value, list) else ())
+        return self.call(BuildObject(kind), self.to_argument(items), **attributes)
 
     def with_structure(self, node: fx.Node, result: Any) -> fx.Node:
         """``node``, checked when it runs to give as many items as now, where it gives a container."""
@@ -321,10 +304,3 @@ def values_around(function: FunctionType) -> list[Any]:
         return [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # one has no value yet
         return []
-
-
-def _is_output_class(value: Any) -> bool:
-    """A dataclass whose constructor takes exactly its fields, such as transformers' ``ModelOutput``."""
-    params = getattr(type(value), "__dataclass_params__", None)
-    return params is not None and params.init and (not hasattr(value, "__post_init__") or hasattr(
-        value, "to_tuple")) and all(f.init for f in type(value).__dataclass_fields__.values())

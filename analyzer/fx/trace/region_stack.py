@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -13,23 +15,23 @@ from analyzer.fx.graph.statement import AutocastRegion, CheckpointRegion, GradRe
 from analyzer.meta.source_line import user_line
 
 
+def _grad_mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+@dataclass
 class Frame:
     """The root of the graph, or one checkpointed function in it."""
 
-    def __init__(self, prefix: tuple[Region, ...], autocasts: int) -> None:
-        self.prefix = prefix
-        self.grad_mode = _grad_mode()
-        self.sets_grad = False  #: whether code inside has set the grad mode that is in force
-        self.leaves_inference = False  #: whether it did so by ``inference_mode(False)``
-        self.kept: bool | None = None  #: ``sets_grad`` before code that sets a mode without a block, to put it back
-        self.autocasts = autocasts  #: how many autocast blocks were open outside
-        self.attributes: dict[int, fx.Node] = {}  #: id(tensor or object) -> its get_attr node
-        #: tensors that a call inside gave back unchanged, with their nodes outside
-        self.renamed: list[tuple[torch.Tensor, fx.Node]] = []
-
-
-def _grad_mode() -> tuple[bool, bool]:
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    prefix: tuple[Region, ...]
+    autocasts: int  #: how many autocast blocks were open outside
+    grad_mode: tuple[bool, bool] = field(default_factory=_grad_mode)
+    sets_grad: bool = False  #: whether code inside has set the grad mode that is in force
+    leaves_inference: bool = False  #: whether it did so by ``inference_mode(False)``
+    kept: bool | None = None  #: ``sets_grad`` before code that sets a mode without a block, to put it back
+    attributes: dict[int, fx.Node] = field(default_factory=dict)  #: id(tensor or object) -> its get_attr node
+    #: tensors that a call inside gave back unchanged, with their nodes outside
+    renamed: list[tuple[torch.Tensor, fx.Node]] = field(default_factory=list)
 
 
 class RegionStack:
@@ -44,7 +46,7 @@ class RegionStack:
         self.names_set: set[str] = set()  #: functions that set other modes without a block, which are nodes
         #: what Python code asked of the modes around forward, and was told, where: see `Asked`
         self.asked: dict[tuple[str, tuple[Any, ...]], tuple[Any, str | None]] = {}
-        self.numbers = {"autocast": 0, "checkpoint": 0}  #: how many of each there were
+        self._autocast_ids, self._checkpoint_ids = count(), count()
 
     @property
     def frame(self) -> Frame:
@@ -62,7 +64,7 @@ class RegionStack:
         return (*region, GradRegion(*mode)) if sets else region
 
     def set_grad(self, block: Any) -> None:
-        """A block that sets the grad mode is made, which may do so, or begins."""
+        """A block that sets the grad mode is made, which may set it, or begins."""
         frame = self.frame
         self._grads.setdefault(id(block), (block, frame.sets_grad, frame.leaves_inference))
         frame.sets_grad = True
@@ -105,7 +107,7 @@ class RegionStack:
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[Frame]:
         """A checkpointed function runs."""
-        region = CheckpointRegion(id=self._number("checkpoint"), replay=self.replays_checkpoints,
+        region = CheckpointRegion(id=next(self._checkpoint_ids), replay=self.replays_checkpoints,
                                   restores_buffers=False, **options)
         self.frames.append(Frame((*self.current(), region), len(self._autocasts)))
         try:
@@ -115,13 +117,9 @@ class RegionStack:
 
     def enter_autocast(self, device_type: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> None:
         """An autocast block begins."""
-        self._autocasts.append(AutocastRegion(self._number("autocast"), device_type, dtype, enabled, cache_enabled))
+        self._autocasts.append(AutocastRegion(next(self._autocast_ids), device_type, dtype, enabled, cache_enabled))
 
     def exit_autocast(self) -> None:
         """The innermost autocast block ends."""
         if self._autocasts:
             self._autocasts.pop()
-
-    def _number(self, kind: str) -> int:
-        self.numbers[kind] += 1
-        return self.numbers[kind] - 1

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -81,7 +80,13 @@ class Tape(NodeWriter):
         if impl is not None and func not in self.active_impls:
             return self.run_impl(func, impl, args, kwargs)
         operator, self.operator = self.operator, ""
-        run = functools.partial(_in_force(call) if is_functional(func) else call, func)
+        # of a function that is written in Python, the function mode sees what it calls, too
+        around = mode_in_force if is_functional(func) else nullcontext
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            with around():
+                return call(func, args, kwargs)
+
         result, differs = self._run_paused(run, args, kwargs)
         self._record(func, args, kwargs, result, differs, operator)
         return result
@@ -164,9 +169,6 @@ class Tape(NodeWriter):
 
     def _run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                       module: nn.Module | None) -> Any:
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return function(*args, **kwargs)
-
         if outline.holds_made_anew((args, kwargs), self.borrowed) and not self._want():
             raise InputError(f"{site} asks for what depends on data at {self.outlined[site]} and is given a module "
                              "with tensors that forward makes anew. Make that module inside of it, or once, as a "
@@ -183,7 +185,7 @@ class Tape(NodeWriter):
             memo: dict[int, tuple[Any, Any]] = {}
             args, kwargs = copy_objects((args, kwargs), memo)
             watch.restart()
-            result = run(args, kwargs)
+            result = function(*args, **kwargs)
             watch.note((held, memo[id(copy)][1]) for held, copy in copies.values() if id(copy) in memo)
             return result
 
@@ -194,11 +196,10 @@ class Tape(NodeWriter):
         self.state.expects_contents = True
         try:
             with self.pause:
-                result = run(args, kwargs)
+                result = function(*args, **kwargs)
                 watch.note()
-                for tensor, known in before:
-                    if tensor.untyped_storage(
-                    ).known is not known:  # type: ignore[attr-defined]  # written to, with what data decides
+                for (tensor, known), (_, now) in zip(before, known_contents(t for t, _ in before)):
+                    if now is not known:  # written to, with what data decides
                         forget_contents(tensor)
                 differs = self.sizes.follow(run_again, again[0], again[1], result, module, contents=True)
                 if self.contents is not None:
@@ -221,17 +222,15 @@ class Tape(NodeWriter):
             return result
         is_method = args and isinstance(args[0], nn.Module)
         target = outline.CallMethod(function) if is_method else name_target(function)
+        returned = result
+        call = NodeCall("call_function", target, *given) if module is None else NodeCall(
+            "call_module", self.module_target(module), *given)
         if changed:  # it put other tensors into its arguments
-            returned = result, args, kwargs
+            returned = result, args if module is None else (module, *args), kwargs
             if module is not None:
                 target = outline.CallMethod(outline.call_module)
                 given = (self.module_node(module), *given[0]), given[1]
-                returned = result, (module, *args), kwargs
             call = NodeCall("call_function", outline.GiveArguments(target), *given)
-        else:
-            returned = result
-            call = NodeCall("call_function", target, *given) if module is None else NodeCall(
-                "call_module", self.module_target(module), *given)
         node = self.create(call)
         node = self.with_checks(node, returned, str(site)) if shows else self.with_structure(node, returned)
         self.bind(returned, node, rename=True)
@@ -360,15 +359,6 @@ class Tape(NodeWriter):
             if isinstance(traced, list):
                 traced = self.attribute(traced, "_object", traced)
             self.create(NodeCall("call_function", keep_read, (method, traced, user_line(), *args), kwargs))
-
-
-def _in_force(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` of a function that is written in Python: the function mode sees what it calls, too."""
-    def run(*args: Any) -> Any:
-        with mode_in_force():
-            return call(*args)
-
-    return run
 
 
 def _unwrap_numbers(tree: Any) -> Any:

@@ -85,9 +85,11 @@ def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **
     path = tape.borrowed.modules.get(id(module))
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     site = module_site(module, tape.borrowed) if tape.outlined else None
+    # whether forward builds it of tensors that were made by calls that are written down
+    holds_results = path is None and any(tape.find(t) is not None for t in (*module.parameters(), *module.buffers()))
     outlined = site is not None and site in tape.outlined
     if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
-                                                         or path is None and tape.holds_results(module)
+                                                         or holds_results
                                                          or not tape.finds(module)):
         with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
             return original(module, *args, **kwargs)

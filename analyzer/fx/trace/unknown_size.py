@@ -78,19 +78,18 @@ class SizeWatch:
         others = [again for change, bound in _OTHERS
                   if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
         tensors = list(tensors_of(result))
-        known = [list(tensors_of(other)) for other in others]
+        alike = [found for other in others if len(found := list(tensors_of(other))) == len(tensors)]
         outline = _outline((result,), set())
         differs = any(_outline(other, set()) != outline for other in others) if others else not _is_fixed(result)
         for i, tensor in enumerate(tensors):
-            shapes = [found[i].shape for found in known if len(found) == len(tensors)]
+            shapes = [found[i].shape for found in alike]
             dims = [d for d in range(tensor.dim())
                     if any(len(s) != tensor.dim() or s[d] != tensor.shape[d] for s in shapes)]
             self.set_dims(tensor, frozenset(dims if shapes else range(tensor.dim())), contents or self.is_guess)
             for _, exact in () if contents else known_contents([tensor]):
                 if exact is not None and not exact.varies:
                     tensor.untyped_storage().known = Watched(exact, varies=True)  # type: ignore[attr-defined]
-            if contents and not (shapes and all(
-                    _same_contents(tensor, found[i]) for found in known if len(found) == len(tensors))):
+            if contents and not (shapes and all(_same_contents(tensor, found[i]) for found in alike)):
                 forget_contents(tensor)
         self._answered = self.state.unknown_sizes, reads.varying
         return differs
@@ -99,26 +98,26 @@ class SizeWatch:
                 module: nn.Module | None) -> Any:
         """What ``run`` gives for other sizes, in a tuple; None where it cannot run with them."""
         memo: dict[int, Any] = {}
+
+        def another(tensor: Tensor) -> Tensor:  # one of its own, with other sizes where they depend on data
+            dims = self.dims_of(tensor)
+            if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
+                return tensor
+            if not dims:
+                out: Tensor = copy_tensor(tensor, memo)
+            else:
+                with without_modes():
+                    shape = [change(n) if d in dims else n for d, n in enumerate(tensor.shape)]
+                    out, _ = new_tensor(shape, None, tensor.dtype, device_of(tensor), self.state.space)
+            out.requires_grad_(tensor.requires_grad)
+            return out if tensor.is_leaf else out.clone()  # a leaf that requires a gradient cannot be written to
+
         with self._undone(module, bound):
-            args, kwargs = replace_tensors((args, kwargs), lambda t: self._another(t, change, memo))
+            args, kwargs = replace_tensors((args, kwargs), another)
             try:
                 return (run(args, kwargs),)
             except Exception:  # these sizes do not go together, or are too few: the other values decide
                 return None
-
-    def _another(self, tensor: Tensor, change: Callable[[int], int], memo: dict[int, Any]) -> Tensor:
-        """A tensor like ``tensor`` of its own, with other sizes where they depend on data."""
-        dims = self.dims_of(tensor)
-        if tensor.layout is not torch.strided or not isinstance(tensor.untyped_storage(), MetaStorage):
-            return tensor
-        if not dims:
-            out: Tensor = copy_tensor(tensor, memo)
-        else:
-            with without_modes():
-                shape = [change(n) if d in dims else n for d, n in enumerate(tensor.shape)]
-                out, _ = new_tensor(shape, None, tensor.dtype, device_of(tensor), self.state.space)
-        out.requires_grad_(tensor.requires_grad)
-        return out if tensor.is_leaf else out.clone()  # a leaf that requires a gradient cannot be written to
 
     @contextmanager
     def _undone(self, module: nn.Module | None, bound: int) -> Iterator[None]:
@@ -126,9 +125,8 @@ class SizeWatch:
         state = self.state
         before = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
         assumptions = dict(state.assumptions)
-        storages = [s for b in module.buffers()
-                    if isinstance(s := b.untyped_storage(), MetaStorage)] if module is not None else []
-        contents = [s.known for s in storages]
+        contents = [(s, s.known) for b in (() if module is None else module.buffers())
+                    if isinstance(s := b.untyped_storage(), MetaStorage)]
         state.options = dataclasses.replace(state.options, unknown_size=bound)
         state.placeholder, reads.hides_varying = bound, True
         try:
@@ -139,7 +137,7 @@ class SizeWatch:
                 setattr(state, name, value)
             state.assumptions.clear()
             state.assumptions.update(assumptions)
-            for storage, known in zip(storages, contents):
+            for storage, known in contents:
                 storage.known = known
 
 
@@ -186,13 +184,11 @@ def subscript_of_shape() -> int | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    if frame is None:
+    following = [] if frame is None else [
+        i for i in dis.get_instructions(frame.f_code)
+        if i.offset >= frame.f_lasti and i.opname not in ("CACHE", "EXTENDED_ARG")][:3]
+    if len(following) < 3 or (following[0].opname, following[0].argval) != ("LOAD_ATTR", "shape"):
         return None
-    following = [i for i in dis.get_instructions(frame.f_code)
-                 if i.offset >= frame.f_lasti and i.opname not in ("CACHE", "EXTENDED_ARG")][:3]
-    if [i.opname for i in following[:1]] != ["LOAD_ATTR"] or following[0].argval != "shape" or len(following) < 3:
-        return None
-    index = following[1].argval
-    subscript = following[
-        2].opname == "BINARY_SUBSCR" or following[2].opname == "BINARY_OP" and following[2].argrepr == "[]"
-    return index if following[1].opname.startswith("LOAD_") and type(index) is int and subscript else None
+    _, index, taken = following
+    subscript = taken.opname == "BINARY_SUBSCR" or taken.opname == "BINARY_OP" and taken.argrepr == "[]"
+    return index.argval if index.opname.startswith("LOAD_") and type(index.argval) is int and subscript else None
