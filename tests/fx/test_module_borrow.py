@@ -59,8 +59,7 @@ def test_lists_what_stands_for_what() -> None:
             assert original is originals[path] and borrowed.fakes.of(original) is fake and borrowed.original_of(
                 fake) is original
             assert type(fake) is MetaTensor and isinstance(fake, nn.Parameter) and fake.requires_grad
-            assert (fake.shape, fake.stride(), fake.dtype) == (original.shape, original.stride(),
-                                                                           original.dtype)
+            assert (fake.shape, fake.stride(), fake.dtype) == (original.shape, original.stride(), original.dtype)
         assert dict(model.named_parameters())["weight"] is borrowed.parameters[0][1]
         assert borrowed.modules[id(model.child[0])] == "child.0" and borrowed.root is model
         assert all(t.device == torch.device("cuda", 0) for t in (*model.parameters(), *model.buffers()))

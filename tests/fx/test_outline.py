@@ -268,9 +268,7 @@ def note_best(counts: Tensor, x: Tensor) -> None:
     counts[int(x.sum(0).argmax())] += 2
 
 
-READ_VALUES = [
-    CallsFromTable, MakesModule, MakesClass, ReadsResult, ReadsWritten, ReadsValue
-]
+READ_VALUES = [CallsFromTable, MakesModule, MakesClass, ReadsResult, ReadsWritten, ReadsValue]
 MODELS = [
     *READ_VALUES, FillsObject, Stretches, ReadsShape, ReadsInModule, ReadsInMethod, ReadsInObject, ReturnsNumber,
     ReturnsList

@@ -157,8 +157,7 @@ ALIKE: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("train", [True, False])
 def test_blocks(traced_like: Any, name: str, train: bool) -> None:
     torch.manual_seed(0)
-    traced_like(ALIKE[name]().train(train), {"x": X}, other={"x": X.flip(0) + 1},
-                trace_act_ckpt=name == "checkpointed")
+    traced_like(ALIKE[name]().train(train), {"x": X}, other={"x": X.flip(0) + 1}, trace_act_ckpt=name == "checkpointed")
 
 
 def test_state_that_blocks_keep_is_that_of_a_first_run() -> None:

@@ -256,8 +256,7 @@ def forward(self, x):
     outer, second = AutocastRegion(0, "cpu", torch.bfloat16, True, True), AutocastRegion(
         2, "cpu", torch.bfloat16, True, True)
     assert regions["fc_2"] == (outer, AutocastRegion(1, "cpu", torch.bfloat16, False, True))
-    assert regions["fc_3"] == (second,
-                               GradRegion(False)) and regions["sin"] == (GradRegion(False), )
+    assert regions["fc_3"] == (second, GradRegion(False)) and regions["sin"] == (GradRegion(False), )
     assert regions["fc"] == (GradRegion(True),)
     assert regions["sum_2"] == (GradRegion(False, inference=True),)
 

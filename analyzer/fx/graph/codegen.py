@@ -153,8 +153,7 @@ class _Writer:
         assert statement.checkpoint is not None
         members = set(statement.nodes())
         inputs, outputs = statement.inputs(), statement.results()
-        options = {k: self._global(v, k) if callable(v) else repr(v)
-                   for k, v in statement.checkpoint.options().items()}
+        options = {k: self._global(v, k) if callable(v) else repr(v) for k, v in statement.checkpoint.options().items()}
         out: list[str] = []
         if statement.keeps or statement.buffered:
             kept = self.kept[statement] = self.create_name(f"kept_{statement.checkpoint.id}", object())
