@@ -29,9 +29,9 @@ def setting(owner: Any, **values: Any) -> Iterator[None]:
 
 
 class Layers(nn.Module):
-    """Leaves of every kind; `change` is what surrounds the calls of forward."""
+    """Leaves of every kind: ``compute`` uses them, first while ``change`` surrounds it, then again."""
 
-    def __init__(self) -> None:
+    def __init__(self, change: Any, compute: Any) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.linear, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
@@ -43,159 +43,133 @@ class Layers(nn.Module):
         self.bound = parametrizations.weight_norm(nn.Linear(6, 6))
         self.spectral = parametrizations.spectral_norm(nn.Linear(6, 6))
         self.table = {"free": nn.Dropout(0.5)}
+        self.change, self.compute = contextmanager(change), compute
 
     def forward(self, x: Tensor) -> Tensor:
-        with self.change():
-            y = self.compute(x)
-        return y + self.compute(x).sin()
-
-    def compute(self, x: Tensor) -> Tensor:
-        y = self.drop(self.norm(self.linear(x))) + self.embed(torch.arange(4))
-        return self.batch(y.flatten(0, 1)).view_as(x)
-
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        raise NotImplementedError
+        with self.change(self):
+            y = self.compute(self, x)
+        return y + self.compute(self, x).sin()
 
 
-class Flags(Layers):  # frozen batch norm, dropout at inference: whatever the model's own flag is
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        with setting(self.batch, training=not self.batch.training), setting(self.drop, training=not self.training):
-            yield
+def simple(m: Any, x: Tensor) -> Tensor:
+    y = m.drop(m.norm(m.linear(x))) + m.embed(torch.arange(4))
+    return m.batch(y.flatten(0, 1)).view_as(x)
 
 
-class Settings(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        with setting(self.drop, p=0.9), setting(self.norm, eps=3.0), setting(self.batch, momentum=0.5), setting(
-                self.embed, max_norm=0.5), setting(self.linear, bias=None):
-            yield
-
-
-class Exchanged(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        with setting(self.linear, weight=self.other.weight, bias=self.other.bias), setting(
-                self.norm, weight=None, bias=None), setting(self.batch, running_mean=torch.ones(6)):
-            yield
-
-
-class Hooks(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        handles = [self.linear.register_forward_hook(lambda m, args, y: y * 3),
-                   self.norm.register_forward_pre_hook(lambda m, args: (args[0] + 1,)),
-                   nn.modules.module.register_module_forward_hook(
-                       lambda m, args, y: y - 1 if isinstance(m, nn.Embedding) else None)]
+def flags(m: Any) -> Iterator[None]:  # frozen batch norm, dropout at inference: whatever the model's own flag is
+    with setting(m.batch, training=not m.batch.training), setting(m.drop, training=not m.training):
         yield
-        for handle in handles:
-            handle.remove()
 
 
-class Forwards(Layers):  # of an instance, and of a class
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        before, layer_norm = self.linear.forward, nn.LayerNorm.forward
-        self.linear.forward = lambda x: before(x) * 3  # type: ignore[method-assign]
-        nn.LayerNorm.forward = lambda self, x: layer_norm(self, x) + 1  # type: ignore[method-assign]
+def settings(m: Any) -> Iterator[None]:
+    with setting(m.drop, p=0.9), setting(m.norm, eps=3.0), setting(m.batch, momentum=0.5), setting(
+            m.embed, max_norm=0.5), setting(m.linear, bias=None):
         yield
-        del self.linear.forward
-        nn.LayerNorm.forward = layer_norm  # type: ignore[method-assign]
 
 
-class Lent(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        other = {name: p.sin() for name, p in self.attend.named_parameters()}
-        x = x + torch.func.functional_call(self.linear, dict(self.other.named_parameters()), (x,))
-        x = x + torch.func.functional_call(self.attend, other, (x, x, x))[0] + self.attend(x, x, x)[0]
-        return x + torch.func.functional_call(self.recur, dict(self.second.named_parameters()), (x,))[0]
+def exchanged(m: Any) -> Iterator[None]:
+    with setting(m.linear, weight=m.other.weight, bias=m.other.bias), setting(
+            m.norm, weight=None, bias=None), setting(m.batch, running_mean=torch.ones(6)):
+        yield
 
 
-class InnerStep(Layers):  # of meta-learning
-    def forward(self, x: Tensor) -> Tensor:
-        part = nn.Sequential(self.linear, self.norm, nn.Tanh())
-        own = dict(part.named_parameters())
-        loss = torch.func.functional_call(part, own, (x,)).pow(2).sum()
-        gradients = torch.autograd.grad(loss, list(own.values()), create_graph=True)
-        moved = {name: p - 0.1 * g for (name, p), g in zip(own.items(), gradients)}
-        return torch.func.functional_call(part, moved, (x,))
+def hooks(m: Any) -> Iterator[None]:
+    handles = [m.linear.register_forward_hook(lambda m, args, y: y * 3),
+               m.norm.register_forward_pre_hook(lambda m, args: (args[0] + 1,)),
+               nn.modules.module.register_module_forward_hook(
+                   lambda m, args, y: y - 1 if isinstance(m, nn.Embedding) else None)]
+    yield
+    for handle in handles:
+        handle.remove()
 
 
-class InnerModules(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        with setting(self.attend, out_proj=nn.modules.linear.NonDynamicallyQuantizableLinear(6, 6, bias=False)):
-            self.attend.out_proj.weight = self.other.weight
-            yield
-
-    def compute(self, x: Tensor) -> Tensor:
-        return self.attend(x, x, x)[0]
+def forwards(m: Any) -> Iterator[None]:  # of an instance, and of a class
+    before, layer_norm = m.linear.forward, nn.LayerNorm.forward
+    m.linear.forward = lambda x: before(x) * 3
+    nn.LayerNorm.forward = lambda self, x: layer_norm(self, x) + 1  # type: ignore[method-assign]
+    yield
+    del m.linear.forward
+    nn.LayerNorm.forward = layer_norm  # type: ignore[method-assign]
 
 
-class InnerFlags(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        with setting(self.whole.dropout1, p=0.0), setting(self.whole.self_attn, training=False), setting(
-                self.recur, training=False, dropout=0.0):
-            yield
-
-    def compute(self, x: Tensor) -> Tensor:
-        return self.whole(x) + self.recur(x)[0]
+def nothing(m: Any) -> Iterator[None]:
+    yield
 
 
-class Parametrized(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        before = self.bound.parametrizations.weight.original1
-        self.bound.parametrizations.weight.original1 = self.other.weight
-        with parametrize.cached(), setting(self.spectral, training=False):
-            yield
-        self.bound.parametrizations.weight.original1 = before
-
-    def compute(self, x: Tensor) -> Tensor:
-        return self.spectral(self.bound(x)) + self.spectral(x) + self.bound(x)
+def lent(m: Any, x: Tensor) -> Tensor:
+    other = {name: p.sin() for name, p in m.attend.named_parameters()}
+    x = x + torch.func.functional_call(m.linear, dict(m.other.named_parameters()), (x,))
+    x = x + torch.func.functional_call(m.attend, other, (x, x, x))[0] + m.attend(x, x, x)[0]
+    return x + torch.func.functional_call(m.recur, dict(m.second.named_parameters()), (x,))[0]
 
 
-class Unregistered(Layers):
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        with setting(self.table["free"], p=0.1):
-            yield
-
-    def compute(self, x: Tensor) -> Tensor:
-        return self.table["free"](x) * self.linear.weight[0]
-
-
-class Frozen(Layers):  # for the layers' gradients, not for what comes before
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        self.norm.requires_grad_(False)
-        y = self.norm(y)
-        self.norm.requires_grad_(True)
-        data, self.other.weight.data = self.other.weight.data, self.linear.weight.data
-        y = self.other(y)
-        self.other.weight.data = data
-        return y
+def inner_step(m: Any, x: Tensor) -> Tensor:  # of meta-learning
+    part = nn.Sequential(m.linear, m.norm, nn.Tanh())
+    own = dict(part.named_parameters())
+    loss = torch.func.functional_call(part, own, (x,)).pow(2).sum()
+    gradients = torch.autograd.grad(loss, list(own.values()), create_graph=True)
+    moved = {name: p - 0.1 * g for (name, p), g in zip(own.items(), gradients)}
+    return torch.func.functional_call(part, moved, (x,))
 
 
-MODELS = [Flags, Settings, Exchanged, Hooks, Forwards, Lent, InnerStep, InnerModules, InnerFlags, Parametrized,
-          Unregistered, Frozen]
+def inner_modules(m: Any) -> Iterator[None]:
+    with setting(m.attend, out_proj=nn.modules.linear.NonDynamicallyQuantizableLinear(6, 6, bias=False)):
+        m.attend.out_proj.weight = m.other.weight
+        yield
 
 
-@pytest.mark.parametrize("kind", MODELS)
+def inner_flags(m: Any) -> Iterator[None]:
+    with setting(m.whole.dropout1, p=0.0), setting(m.whole.self_attn, training=False), setting(
+            m.recur, training=False, dropout=0.0):
+        yield
+
+
+def parametrized(m: Any) -> Iterator[None]:
+    before = m.bound.parametrizations.weight.original1
+    m.bound.parametrizations.weight.original1 = m.other.weight
+    with parametrize.cached(), setting(m.spectral, training=False):
+        yield
+    m.bound.parametrizations.weight.original1 = before
+
+
+def unregistered(m: Any) -> Iterator[None]:
+    with setting(m.table["free"], p=0.1):
+        yield
+
+
+def frozen(m: Any, x: Tensor) -> Tensor:  # for the layers' gradients, not for what comes before
+    y = m.linear(x)
+    m.norm.requires_grad_(False)
+    y = m.norm(y)
+    m.norm.requires_grad_(True)
+    data, m.other.weight.data = m.other.weight.data, m.linear.weight.data
+    y = m.other(y)
+    m.other.weight.data = data
+    return y
+
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "flags": (flags, simple), "settings": (settings, simple), "exchanged": (exchanged, simple),
+    "hooks": (hooks, simple), "forwards": (forwards, simple), "lent": (nothing, lent),
+    "inner step": (nothing, inner_step), "inner modules": (inner_modules, lambda m, x: m.attend(x, x, x)[0]),
+    "inner flags": (inner_flags, lambda m, x: m.whole(x) + m.recur(x)[0]),
+    "parametrized": (parametrized, lambda m, x: m.spectral(m.bound(x)) + m.spectral(x) + m.bound(x)),
+    "unregistered": (unregistered, lambda m, x: m.table["free"](x) * m.linear.weight[0]), "frozen": (nothing, frozen)}
+
+
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("train", [True, False])
-def test_results_gradients_and_buffers_are_the_models(kind: type[Layers], train: bool) -> None:
-    model = kind().train(train)
+def test_results_gradients_and_buffers_are_the_models(name: str, train: bool) -> None:
+    model = Layers(*MODELS[name]).train(train)
     gm = symbolic_trace(model, meta_args={"x": torch.rand(2, 4, 6)})
     assert not [text for text in gm.meta["assumptions"] if "forward leaves" in text]
     for seed in range(3):
         x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-        assert_equal(run(gm, model, (x,), {}), run(model, model, (x,), {}), f"{kind.__name__}, seed {seed}")
+        assert_equal(run(gm, model, (x,), {}), run(model, model, (x,), {}), f"{name}, seed {seed}")
 
 
 def test_calls_that_find_a_module_as_it_was_are_nodes_of_it() -> None:
-    gm = symbolic_trace(Settings(), meta_args={"x": torch.rand(2, 4, 6)})
+    gm = symbolic_trace(Layers(settings, simple), meta_args={"x": torch.rand(2, 4, 6)})
     assert [n.target for n in gm.graph.nodes if n.op == "call_module"] == ["linear", "norm", "drop", "embed", "batch"]
     assert symbolic_trace(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), meta_args={"input": torch.rand(
         2, 6)}).graph.find_nodes(op="call_module", target="1")

@@ -151,59 +151,6 @@ class Tied(nn.Module):
         return self.head(self.again(self.block(self.embed(ids)))) @ self.embed.weight
 
 
-class Dropping(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.fc(x), 0.5, self.training) + torch.rand_like(x) + F.dropout(x, 0.1)
-
-
-class Functional(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        q = self.fc(x).reshape(1, 1, 3, 4)
-        a = F.scaled_dot_product_attention(q, q, q, is_causal=True)
-        a = F.layer_norm(F.gelu(a),
-                         (4, )) + F.softmax(F.pad(a, (0, 1)), -1)[..., 1:] + torch.einsum("abij,abij->abij", a, a)
-        return a + F.max_pool1d(a[0], 3, 1, 1) + F.interpolate(
-            a, scale_factor=2.0)[..., ::2, ::2] + F.normalize(a) + torch.fft.rfft(a).real.sum()
-
-
-class Square(torch.autograd.Function):
-    """Its gradient is not that of what its forward does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.factor, None
-
-
-class CustomGradient(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        return Square.apply(self.fc(x), 100.0).relu()
-
-
-class ForceField(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        (force,) = torch.autograd.grad(self.fc(x).pow(2).sum(), x, create_graph=True)
-        return self.out(force)
-
-
-@torch.jit.script
-def scripted(x: Tensor, factor: float) -> Tensor:
-    return torch.sin(x * factor) + x
-
-
-class Below(Layers):
-    """Operators that no torch function announces: TorchScript and vmap."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        context = self.fc(x)
-        return scripted(context, 2.0) + torch.vmap(lambda row: row * self.scale + context.sum())(x)
-
-
 class Hooked(Layers):
     def __init__(self) -> None:
         super().__init__()
@@ -231,21 +178,7 @@ class Unregistered(Layers):
         return self.fc(self.blocks["a"](x))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.rnn = nn.LSTM(4, 5, 2).double()
-
-    def forward(self, x: Tensor) -> Any:
-        output, (hidden, cell) = self.rnn(x)
-        return output.sum(0), hidden, cell
-
-
-MODELS = [
-    Outputs, InPlace, Buffers, Properties, Shapes, Constants, Dropping, Functional, CustomGradient, ForceField, Below,
-    Hooked, Unregistered, Nested, Recurrent
-]
+MODELS = [Outputs, InPlace, Buffers, Properties, Shapes, Constants, Hooked, Unregistered, Nested]
 
 
 @pytest.mark.parametrize("kind", MODELS)
