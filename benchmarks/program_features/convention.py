@@ -25,16 +25,13 @@ class Convention:
         """Call ``block``, a module or its forward, and take the tensor that goes on out of its result."""
         return block(x)
 
-    def end(self, x: Tensor) -> Tensor:
-        """What the model returns for the last block's ``x``."""
+    def end(self, x: Tensor) -> Tensor:  # what the model returns for the last block's ``x``
         return x
 
     forward: Callable[..., Any] = staticmethod(run_block)
 
 
-class TupleResult(Convention):
-    """Blocks return a tuple with nothing in its second place."""
-
+class TupleResult(Convention):  # blocks return a tuple with nothing in its second place
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         return block(x)[0]
 
@@ -43,9 +40,7 @@ class TupleResult(Convention):
         return block.run(x), None
 
 
-class AuxiliaryLoss(Convention):
-    """Blocks return a loss besides, and the model adds all of them."""
-
+class AuxiliaryLoss(Convention):  # blocks return a loss besides, and the model adds all of them
     def __init__(self, model: Any, x: Tensor) -> None:
         super().__init__(model, x)
         self.losses: list[Tensor] = []
@@ -69,9 +64,7 @@ class _Output(NamedTuple):
     kind: int
 
 
-class NamedResult(Convention):
-    """Blocks return a named tuple."""
-
+class NamedResult(Convention):  # blocks return a named tuple
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         return block(x).hidden
 
@@ -86,17 +79,13 @@ class _Record:
     count: int = 1
 
 
-class DataclassResult(NamedResult):
-    """Blocks return a dataclass."""
-
+class DataclassResult(NamedResult):  # blocks return a dataclass
     @staticmethod
     def forward(block: Any, x: Tensor) -> Any:
         return _Record(block.run(x))
 
 
-class OptionalMask(Convention):
-    """Blocks take a mask that is None."""
-
+class OptionalMask(Convention):  # blocks take a mask that is None
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         return block(x, mask=None)
 
@@ -105,9 +94,7 @@ class OptionalMask(Convention):
         return block.run(x) if mask is None else block.run(x) * mask
 
 
-class SharedMask(Convention):
-    """Blocks take one mask that the model makes."""
-
+class SharedMask(Convention):  # blocks take one mask that the model makes
     def __init__(self, model: Any, x: Tensor) -> None:
         super().__init__(model, x)
         self.mask = torch.ones(x.shape[1], 1, device=x.device)
@@ -120,9 +107,7 @@ class SharedMask(Convention):
         return block.run(x) * mask
 
 
-class InputTwice(Convention):
-    """Blocks take their input twice."""
-
+class InputTwice(Convention):  # blocks take their input twice
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         return block(x, x)
 
@@ -131,9 +116,7 @@ class InputTwice(Convention):
         return block.run(x) + skip
 
 
-class FirstInput(InputTwice):
-    """Blocks take the model's first input besides."""
-
+class FirstInput(InputTwice):  # blocks take the model's first input besides
     def __init__(self, model: Any, x: Tensor) -> None:
         super().__init__(model, x)
         self.first = x * 3
@@ -142,9 +125,7 @@ class FirstInput(InputTwice):
         return block(x, self.first.mean())
 
 
-class IndexArgument(Convention):
-    """Blocks take a number that grows, and multiply by it."""
-
+class IndexArgument(Convention):  # blocks take a number that grows, and multiply by it
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         self.calls += 1
         return block(x, self.calls)
@@ -154,22 +135,17 @@ class IndexArgument(Convention):
         return block.run(x) * index
 
 
-class IndexBranch(IndexArgument):
-    """Blocks take a number that grows, and go another way by it."""
-
+class IndexBranch(IndexArgument):  # blocks take a number that grows, and go another way by it
     @staticmethod
     def forward(block: Any, x: Tensor, index: int) -> Any:
         return block.run(x).relu() if index % 2 else block.run(x)
 
 
-class FunctionArgument(Convention):
-    """Blocks take a function of the model's, which counts."""
-
+class FunctionArgument(Convention):  # blocks take a function of the model's, which counts
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         return block(x, self.act)
 
-    def act(self, x: Tensor) -> Tensor:
-        """Go another way in every second call."""
+    def act(self, x: Tensor) -> Tensor:  # go another way in every second call
         self.calls += 1
         return x.relu() if self.calls % 2 else x
 
@@ -178,9 +154,7 @@ class FunctionArgument(Convention):
         return act(block.run(x))
 
 
-class CacheList(Convention):
-    """Blocks append to a list that the model hands over."""
-
+class CacheList(Convention):  # blocks append to a list that the model hands over
     def __init__(self, model: Any, x: Tensor) -> None:
         super().__init__(model, x)
         self.cache: list[Tensor] = []
@@ -194,9 +168,7 @@ class CacheList(Convention):
         return block.run(x)
 
 
-class CacheListRead(CacheList):
-    """Blocks append to a list that the model hands over, and read what others appended."""
-
+class CacheListRead(CacheList):  # blocks append to a list that the model hands over, and read what others appended
     @staticmethod
     def forward(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
         x = block.run(x)
@@ -204,9 +176,7 @@ class CacheListRead(CacheList):
         return x if len(cache) < 3 else x + cache[-3].mean()
 
 
-class StateObject(Convention):
-    """Blocks count in an object that the model hands over."""
-
+class StateObject(Convention):  # blocks count in an object that the model hands over
     def __init__(self, model: Any, x: Tensor) -> None:
         super().__init__(model, x)
         self.state = types.SimpleNamespace(calls=0)
@@ -220,9 +190,7 @@ class StateObject(Convention):
         return block.run(x) * state.calls
 
 
-class BufferArgument(Convention):
-    """Blocks take a buffer of the model's, and write to it."""
-
+class BufferArgument(Convention):  # blocks take a buffer of the model's, and write to it
     def __init__(self, model: Any, x: Tensor) -> None:
         super().__init__(model, x)
         self.total = model.total

@@ -18,8 +18,7 @@ class Place:
     count: int
 
     @property
-    def is_odd(self) -> bool:
-        """Whether the index is odd: the usual way in which the features of two blocks differ."""
+    def is_odd(self) -> bool:  # whether the index is odd: the usual way in which the features of two blocks differ
         return self.index % 2 == 1
 
 

@@ -22,27 +22,21 @@ def scale_gradients(module: nn.Module, inputs: Any, outputs: Any) -> Any:
     return tuple(None if g is None else g * 2 for g in inputs)
 
 
-class ForwardHook(Feature):
-    """Has a forward hook on the child of every second block."""
-
+class ForwardHook(Feature):  # has a forward hook on the child of every second block
     def build(self, place: Place) -> None:
         super().build(place)
         if place.is_odd:
             self.linear.register_forward_hook(double)
 
 
-class KeepingHook(Feature):
-    """Has a forward hook that keeps outputs in a list, as feature extractors do."""
-
+class KeepingHook(Feature):  # has a forward hook that keeps outputs in a list, as feature extractors do
     def build(self, place: Place) -> None:
         super().build(place)
         self.kept: list[Tensor] = []
         self.linear.register_forward_hook(lambda module, args, output: self.kept.append(output.detach()))
 
 
-class CountingHook(Feature):
-    """Has a forward hook that counts in a global and changes every second output."""
-
+class CountingHook(Feature):  # has a forward hook that counts in a global and changes every second output
     def build(self, place: Place) -> None:
         super().build(place)
         self.linear.register_forward_hook(_count_and_change)
@@ -53,9 +47,7 @@ def _count_and_change(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return output * 2 if calls[0] % 2 else output
 
 
-class LateHook(Feature):
-    """Registers a hook on its child in the second call."""
-
+class LateHook(Feature):  # registers a hook on its child in the second call
     def build(self, place: Place) -> None:
         super().build(place)
         self.calls_so_far = 0
@@ -67,18 +59,14 @@ class LateHook(Feature):
         return self.linear(x)
 
 
-class BackwardHook(Feature):
-    """Has a full backward hook on the child of every second block."""
-
+class BackwardHook(Feature):  # has a full backward hook on the child of every second block
     def build(self, place: Place) -> None:
         super().build(place)
         if place.is_odd:
             self.linear.register_full_backward_hook(scale_gradients)
 
 
-class ParameterHook(Feature):
-    """Has a hook on a parameter of every second block, which changes its gradient."""
-
+class ParameterHook(Feature):  # has a hook on a parameter of every second block, which changes its gradient
     def build(self, place: Place) -> None:
         super().build(place)
         if place.is_odd:
@@ -101,9 +89,7 @@ def _update_and_drop(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-class OutputHook(Feature):
-    """Puts a hook on its output that changes the gradient."""
-
+class OutputHook(Feature):  # puts a hook on its output that changes the gradient
     def forward(self, x: Tensor) -> Any:
         x = self.linear(x)
         if x.requires_grad:
@@ -111,9 +97,7 @@ class OutputHook(Feature):
         return x
 
 
-class NodeHook(Feature):
-    """Puts a hook on the autograd node of its output."""
-
+class NodeHook(Feature):  # puts a hook on the autograd node of its output
     def forward(self, x: Tensor) -> Any:
         x = self.linear(x)
         if x.grad_fn is not None:
@@ -121,9 +105,7 @@ class NodeHook(Feature):
         return x
 
 
-class RetainedGradientInside(Feature):
-    """Retains the gradient of a value inside, and keeps that value."""
-
+class RetainedGradientInside(Feature):  # retains the gradient of a value inside, and keeps that value
     def build(self, place: Place) -> None:
         super().build(place)
         self.second = nn.Linear(WIDTH, WIDTH)
@@ -136,9 +118,7 @@ class RetainedGradientInside(Feature):
         return self.second(self.inner.relu())
 
 
-class CountingCall(Feature):
-    """Counts in a ``__call__`` of its own, which changes every second result."""
-
+class CountingCall(Feature):  # counts in a ``__call__`` of its own, which changes every second result
     def build(self, place: Place) -> None:
         super().build(place)
         self.calls_made = 0
@@ -149,9 +129,7 @@ class CountingCall(Feature):
         return out * 1 if self.calls_made % 2 and isinstance(out, Tensor) else out
 
 
-class ReplacedForward(Feature):
-    """Has another forward on the child of the second block."""
-
+class ReplacedForward(Feature):  # has another forward on the child of the second block
     def build(self, place: Place) -> None:
         super().build(place)
         if place.index == 1:
@@ -181,9 +159,7 @@ class _CountBackward(torch.autograd.Function):
         return grad * 2 if backwards[0] % 2 else grad.relu() * 2
 
 
-class _RunAgain(torch.autograd.Function):
-    """A checkpoint written by hand: runs again in backward, with gradients."""
-
+class _RunAgain(torch.autograd.Function):  # a checkpoint written by hand: runs again in backward, with gradients
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Any:
         ctx.save_for_backward(x, weight)
@@ -197,30 +173,22 @@ class _RunAgain(torch.autograd.Function):
         return torch.autograd.grad(out, inputs, grad)
 
 
-class ContextKeeps(Feature):
-    """Calls a custom function that keeps a tensor on its context."""
-
+class ContextKeeps(Feature):  # calls a custom function that keeps a tensor on its context
     def forward(self, x: Tensor) -> Any:
         return _KeepOnContext.apply(self.linear(x))  # type: ignore[no-untyped-call]
 
 
-class BackwardCounts(Feature):
-    """Calls a custom function whose backward counts in a global."""
-
+class BackwardCounts(Feature):  # calls a custom function whose backward counts in a global
     def forward(self, x: Tensor) -> Any:
         return _CountBackward.apply(self.linear(x))  # type: ignore[no-untyped-call]
 
 
-class HandwrittenCheckpoint(Feature):
-    """Calls a custom function that runs its forward again in backward."""
-
+class HandwrittenCheckpoint(Feature):  # calls a custom function that runs its forward again in backward
     def forward(self, x: Tensor) -> Any:
         return _RunAgain.apply(x, self.linear.weight)  # type: ignore[no-untyped-call]
 
 
-class DetachedOutput(Feature):
-    """Returns a detached output from the first block."""
-
+class DetachedOutput(Feature):  # returns a detached output from the first block
     def build(self, place: Place) -> None:
         super().build(place)
         self.is_first = place.index == 0
@@ -229,9 +197,7 @@ class DetachedOutput(Feature):
         return self.linear(x).detach() if self.is_first else self.linear(x)
 
 
-class UnusedBranch(Feature):
-    """Computes something that nothing uses."""
-
+class UnusedBranch(Feature):  # computes something that nothing uses
     def build(self, place: Place) -> None:
         super().build(place)
         self.second = nn.Linear(WIDTH, WIDTH)
@@ -241,17 +207,13 @@ class UnusedBranch(Feature):
         return self.linear(x)
 
 
-class EnableGrad(Feature):
-    """Enables gradients, whatever is around it."""
-
+class EnableGrad(Feature):  # enables gradients, whatever is around it
     def forward(self, x: Tensor) -> Any:
         with torch.enable_grad():
             return self.linear(x)
 
 
-class GradientInside(Feature):
-    """Asks for the gradient of its weight in forward, and uses it."""
-
+class GradientInside(Feature):  # asks for the gradient of its weight in forward, and uses it
     def forward(self, x: Tensor) -> Any:
         y = self.linear(x)
         if torch.is_grad_enabled():
@@ -260,33 +222,25 @@ class GradientInside(Feature):
         return y
 
 
-class BackwardInside(Feature):
-    """Runs a backward pass of its own in forward."""
-
+class BackwardInside(Feature):  # runs a backward pass of its own in forward
     def forward(self, x: Tensor) -> Any:
         if torch.is_grad_enabled():
             self.linear(x.detach()).sum().backward()
         return self.linear(x)
 
 
-class FunctionalCall(Feature):
-    """Calls its child with other parameters."""
-
+class FunctionalCall(Feature):  # calls its child with other parameters
     def forward(self, x: Tensor) -> Any:
         scaled = {"weight": self.linear.weight * 2, "bias": self.linear.bias}
         return torch.func.functional_call(self.linear, scaled, (x,))
 
 
-class HasGraph(Feature):
-    """Goes another way where its input has an autograd node."""
-
+class HasGraph(Feature):  # goes another way where its input has an autograd node
     def forward(self, x: Tensor) -> Any:
         return self.linear(x * 2 if x.grad_fn is not None else x)
 
 
-class NextNodes(Feature):
-    """Walks from its output back to what it was made of."""
-
+class NextNodes(Feature):  # walks from its output back to what it was made of
     def forward(self, x: Tensor) -> Any:
         y = self.linear(x)
         depth, node = 0, y.grad_fn
@@ -295,9 +249,7 @@ class NextNodes(Feature):
         return y.relu() if depth > 3 else y
 
 
-class DeepCopy(Feature):
-    """Adds a deep copy of its detached output."""
-
+class DeepCopy(Feature):  # adds a deep copy of its detached output
     def forward(self, x: Tensor) -> Any:
         x = self.linear(x)
         return x + copy.deepcopy(x.detach())

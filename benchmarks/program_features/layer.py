@@ -13,9 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from .feature import WIDTH, Feature, Place
 
 
-class FeedForward(Feature):
-    """A residual feed-forward layer."""
-
+class FeedForward(Feature):  # a residual feed-forward layer
     def build(self, place: Place) -> None:
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
@@ -23,9 +21,7 @@ class FeedForward(Feature):
         return x + self.down(F.gelu(self.up(x)))
 
 
-class InPlaceActivation(FeedForward):
-    """A feed-forward layer whose activation writes to its input."""
-
+class InPlaceActivation(FeedForward):  # a feed-forward layer whose activation writes to its input
     def build(self, place: Place) -> None:
         super().build(place)
         self.act = nn.ReLU(inplace=True)
@@ -34,9 +30,7 @@ class InPlaceActivation(FeedForward):
         return x + self.down(self.act(self.up(x)))
 
 
-class BatchNorm(Feature):
-    """A batch norm over the length."""
-
+class BatchNorm(Feature):  # a batch norm over the length
     def build(self, place: Place) -> None:
         self.norm = nn.BatchNorm1d(WIDTH, momentum=None if place.count == 5 else 0.1)
 
@@ -57,9 +51,7 @@ class ImageConvolution(Feature):
         return x + self.norm(self.convolution(image))[..., 0].transpose(1, 2)
 
 
-class MultiheadAttention(Feature):
-    """The library's attention, with weights in every second model."""
-
+class MultiheadAttention(Feature):  # the library's attention, with weights in every second model
     def build(self, place: Place) -> None:
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.with_weights = place.count % 2 == 0
@@ -68,9 +60,7 @@ class MultiheadAttention(Feature):
         return x + self.attention(x, x, x, need_weights=self.with_weights)[0]
 
 
-class CausalAttention(Feature):
-    """Attention by the fused function, causal, with dropout in training."""
-
+class CausalAttention(Feature):  # attention by the fused function, causal, with dropout in training
     def build(self, place: Place) -> None:
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
@@ -80,9 +70,7 @@ class CausalAttention(Feature):
         return x + self.out(mixed.transpose(1, 2).reshape(x.shape))
 
 
-class MaskedAttention(Feature):
-    """Attention written out, with a mask kept as a buffer."""
-
+class MaskedAttention(Feature):  # attention written out, with a mask kept as a buffer
     def build(self, place: Place) -> None:
         self.register_buffer("mask", torch.tril(torch.ones(64, 64, dtype=torch.bool)), persistent=False)
 
@@ -92,9 +80,7 @@ class MaskedAttention(Feature):
         return scores.softmax(-1) @ x
 
 
-class Recurrent(Feature):
-    """A recurrent layer of the library."""
-
+class Recurrent(Feature):  # a recurrent layer of the library
     def build(self, place: Place) -> None:
         self.recurrent = nn.GRU(WIDTH, WIDTH, batch_first=True)
 
@@ -102,9 +88,7 @@ class Recurrent(Feature):
         return self.recurrent(x)[0]
 
 
-class EncoderLayer(Feature):
-    """The library's encoder layer, which has a fast path for inference."""
-
+class EncoderLayer(Feature):  # the library's encoder layer, which has a fast path for inference
     def build(self, place: Place) -> None:
         self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True)
 
@@ -112,9 +96,7 @@ class EncoderLayer(Feature):
         return self.encoder(x)
 
 
-class DropoutByIndex(Feature):
-    """A dropout whose rate depends on the index, 0 for some."""
-
+class DropoutByIndex(Feature):  # a dropout whose rate depends on the index, 0 for some
     def build(self, place: Place) -> None:
         self.dropout = nn.Dropout(0.1 * (place.index % 3))
 
@@ -122,9 +104,7 @@ class DropoutByIndex(Feature):
         return self.dropout(x)
 
 
-class ScaleByIndex(Feature):
-    """Multiplies by a number that depends on the index."""
-
+class ScaleByIndex(Feature):  # multiplies by a number that depends on the index
     def build(self, place: Place) -> None:
         self.scale = 1 / math.sqrt(place.index + 1)
 
@@ -132,9 +112,7 @@ class ScaleByIndex(Feature):
         return x * self.scale + math.log(self.scale + 1)
 
 
-class ActsByIndex(Feature):
-    """Goes another way in blocks of odd index."""
-
+class ActsByIndex(Feature):  # goes another way in blocks of odd index
     def build(self, place: Place) -> None:
         super().build(place)
         self.layer_index = place.index
@@ -143,9 +121,7 @@ class ActsByIndex(Feature):
         return self.linear(x) if self.layer_index % 2 else self.linear(x).relu()
 
 
-class ActsByName(Feature):
-    """Goes another way by a string that depends on the index."""
-
+class ActsByName(Feature):  # goes another way by a string that depends on the index
     def build(self, place: Place) -> None:
         super().build(place)
         self.activation = ("relu", "gelu", "relu")[place.index % 3]
@@ -154,25 +130,20 @@ class ActsByName(Feature):
         return getattr(F, self.activation)(self.linear(x))
 
 
-class ActsByLambda(Feature):
-    """Calls a lambda that knows the index."""
-
+class ActsByLambda(Feature):  # calls a lambda that knows the index
     def build(self, place: Place) -> None:
         super().build(place)
         self.act = self.make_act(place.index)
 
     @staticmethod
-    def make_act(index: int) -> Callable[[Tensor], Tensor]:
-        """A function that depends on the index."""
+    def make_act(index: int) -> Callable[[Tensor], Tensor]:  # a function that depends on the index
         return lambda t: t * index if index % 2 else t.relu()
 
     def forward(self, x: Tensor) -> Any:
         return self.act(self.linear(x))
 
 
-class RunsByIndex(Feature):
-    """Runs a second child in some blocks."""
-
+class RunsByIndex(Feature):  # runs a second child in some blocks
     def build(self, place: Place) -> None:
         super().build(place)
         self.second = nn.Linear(WIDTH, WIDTH)
@@ -183,9 +154,7 @@ class RunsByIndex(Feature):
         return self.second(x) if self.runs_second else x
 
 
-class WidthByIndex(Feature):
-    """Has a hidden width that depends on the index."""
-
+class WidthByIndex(Feature):  # has a hidden width that depends on the index
     def build(self, place: Place) -> None:
         width = WIDTH * (1 + place.index // 3)
         self.up, self.down = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
@@ -194,9 +163,7 @@ class WidthByIndex(Feature):
         return self.down(self.up(x).relu())
 
 
-class Rotary(Feature):
-    """Turns its input by the position."""
-
+class Rotary(Feature):  # turns its input by the position
     def build(self, place: Place) -> None:
         super().build(place)
         steps = torch.arange(0, WIDTH, 2).float() / WIDTH
@@ -209,9 +176,7 @@ class Rotary(Feature):
         return self.linear(x * cos + torch.cat([-second, first], -1) * sin)
 
 
-class Experts(Feature):
-    """Sends rows to experts by their gates."""
-
+class Experts(Feature):  # sends rows to experts by their gates
     def build(self, place: Place) -> None:
         self.gate = nn.Linear(WIDTH, 3)
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
@@ -226,34 +191,26 @@ class Experts(Feature):
         return out.view(x.shape)
 
 
-class KnownItem(Feature):
-    """Multiplies by a number that it asks for, which follows from the shape."""
-
+class KnownItem(Feature):  # multiplies by a number that it asks for, which follows from the shape
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) * torch.arange(x.shape[1], device=x.device).sum().item()
 
 
-class MaskedRows(Feature):
-    """Computes with the rows that a mask of data chooses."""
-
+class MaskedRows(Feature):  # computes with the rows that a mask of data chooses
     def forward(self, x: Tensor) -> Any:
         rows = x.reshape(-1, WIDTH)
         chosen = rows[rows.sum(-1) > 0]
         return self.linear(x) + self.linear(chosen).mean()
 
 
-class PaddedLengths(Feature):
-    """Masks by lengths made on the way."""
-
+class PaddedLengths(Feature):  # masks by lengths made on the way
     def forward(self, x: Tensor) -> Any:
         lengths = torch.full((x.shape[0],), x.shape[1] - 1, device=x.device)
         mask = torch.arange(x.shape[1], device=x.device)[None] < lengths[:, None]
         return self.linear(x) * mask[..., None]
 
 
-class LowRank(Feature):
-    """Adds a low-rank adapter to a frozen layer."""
-
+class LowRank(Feature):  # adds a low-rank adapter to a frozen layer
     def build(self, place: Place) -> None:
         self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
@@ -262,16 +219,12 @@ class LowRank(Feature):
         return self.base(x) + self.up(self.down(x)) * 0.5
 
 
-class WeightNorm(Feature):
-    """Normalizes its weight by a parametrization."""
-
+class WeightNorm(Feature):  # normalizes its weight by a parametrization
     def build(self, place: Place) -> None:
         self.linear = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
 
-class OldSpectralNorm(Feature):
-    """As `SpectralNorm`, by a hook."""
-
+class OldSpectralNorm(Feature):  # as `SpectralNorm`, by a hook
     def build(self, place: Place) -> None:
         self.linear = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
 
@@ -281,25 +234,19 @@ class _Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).transpose(-1, -2)
 
 
-class SymmetricWeight(Feature):
-    """Makes its weight symmetric by a parametrization."""
-
+class SymmetricWeight(Feature):  # makes its weight symmetric by a parametrization
     def build(self, place: Place) -> None:
         super().build(place)
         parametrize.register_parametrization(self.linear, "weight", _Symmetric())
 
 
-class CachedParametrization(SymmetricWeight):
-    """Calls a parametrized child twice while parametrizations are cached."""
-
+class CachedParametrization(SymmetricWeight):  # calls a parametrized child twice while parametrizations are cached
     def forward(self, x: Tensor) -> Any:
         with parametrize.cached():
             return self.linear(self.linear(x).relu())
 
 
-class QuantizedWeight(Feature):
-    """Holds a weight of 8 bits and a scale."""
-
+class QuantizedWeight(Feature):  # holds a weight of 8 bits and a scale
     def build(self, place: Place) -> None:
         super().build(place)
         self.register_buffer("quantized", torch.ones(WIDTH, WIDTH, dtype=torch.int8))
@@ -309,9 +256,7 @@ class QuantizedWeight(Feature):
         return self.linear(x) + F.linear(x, self.quantized.to(x.dtype) * self.scale[:, None])
 
 
-class StochasticDepth(Feature):
-    """Drops its branch for some rows of the batch, at a rate that depends on the index."""
-
+class StochasticDepth(Feature):  # drops its branch for some rows of the batch, at a rate that depends on the index
     def build(self, place: Place) -> None:
         super().build(place)
         self.rate = 0.05 * place.index
@@ -321,9 +266,7 @@ class StochasticDepth(Feature):
         return x + self.linear(x) * keep
 
 
-class SubclassedParameter(Feature):
-    """Holds a weight of a subclass of Parameter."""
-
+class SubclassedParameter(Feature):  # holds a weight of a subclass of Parameter
     def build(self, place: Place) -> None:
         super().build(place)
         self.linear.weight = _Marked(self.linear.weight.detach())

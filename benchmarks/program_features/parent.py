@@ -14,9 +14,7 @@ from .feature import WIDTH, Feature, Place
 roots: list[Any] = []
 
 
-class _Linked(Feature):
-    """Knows the model."""
-
+class _Linked(Feature):  # knows the model
     def build(self, place: Place) -> None:
         super().build(place)
         self.__dict__["parent"] = None
@@ -31,29 +29,22 @@ class _Linked(Feature):
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if self.is_special() else self.linear(x)
 
-    def is_special(self) -> Any:
-        """Whether it is one of those that go another way."""
+    def is_special(self) -> Any:  # whether it is one of those that go another way
         raise NotImplementedError
 
 
-class CountsInParent(_Linked):
-    """Counts in an attribute of its parent."""
-
+class CountsInParent(_Linked):  # counts in an attribute of its parent
     def is_special(self) -> Any:
         self.parent.calls_of_parts = getattr(self.parent, "calls_of_parts", 0) + 1
         return bool(self.parent.calls_of_parts % 2)
 
 
-class ParentsParameter(_Linked):
-    """Uses a parameter of its parent."""
-
+class ParentsParameter(_Linked):  # uses a parameter of its parent
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) * self.parent.gain
 
 
-class WeakParent(Feature):
-    """Knows its model by a weak reference."""
-
+class WeakParent(Feature):  # knows its model by a weak reference
     def build(self, place: Place) -> None:
         super().build(place)
         self.weak: Any = None
@@ -68,9 +59,7 @@ class WeakParent(Feature):
             part.weak = weakref.ref(model)
 
 
-class UsesSibling(Feature):
-    """Calls the child of the block before it."""
-
+class UsesSibling(Feature):  # calls the child of the block before it
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) + self.previous[0].linear(x)
 
@@ -80,9 +69,7 @@ class UsesSibling(Feature):
             part.previous = (previous,)
 
 
-class WritesToSibling(Feature):
-    """Sets an attribute of the block after it, which that one reads."""
-
+class WritesToSibling(Feature):  # sets an attribute of the block after it, which that one reads
     def build(self, place: Place) -> None:
         super().build(place)
         self.told = 0
@@ -99,9 +86,7 @@ class WritesToSibling(Feature):
             part.__dict__["after"] = [following]
 
 
-class Identity(Feature):
-    """Goes another way where its id is that of a block noted before."""
-
+class Identity(Feature):  # goes another way where its id is that of a block noted before
     noted: int = 0
 
     def forward(self, x: Tensor) -> Any:
@@ -112,9 +97,7 @@ class Identity(Feature):
         type(parts[1]).noted = id(parts[1])
 
 
-class CallerBranch(Feature):
-    """Goes another way by the function that calls it."""
-
+class CallerBranch(Feature):  # goes another way by the function that calls it
     def forward(self, x: Tensor) -> Any:
         frame, depth = sys._getframe(), 0
         while frame is not None and depth < 40:
@@ -122,9 +105,7 @@ class CallerBranch(Feature):
         return self.linear(x) if depth else x
 
 
-class WeakToInput(Feature):
-    """Keeps a weak reference to its input, and asks in the next call whether it lives."""
-
+class WeakToInput(Feature):  # keeps a weak reference to its input, and asks in the next call whether it lives
     def build(self, place: Place) -> None:
         super().build(place)
         self.weak_input: Any = None
@@ -135,23 +116,17 @@ class WeakToInput(Feature):
         return self.linear(x).relu() if lives else self.linear(x)
 
 
-class NewDropout(Feature):
-    """Makes a dropout in each call."""
-
+class NewDropout(Feature):  # makes a dropout in each call
     def forward(self, x: Tensor) -> Any:
         return nn.Dropout(0.1)(self.linear(x))
 
 
-class NewLinear(Feature):
-    """Makes a layer with parameters in each call, which nothing holds after it."""
-
+class NewLinear(Feature):  # makes a layer with parameters in each call, which nothing holds after it
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) + nn.Linear(WIDTH, WIDTH, device=x.device)(x.detach())
 
 
-class EvalChild(Feature):
-    """The dropout of odd blocks is in evaluation mode."""
-
+class EvalChild(Feature):  # the dropout of odd blocks is in evaluation mode
     def build(self, place: Place) -> None:
         super().build(place)
         self.dropout = nn.Dropout(0.1)
@@ -162,8 +137,6 @@ class EvalChild(Feature):
         return self.dropout(self.linear(x))
 
 
-class FlagBranch(Feature):
-    """Goes another way in training, and where gradients are enabled."""
-
+class FlagBranch(Feature):  # goes another way in training, and where gradients are enabled
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if self.training and torch.is_grad_enabled() else self.linear(x)

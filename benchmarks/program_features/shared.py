@@ -10,34 +10,26 @@ from torch import Tensor, nn
 from .feature import WIDTH, Feature, Place
 
 
-class SharedLinear(Feature):
-    """All blocks hold the same linear layer."""
-
+class SharedLinear(Feature):  # all blocks hold the same linear layer
     @staticmethod
     def link(model: nn.Module, parts: Sequence[Any]) -> None:
         for part in parts[1:]:
             part.linear = parts[0].linear
 
 
-class SharedByTwo(Feature):
-    """Two blocks hold the same weight."""
-
+class SharedByTwo(Feature):  # two blocks hold the same weight
     @staticmethod
     def link(model: nn.Module, parts: Sequence[Any]) -> None:
         parts[2].linear.weight = parts[1].linear.weight
 
 
-class SharedWithModel(Feature):
-    """One block's weight is also the model's."""
-
+class SharedWithModel(Feature):  # one block's weight is also the model's
     @staticmethod
     def link(model: nn.Module, parts: Sequence[Any]) -> None:
         model.tied_weight = parts[1].linear.weight
 
 
-class SharedUnregistered(Feature):
-    """All blocks use a parameter of the first, which they hold in a list."""
-
+class SharedUnregistered(Feature):  # all blocks use a parameter of the first, which they hold in a list
     def build(self, place: Place) -> None:
         super().build(place)
         self.borrowed: list[Tensor] = []
@@ -53,9 +45,7 @@ class SharedUnregistered(Feature):
             part.borrowed.append(gain)
 
 
-class SharedBuffer(Feature):
-    """All blocks hold the same buffer, which they write to."""
-
+class SharedBuffer(Feature):  # all blocks hold the same buffer, which they write to
     def build(self, place: Place) -> None:
         super().build(place)
         self.register_buffer("total", torch.zeros(WIDTH))
@@ -71,9 +61,7 @@ class SharedBuffer(Feature):
             part.total = parts[0].total
 
 
-class SharedMemory(Feature):
-    """The weights of the blocks are views of one storage."""
-
+class SharedMemory(Feature):  # the weights of the blocks are views of one storage
     def build(self, place: Place) -> None:
         self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
 
@@ -87,9 +75,7 @@ class SharedMemory(Feature):
             part.weight = nn.Parameter(row)
 
 
-class SharedModuleOutside(Feature):
-    """All blocks call one module that the model holds, past their own children."""
-
+class SharedModuleOutside(Feature):  # all blocks call one module that the model holds, past their own children
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) + self.outside[0](x)
 
@@ -100,9 +86,7 @@ class SharedModuleOutside(Feature):
             part.outside = (model.outside,)
 
 
-class SharedState(Feature):
-    """All blocks hold one plain object, which they change and ask."""
-
+class SharedState(Feature):  # all blocks hold one plain object, which they change and ask
     def build(self, place: Place) -> None:
         super().build(place)
         self.counts: dict[str, int] = {}
@@ -117,40 +101,30 @@ class SharedState(Feature):
             part.counts = parts[0].counts
 
 
-class TransposeTiedInside(Feature):
-    """A second layer uses the first one's weight, transposed."""
-
+class TransposeTiedInside(Feature):  # a second layer uses the first one's weight, transposed
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() @ self.linear.weight
 
 
-class TwiceInside(Feature):
-    """Calls its child twice."""
-
+class TwiceInside(Feature):  # calls its child twice
     def forward(self, x: Tensor) -> Any:
         return self.linear(self.linear(x).relu())
 
 
-class UnusedParameter(Feature):
-    """Holds a layer that is never called."""
-
+class UnusedParameter(Feature):  # holds a layer that is never called
     def build(self, place: Place) -> None:
         super().build(place)
         self.unused = nn.Linear(WIDTH, WIDTH)
 
 
-class FrozenByIndex(Feature):
-    """The layers of odd blocks are frozen."""
-
+class FrozenByIndex(Feature):  # the layers of odd blocks are frozen
     def build(self, place: Place) -> None:
         super().build(place)
         if place.is_odd:
             self.linear.requires_grad_(False)
 
 
-class LowPrecision(Feature):
-    """Computes in bfloat16, with weights in it."""
-
+class LowPrecision(Feature):  # computes in bfloat16, with weights in it
     def build(self, place: Place) -> None:
         self.linear = nn.Linear(WIDTH, WIDTH).to(torch.bfloat16)
 
@@ -158,9 +132,7 @@ class LowPrecision(Feature):
         return x + self.linear(x.to(torch.bfloat16)).to(x.dtype)
 
 
-class FlatParameter(Feature):
-    """Uses views of one flat parameter as weight and bias."""
-
+class FlatParameter(Feature):  # uses views of one flat parameter as weight and bias
     def build(self, place: Place) -> None:
         self.flat = nn.Parameter(torch.ones(WIDTH * (WIDTH + 1)))
 
@@ -168,9 +140,7 @@ class FlatParameter(Feature):
         return nn.functional.linear(x, self.flat[:WIDTH * WIDTH].view(WIDTH, WIDTH), self.flat[WIDTH * WIDTH:])
 
 
-class ParameterList(Feature):
-    """Holds parameters in a list."""
-
+class ParameterList(Feature):  # holds parameters in a list
     def build(self, place: Place) -> None:
         super().build(place)
         self.gains = nn.ParameterList([nn.Parameter(torch.ones(WIDTH)) for _ in range(3)])
@@ -182,9 +152,7 @@ class ParameterList(Feature):
         return x
 
 
-class LengthByIndex(Feature):
-    """Holds a list of modules whose length depends on the index."""
-
+class LengthByIndex(Feature):  # holds a list of modules whose length depends on the index
     def build(self, place: Place) -> None:
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(1 + place.index % 2))
 
@@ -194,32 +162,25 @@ class LengthByIndex(Feature):
         return x
 
 
-class PropertyValue(Feature):
-    """Multiplies by a property that depends on the index."""
-
+class PropertyValue(Feature):  # multiplies by a property that depends on the index
     def build(self, place: Place) -> None:
         super().build(place)
         self.at = place.index
 
     @property
-    def factor(self) -> float:
-        """A factor that depends on the index."""
+    def factor(self) -> float:  # a factor that depends on the index
         return self.at + 1.0
 
     def forward(self, x: Tensor) -> Any:
         return self.linear(x) * self.factor
 
 
-class PropertyBranch(PropertyValue):
-    """Goes another way by a property."""
-
+class PropertyBranch(PropertyValue):  # goes another way by a property
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if self.factor % 2 else self.linear(x)
 
 
-class OwnGetattr(Feature):
-    """Answers for attributes that it does not have."""
-
+class OwnGetattr(Feature):  # answers for attributes that it does not have
     def build(self, place: Place) -> None:
         super().build(place)
         self.__dict__["answers"] = {"acts": place.is_odd}
@@ -232,9 +193,7 @@ class OwnGetattr(Feature):
         return self.linear(x).relu() if self.acts else self.linear(x)
 
 
-class Tagged(Feature):
-    """Holds a number by which the subclasses go another way, each by another read."""
-
+class Tagged(Feature):  # holds a number by which the subclasses go another way, each by another read
     def build(self, place: Place) -> None:
         super().build(place)
         self.kind = place.index % 2
@@ -242,14 +201,11 @@ class Tagged(Feature):
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if self.read() else self.linear(x)
 
-    def read(self) -> Any:
-        """The number."""
+    def read(self) -> Any:  # the number
         return self.kind
 
 
-class ReadByRepr(Tagged):
-    """Reads what it says of itself."""
-
+class ReadByRepr(Tagged):  # reads what it says of itself
     def extra_repr(self) -> str:
         return f"kind={self.kind}"
 
@@ -257,9 +213,7 @@ class ReadByRepr(Tagged):
         return "kind=1" in repr(self)
 
 
-class ReadByDir(Feature):
-    """Looks for an attribute that one block has in dir()."""
-
+class ReadByDir(Feature):  # looks for an attribute that one block has in dir()
     def build(self, place: Place) -> None:
         super().build(place)
         if place.index == 2:
@@ -269,16 +223,12 @@ class ReadByDir(Feature):
         return self.linear(x).relu() if "special" in dir(self) else self.linear(x)
 
 
-class ReadByMembership(ReadByDir):
-    """Looks for an attribute that one block has in its __dict__."""
-
+class ReadByMembership(ReadByDir):  # looks for an attribute that one block has in its __dict__
     def forward(self, x: Tensor) -> Any:
         return self.linear(x).relu() if "special" in self.__dict__ else self.linear(x)
 
 
-class PlainTensorValue(Feature):
-    """Holds a tensor that is no buffer, and asks for its value."""
-
+class PlainTensorValue(Feature):  # holds a tensor that is no buffer, and asks for its value
     def build(self, place: Place) -> None:
         super().build(place)
         self.flag = torch.tensor(place.index % 2)
@@ -287,18 +237,14 @@ class PlainTensorValue(Feature):
         return self.linear(x).relu() if self.flag.item() else self.linear(x)
 
 
-class SlotObject:
-    """An object with slots and no __dict__."""
-
+class SlotObject:  # an object with slots and no __dict__
     __slots__ = ("act",)
 
     def __init__(self, act: int) -> None:
         self.act = act
 
 
-class SlottedObject(Feature):
-    """Holds an object with slots, which it changes."""
-
+class SlottedObject(Feature):  # holds an object with slots, which it changes
     def build(self, place: Place) -> None:
         super().build(place)
         self.slotted = SlotObject(place.index % 2)
@@ -308,9 +254,7 @@ class SlottedObject(Feature):
         return self.linear(x).relu() if self.slotted.act % 2 else self.linear(x)
 
 
-class SetMembership(Feature):
-    """Goes another way by membership in a set that all blocks hold."""
-
+class SetMembership(Feature):  # goes another way by membership in a set that all blocks hold
     def build(self, place: Place) -> None:
         super().build(place)
         self.at = place.index

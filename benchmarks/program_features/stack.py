@@ -13,9 +13,7 @@ from .convention import Convention
 from .feature import WIDTH
 
 
-class Plain(nn.Module):
-    """Calls one block after the other. ``call`` is the `Convention` of one forward pass."""
-
+class Plain(nn.Module):  # calls one block after the other. ``call`` is the `Convention` of one forward pass
     def __init__(self, blocks: Sequence[nn.Module], convention: type[Convention]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -24,56 +22,44 @@ class Plain(nn.Module):
         self.gain = nn.Parameter(torch.ones(WIDTH))
         self.register_buffer("total", torch.zeros(WIDTH))
 
-    def forward(self, x: Tensor) -> Any:
-        """Run the blocks under the convention."""
+    def forward(self, x: Tensor) -> Any:  # run the blocks under the convention
         return self.stack(self.convention(self, x), x)
 
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        """Run the blocks on ``x``."""
+    def stack(self, call: Convention, x: Tensor) -> Any:  # run the blocks on ``x``
         for block in self.blocks:
             x = call(block, x)
         return call.end(x)
 
 
-class Residual(Plain):
-    """Adds what each block returns."""
-
+class Residual(Plain):  # adds what each block returns
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             x = x + call(block, x)
         return call.end(x)
 
 
-class Reversed(Plain):
-    """Calls the last block first."""
-
+class Reversed(Plain):  # calls the last block first
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in reversed(self.blocks):
             x = call(block, x)
         return call.end(x)
 
 
-class Shuffled(Plain):
-    """Calls blocks in an order drawn from Python's generator."""
-
+class Shuffled(Plain):  # calls blocks in an order drawn from Python's generator
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in random.sample(list(self.blocks), len(self.blocks)):
             x = call(block, x)
         return call.end(x)
 
 
-class EachTwice(Plain):
-    """Calls each block twice in a row."""
-
+class EachTwice(Plain):  # calls each block twice in a row
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             x = call(block, call(block, x))
         return call.end(x)
 
 
-class ReturnsMiddle(Plain):
-    """Returns the result of a middle block in a dictionary besides."""
-
+class ReturnsMiddle(Plain):  # returns the result of a middle block in a dictionary besides
     def stack(self, call: Convention, x: Tensor) -> Any:
         middle = x
         for index, block in enumerate(self.blocks):
@@ -82,9 +68,7 @@ class ReturnsMiddle(Plain):
         return {"last": call.end(x), "middle": middle}
 
 
-class UShape(Plain):
-    """Hands results of the first half over to the second."""
-
+class UShape(Plain):  # hands results of the first half over to the second
     def stack(self, call: Convention, x: Tensor) -> Any:
         hidden, half = [], len(self.blocks) // 2
         for block in list(self.blocks)[:half]:
@@ -95,18 +79,14 @@ class UShape(Plain):
         return call.end(x)
 
 
-class DetachedMiddle(Plain):
-    """Detaches in the middle: earlier blocks have no backward pass."""
-
+class DetachedMiddle(Plain):  # detaches in the middle: earlier blocks have no backward pass
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = call(block, x.detach() if index == 2 else x)
         return call.end(x)
 
 
-class DroppedResult(Plain):
-    """Drops the result of one block: it has no backward pass."""
-
+class DroppedResult(Plain):  # drops the result of one block: it has no backward pass
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             y = call(block, x)
@@ -114,9 +94,7 @@ class DroppedResult(Plain):
         return call.end(x)
 
 
-class ComparedResult(Plain):
-    """Uses one block's result in a comparison only: it has no backward pass."""
-
+class ComparedResult(Plain):  # uses one block's result in a comparison only: it has no backward pass
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             y = call(block, x)
@@ -124,9 +102,7 @@ class ComparedResult(Plain):
         return call.end(x)
 
 
-class NoGradFirst(Plain):
-    """Runs the first two blocks without gradients."""
-
+class NoGradFirst(Plain):  # runs the first two blocks without gradients
     def stack(self, call: Convention, x: Tensor) -> Any:
         with torch.no_grad():
             for block in list(self.blocks)[:2]:
@@ -136,18 +112,14 @@ class NoGradFirst(Plain):
         return call.end(x)
 
 
-class CheckpointSome(Plain):
-    """Checkpoints odd blocks."""
-
+class CheckpointSome(Plain):  # checkpoints odd blocks
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = checkpoint(call, block, x, use_reentrant=False) if index % 2 else call(block, x)
         return call.end(x)
 
 
-class CheckpointReentrant(Plain):
-    """Checkpoints each block in the old way."""
-
+class CheckpointReentrant(Plain):  # checkpoints each block in the old way
     def stack(self, call: Convention, x: Tensor) -> Any:
         x = x + self.gain
         for block in self.blocks:
@@ -155,9 +127,7 @@ class CheckpointReentrant(Plain):
         return call.end(x)
 
 
-class CheckpointGroups(Plain):
-    """Checkpoints blocks two by two."""
-
+class CheckpointGroups(Plain):  # checkpoints blocks two by two
     def stack(self, call: Convention, x: Tensor) -> Any:
         def run(first: int, x: Tensor) -> Tensor:
             for block in list(self.blocks)[first:first + 2]:
@@ -169,9 +139,7 @@ class CheckpointGroups(Plain):
         return call.end(x)
 
 
-class LayerDrop(Plain):
-    """Skips blocks by Python's generator in training."""
-
+class LayerDrop(Plain):  # skips blocks by Python's generator in training
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             if not (self.training and random.random() < 0.2):
@@ -179,9 +147,7 @@ class LayerDrop(Plain):
         return call.end(x)
 
 
-class WritesAfter(Plain):
-    """Writes to what each block returned."""
-
+class WritesAfter(Plain):  # writes to what each block returned
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             x = call(block, x)
@@ -189,9 +155,7 @@ class WritesAfter(Plain):
         return call.end(x)
 
 
-class WritesBefore(Plain):
-    """Writes to what each block was given, after its call."""
-
+class WritesBefore(Plain):  # writes to what each block was given, after its call
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             given = x * 1.5
@@ -201,26 +165,20 @@ class WritesBefore(Plain):
         return call.end(x)
 
 
-class Scaled(Plain):
-    """Multiplies by the index before each block."""
-
+class Scaled(Plain):  # multiplies by the index before each block
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = call(block, x * (index + 1))
         return call.end(x)
 
 
-class UsesParametersAfter(Plain):
-    """Adds the parameters of one block after all."""
-
+class UsesParametersAfter(Plain):  # adds the parameters of one block after all
     def stack(self, call: Convention, x: Tensor) -> Any:
         x = super().stack(call, x)
         return x + sum(p.abs().sum() for p in self.blocks[1].parameters()) * 0.1
 
 
-class AutocastSome(Plain):
-    """Runs later blocks under autocast."""
-
+class AutocastSome(Plain):  # runs later blocks under autocast
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=index >= 3):
@@ -228,35 +186,27 @@ class AutocastSome(Plain):
         return call.end(x)
 
 
-class SameInputDetached(Plain):
-    """Gives all blocks one input, and most results are detached."""
-
+class SameInputDetached(Plain):  # gives all blocks one input, and most results are detached
     def stack(self, call: Convention, x: Tensor) -> Any:
         rest = torch.stack([call(block, x).detach() for block in self.blocks]).sum(0)
         return call.end(x + rest + call(self.blocks[0], x))
 
 
-class Chunks(Plain):
-    """Calls each block for each part of the batch."""
-
+class Chunks(Plain):  # calls each block for each part of the batch
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             x = torch.cat([call(block, part) for part in x.chunk(2)])
         return call.end(x)
 
 
-class Growing(Plain):
-    """Gives later blocks longer inputs."""
-
+class Growing(Plain):  # gives later blocks longer inputs
     def stack(self, call: Convention, x: Tensor) -> Any:
         for block in self.blocks:
             x = call(block, torch.cat([x, x[:, :1]], 1) if x.shape[1] < 7 else x)
         return call.end(x)
 
 
-class HookBetween(Plain):
-    """Puts a hook on one result."""
-
+class HookBetween(Plain):  # puts a hook on one result
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = call(block, x)
@@ -265,9 +215,7 @@ class HookBetween(Plain):
         return call.end(x)
 
 
-class InnerGradient(Plain):
-    """Asks for the gradient of one block's parameter in the middle."""
-
+class InnerGradient(Plain):  # asks for the gradient of one block's parameter in the middle
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = call(block, x)
@@ -278,9 +226,7 @@ class InnerGradient(Plain):
         return call.end(x)
 
 
-class BackwardBetween(Plain):
-    """Runs a backward pass of its own after the first blocks."""
-
+class BackwardBetween(Plain):  # runs a backward pass of its own after the first blocks
     def stack(self, call: Convention, x: Tensor) -> Any:
         for index, block in enumerate(self.blocks):
             x = call(block, x)

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from .feature import WIDTH, Feature, Place
 
 
-class CallCounter(Feature):
-    """Counts its calls."""
-
+class CallCounter(Feature):  # counts its calls
     def build(self, place: Place) -> None:
         super().build(place)
         self.calls = 0
@@ -24,17 +22,13 @@ class CallCounter(Feature):
         return self.linear(x)
 
 
-class FirstCall(CallCounter):
-    """Goes another way from the second call on."""
-
+class FirstCall(CallCounter):  # goes another way from the second call on
     def forward(self, x: Tensor) -> Any:
         self.calls += 1
         return self.linear(x).relu() if self.calls > 1 else self.linear(x)
 
 
-class LazyTable(Feature):
-    """Keeps a table that the first call makes."""
-
+class LazyTable(Feature):  # keeps a table that the first call makes
     def build(self, place: Place) -> None:
         super().build(place)
         self.table: Tensor | None = None
@@ -45,9 +39,7 @@ class LazyTable(Feature):
         return self.linear(x) + self.table
 
 
-class InitializedByData(Feature):
-    """Sets its scale from the first batch, as ActNorm does."""
-
+class InitializedByData(Feature):  # sets its scale from the first batch, as ActNorm does
     def build(self, place: Place) -> None:
         super().build(place)
         self.scale = nn.Parameter(torch.ones(WIDTH))
@@ -61,9 +53,7 @@ class InitializedByData(Feature):
         return self.linear(x) * self.scale
 
 
-class BufferCounter(Feature):
-    """Counts its calls in a buffer."""
-
+class BufferCounter(Feature):  # counts its calls in a buffer
     def build(self, place: Place) -> None:
         super().build(place)
         self.calls_seen: Any
@@ -74,17 +64,13 @@ class BufferCounter(Feature):
         return self.linear(x)
 
 
-class BufferCounterRead(BufferCounter):
-    """Counts its calls in a buffer and asks it."""
-
+class BufferCounterRead(BufferCounter):  # counts its calls in a buffer and asks it
     def forward(self, x: Tensor) -> Any:
         self.calls_seen += 1
         return self.linear(x).relu() if int(self.calls_seen) > 1 else self.linear(x)
 
 
-class MovingAverage(Feature):
-    """Moves an average kept in a buffer, in place."""
-
+class MovingAverage(Feature):  # moves an average kept in a buffer, in place
     def build(self, place: Place) -> None:
         super().build(place)
         self.average: Any
@@ -96,17 +82,13 @@ class MovingAverage(Feature):
         return self.linear(x) - self.average
 
 
-class ReplacedAverage(MovingAverage):
-    """Puts another buffer in place of the old one in each call."""
-
+class ReplacedAverage(MovingAverage):  # puts another buffer in place of the old one in each call
     def forward(self, x: Tensor) -> Any:
         self.average = self.average * 0.9 + x.detach().mean((0, 1)) * 0.1
         return self.linear(x) - self.average
 
 
-class BufferValue(Feature):
-    """Loops as often as a buffer says."""
-
+class BufferValue(Feature):  # loops as often as a buffer says
     def build(self, place: Place) -> None:
         super().build(place)
         self.register_buffer("times", torch.tensor(1 + place.index % 2))
@@ -117,9 +99,7 @@ class BufferValue(Feature):
         return x
 
 
-class QueuePointer(Feature):
-    """Writes to a queue where a buffer points, and moves that on."""
-
+class QueuePointer(Feature):  # writes to a queue where a buffer points, and moves that on
     def build(self, place: Place) -> None:
         super().build(place)
         self.register_buffer("queue", torch.zeros(8, WIDTH))
@@ -133,18 +113,14 @@ class QueuePointer(Feature):
         return self.linear(x) + self.queue[:at + 1].mean(0)
 
 
-class KeepsOutput(Feature):
-    """Keeps its last output as an attribute."""
-
+class KeepsOutput(Feature):  # keeps its last output as an attribute
     def forward(self, x: Tensor) -> Any:
         x = self.linear(x)
         self.last = x
         return x
 
 
-class OwnIterator(Feature):
-    """Draws from an iterator that it holds."""
-
+class OwnIterator(Feature):  # draws from an iterator that it holds
     def build(self, place: Place) -> None:
         super().build(place)
         self.numbers = itertools.cycle([0, 1, 1])
@@ -153,9 +129,7 @@ class OwnIterator(Feature):
         return self.linear(x).relu() if next(self.numbers) else self.linear(x)
 
 
-class NestedState(Feature):
-    """Changes a list inside of a dictionary inside of an object that it holds."""
-
+class NestedState(Feature):  # changes a list inside of a dictionary inside of an object that it holds
     def build(self, place: Place) -> None:
         super().build(place)
         self.status = types.SimpleNamespace(inner={"counts": [0]})
@@ -166,9 +140,7 @@ class NestedState(Feature):
         return self.linear(x).relu() if counts[0] % 2 else self.linear(x)
 
 
-class OwnArray(Feature):
-    """Changes a NumPy array that it holds, and asks it."""
-
+class OwnArray(Feature):  # changes a NumPy array that it holds, and asks it
     def build(self, place: Place) -> None:
         super().build(place)
         self.array = np.zeros(2)
@@ -178,9 +150,7 @@ class OwnArray(Feature):
         return self.linear(x).relu() if self.array[0] % 2 else self.linear(x)
 
 
-class RequiresGradToggle(Feature):
-    """Freezes a child in its first call."""
-
+class RequiresGradToggle(Feature):  # freezes a child in its first call
     def build(self, place: Place) -> None:
         super().build(place)
         self.second = nn.Linear(WIDTH, WIDTH)
@@ -190,25 +160,19 @@ class RequiresGradToggle(Feature):
         return self.second(self.linear(x))
 
 
-class ParameterReplaced(Feature):
-    """Puts another parameter in place of its weight in each call."""
-
+class ParameterReplaced(Feature):  # puts another parameter in place of its weight in each call
     def forward(self, x: Tensor) -> Any:
         self.linear.weight = nn.Parameter(self.linear.weight.detach().clone())
         return self.linear(x)
 
 
-class ParameterData(Feature):
-    """Gives its weight other data in each call."""
-
+class ParameterData(Feature):  # gives its weight other data in each call
     def forward(self, x: Tensor) -> Any:
         self.linear.weight.data = self.linear.weight.data * 0.99
         return self.linear(x)
 
 
-class ChildReplaced(Feature):
-    """Puts another module in place of its child in the second call."""
-
+class ChildReplaced(Feature):  # puts another module in place of its child in the second call
     def build(self, place: Place) -> None:
         super().build(place)
         self.act: nn.Module = nn.ReLU()

@@ -32,8 +32,7 @@ def lay_out(tensor: tuple[int, Layout]) -> Layout:
     return shape, tuple(step if size > 1 else 0 for size, step in zip(shape, stride)), dtype
 
 
-def computes(call: Call) -> bool:
-    """Whether a call does anything but make a view or read a number."""
+def computes(call: Call) -> bool:  # whether a call does anything but make a view or read a number
     operator = call.operator
     if str(operator) in NUMBERS or not str(operator).startswith("aten."):
         return False
@@ -43,8 +42,7 @@ def computes(call: Call) -> bool:
     return not given or not all(number in given for number, _ in call.outputs)
 
 
-def transpose(product: Call) -> Call:
-    """The same matrix product from the other side."""
+def transpose(product: Call) -> Call:  # the same matrix product from the other side
     def flip(tensor: tuple[int, Layout]) -> tuple[int, Layout]:
         number, (shape, stride, dtype) = tensor
         return number, (shape[::-1], stride[::-1], dtype)
@@ -69,8 +67,7 @@ class Matching:
         self.real_of: dict[int, int] = {}
         self.taken: dict[int, int] = {}
 
-    def differences(self) -> Iterator[str]:
-        """What differs first among calls; else which storages live differently."""
+    def differences(self) -> Iterator[str]:  # what differs first among calls; else which storages live differently
         for place, (i, j) in enumerate(zip(self.real_at, self.told_at)):
             one, other = self.real.calls[i], self.told.calls[j]
             found = self.match(one, other)
@@ -85,8 +82,7 @@ class Matching:
             return
         yield from self.compare_lives()
 
-    def match(self, one: Call, other: Call) -> str:
-        """In what two calls differ; their storages are taken to be the same."""
+    def match(self, one: Call, other: Call) -> str:  # in what two calls differ; their storages are taken to be the same
         names = str(one.operator), str(other.operator)
         accumulates = IN_PLACE.get(names[0]) == names[1]
         if names == (CONVOLUTION_BACKWARD,) * 2:  # oneDNN gives those of weight and bias, whichever is asked for
@@ -108,19 +104,16 @@ class Matching:
                     return f"storages of {what}"
         return ""
 
-    def bind(self, claimed: int, number: int) -> None:
-        """Take two storages for the same from now on."""
+    def bind(self, claimed: int, number: int) -> None:  # take two storages for the same from now on
         self.taken.pop(self.real_of.get(claimed, -1), None)
         self.real_of[claimed], self.taken[number] = number, claimed
 
-    def is_same(self, claimed: int, number: int) -> bool:
-        """Whether two storages are, or can be taken for, the same."""
+    def is_same(self, claimed: int, number: int) -> bool:  # whether two storages are, or can be taken for, the same
         if claimed not in self.real_of and number not in self.taken:
             self.bind(claimed, number)
         return self.real_of.get(claimed) == number
 
-    def compare_lives(self) -> Iterator[str]:
-        """Storages that have other sizes or die elsewhere."""
+    def compare_lives(self) -> Iterator[str]:  # storages that have other sizes or die elsewhere
         end = len(self.real_at)
 
         def place(died: int | None, at: list[int]) -> int:
@@ -136,14 +129,12 @@ class Matching:
                 yield (f"storage {number} ({size} bytes, first in {self.first_use(number)}) dies before call {died} of "
                        f"{end}, told {told_died}")
 
-    def first_use(self, number: int) -> str:
-        """The first call that has a storage."""
+    def first_use(self, number: int) -> str:  # the first call that has a storage
         return next((f"call {place}, {self.real.calls[i].operator}" for place, i in enumerate(self.real_at)
                      if any(number == n for n, _ in (*self.real.calls[i].inputs, *self.real.calls[i].outputs))), "none")
 
 
-def show(call: Call) -> str:
-    """A call in a line."""
+def show(call: Call) -> str:  # a call in a line
     def tell(pair: Any) -> str:
         number, (shape, stride, dtype) = pair
         return f"#{number} {str(dtype)[6:]}{list(shape)}/{list(stride)}"

@@ -27,9 +27,7 @@ NAMES: dict[str, Any] = {**{name: value for name, value in vars(prelude).items()
 
 
 @dataclass(frozen=True)
-class TensorProgram:
-    """A module class and what it is called with, each statement by itself."""
-
+class TensorProgram:  # a module class and what it is called with, each statement by itself
     inputs: tuple[str, ...]   #: expressions of what ``forward`` is given
     init: tuple[str, ...]     #: statements of ``__init__``
     forward: tuple[str, ...]  #: statements of ``forward``
@@ -38,8 +36,7 @@ class TensorProgram:
     is_training: bool = True
 
     @property
-    def source(self) -> str:
-        """The class as Python source."""
+    def source(self) -> str:  # the class as Python source
         init = "\n".join(["super().__init__()", *self.init])
         forward = "\n".join(["cache, box = [], {}", *self.forward, f"return {self.result}"])
         names = ", ".join(f"x{index}" for index in range(len(self.inputs)))
@@ -50,8 +47,7 @@ class TensorProgram:
         settings = f"autocast={self.autocast}, is_training={self.is_training}"
         return f"# {settings}\n{self.source}\nargs = ({', '.join(self.inputs)},)"
 
-    def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
-        """The model and its arguments, alike every time."""
+    def build(self) -> tuple[nn.Module, tuple[Any, ...]]:  # the model and its arguments, alike every time
         torch.manual_seed(5)
         name = f"<program {abs(hash(self.source)):x}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
@@ -68,9 +64,7 @@ def draw_program(draw: random.Random, length: int | None = None) -> TensorProgra
         return _Drawing(draw).finish(length or draw.randint(3, 14))
 
 
-class _Drawing:
-    """A program that is being drawn: its statements so far, and the values that they gave."""
-
+class _Drawing:  # a program that is being drawn: its statements so far, and the values that they gave
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
         sizes = draw.choice(((2, 4, 8), (2, 3, 6), (4, 8), (1, 5, 4), (3, 2, 4, 4), (2, 4, 8), (2, 2, 2), (6,)))
@@ -91,8 +85,7 @@ class _Drawing:
         self.names = [f"x{index}" for index in range(len(self.inputs))]
         self.modules: list[str] = []
 
-    def finish(self, length: int) -> TensorProgram:
-        """Draw statements and a result."""
+    def finish(self, length: int) -> TensorProgram:  # draw statements and a result
         kinds: list[Callable[[], bool]] = [self.draw_layer] * 3 + [self.draw_call] * 6 + [self.draw_write] * 2 + [
             self.draw_block] * 4 + [self.draw_setting, self.draw_deletion]
         for _ in range(length):
@@ -102,8 +95,7 @@ class _Drawing:
         return TensorProgram(tuple(self.inputs), tuple(self.init), tuple(self.forward), self.draw_result(),
                              self.draw.choice((None,) * 5 + (torch.bfloat16,)), self.draw.random() < 0.8)
 
-    def draw_layer(self) -> bool:
-        """A layer of its own, and its call."""
+    def draw_layer(self) -> bool:  # a layer of its own, and its call
         attribute = f"self.l{len(self.init)}"
         template, call = self.draw.choice(statement.LAYERS)
         fill = self.draw_names(attribute)
@@ -120,26 +112,22 @@ class _Drawing:
             return True
         return False
 
-    def draw_call(self) -> bool:
-        """An expression."""
+    def draw_call(self) -> bool:  # an expression
         table = self.draw.choice((statement.VIEWS,) * 3 + (statement.POINTWISE,) * 3 + (
             statement.REDUCTIONS, statement.PRODUCTS, statement.ARRANGEMENTS, statement.ARRANGEMENTS, statement.CASTS,
             statement.INTEGERS, statement.BOOLEANS))
         fill = self.draw_names()
         return fill is not None and self.keep(f"{self.draw_name()} = {fill(self.draw.choice(table))}")
 
-    def draw_write(self) -> bool:
-        """A statement that writes in place."""
+    def draw_write(self) -> bool:  # a statement that writes in place
         fill = self.draw_names()
         return fill is not None and self.keep(fill(self.draw.choice(statement.WRITES)))
 
-    def draw_block(self) -> bool:
-        """A statement of several lines."""
+    def draw_block(self) -> bool:  # a statement of several lines
         fill = self.draw_names()
         return fill is not None and self.keep(fill(self.draw.choice(statement.BLOCKS)))
 
-    def draw_setting(self) -> bool:
-        """A statement of ``__init__`` about a module that there is."""
+    def draw_setting(self) -> bool:  # a statement of ``__init__`` about a module that there is
         fill = self.draw_names()
         if fill is None or not self.modules:
             return False
@@ -149,8 +137,7 @@ class _Drawing:
         self.init.append(text)
         return True
 
-    def draw_deletion(self) -> bool:
-        """The end of a name."""
+    def draw_deletion(self) -> bool:  # the end of a name
         if len(self.names) < 3:
             return False
         name = self.draw.choice(self.names)
@@ -159,14 +146,12 @@ class _Drawing:
         self.forward.append(f"del {name}")
         return True
 
-    def draw_name(self) -> str:
-        """A new name, or one that is given a new value."""
+    def draw_name(self) -> str:  # a new name, or one that is given a new value
         if self.draw.random() < 0.3:
             return self.draw.choice(self.names)
         return f"v{len(self.forward)}"
 
-    def draw_result(self) -> str:
-        """What is returned: tensors with a gradient, where there are any."""
+    def draw_result(self) -> str:  # what is returned: tensors with a gradient, where there are any
         held = [name for name in self.names if self.values[name].is_floating_point()]
         trained = [name for name in held if self.values[name].requires_grad] or held or self.names
         last = trained[-1]
@@ -210,8 +195,7 @@ class _Drawing:
         self.forward.append(text)
         return True
 
-    def attempt(self, text: str, is_init: bool = False) -> bool:
-        """Run a statement on the values so far."""
+    def attempt(self, text: str, is_init: bool = False) -> bool:  # run a statement on the values so far
         values = dict(self.values)
         try:
             exec(text, values)

@@ -16,18 +16,14 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Sizes, strides and dtype of a tensor."""
 
 
-class Call(NamedTuple):
-    """A call of an operator: each tensor given and returned, with the number of its storage."""
-
+class Call(NamedTuple):  # a call of an operator: each tensor given and returned, with the number of its storage
     operator: Any
     inputs: tuple[tuple[int, Layout], ...]
     outputs: tuple[tuple[int, Layout], ...]
 
 
 @dataclass
-class Seen:
-    """What a step did: calls in order, and storages by number."""
-
+class Seen:  # what a step did: calls in order, and storages by number
     calls: list[Call] = field(default_factory=list)
     died: dict[int, int] = field(default_factory=dict)       #: how many calls had begun before a storage died
     storage_bytes: dict[int, int] = field(default_factory=dict)
@@ -37,9 +33,7 @@ class Seen:
     saved: list[int] = field(default_factory=list)           #: bytes of storages made forward that autograd saved
 
 
-class Watch(TorchDispatchMode):
-    """Notes each operator call, and between calls which storages are gone."""
-
+class Watch(TorchDispatchMode):  # notes each operator call, and between calls which storages are gone
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = Seen()
@@ -65,8 +59,7 @@ class Watch(TorchDispatchMode):
         return tuple((self.number(t), (tuple(t.shape), t.stride(), t.dtype)) for t in tree_leaves(tree)
                      if isinstance(t, Tensor))
 
-    def number(self, tensor: Tensor) -> int:
-        """The number of a tensor's storage."""
+    def number(self, tensor: Tensor) -> int:  # the number of a tensor's storage
         storage = tensor.untyped_storage()
         found = self.living.get(storage._cdata)
         if found is None:  # a weak reference keeps the address from being given again
@@ -74,8 +67,7 @@ class Watch(TorchDispatchMode):
             self.seen.storage_bytes[found[0]] = storage.nbytes()
         return found[0]
 
-    def look(self) -> None:
-        """Note the storages that died since the last look."""
+    def look(self) -> None:  # note the storages that died since the last look
         for address in [a for a, (_, reference) in self.living.items() if reference.expired()]:
             number, _ = self.living.pop(address)
             self.seen.died[number] = len(self.seen.calls)

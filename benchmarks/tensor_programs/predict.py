@@ -27,8 +27,7 @@ def predict(model: nn.Module, args: tuple[Any, ...], autocast: torch.dtype | Non
     return found, read_log(logs[0])
 
 
-def read_log(log: Log) -> Seen:
-    """Calls and storages of a log."""
+def read_log(log: Log) -> Seen:  # calls and storages of a log
     calls = [call for call in log.calls if call.phase in ("forward", "backward")]
     seen = Seen([Call(c.signature.op, _pair(c.inputs, c.signature.inputs), _pair(c.outputs, c.signature.outputs))
                  for c in calls])

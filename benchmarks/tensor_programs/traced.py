@@ -59,17 +59,14 @@ def _tell(tensor: Tensor) -> str:
             f"{' with a gradient' if tensor.requires_grad else ''}")
 
 
-class _Run(GraphInterpreter):
-    """Runs a graph on real tensors and keeps a copy of what each node's result is like."""
-
+class _Run(GraphInterpreter):  # runs a graph on real tensors and keeps a copy of what each node's result is like
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
         self.alive: list[Any] = []  # so that no address is given again
         self.seen: dict[str, Any] = {}
         self.storages: dict[str, int] = {}
 
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
+    def run_node(self, n: fx.Node) -> Any:  # run one node
         result = super().run_node(n)
         if isinstance(result, Tensor) and n.op != "output":
             self.seen[n.name] = tuple(result.shape), result.stride(), result.dtype
@@ -105,16 +102,13 @@ def _steps(shape: Any, stride: Any) -> tuple[int, ...]:
     return tuple(step if size > 1 else 0 for size, step in zip(shape, stride))
 
 
-class _Prop(ShapeProp):
-    """Keeps which storage each node's result is in."""
-
+class _Prop(ShapeProp):  # keeps which storage each node's result is in
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
         self.storages: dict[str, int] = {}
         self._alive: list[Any] = []
 
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
+    def run_node(self, n: fx.Node) -> Any:  # run one node
         result = super().run_node(n)
         if isinstance(result, Tensor) and n.op != "output":
             self.storages[n.name] = result.untyped_storage()._cdata

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -30,17 +31,6 @@ class KeptResults:
     each call of ``checkpoint``.
 
     Raises RuntimeError in backward where a kept result was written to after the function returned.
-
-    >>> kept = KeptResults()
-    >>> def f(x):
-    ...     with kept:
-    ...         y = x.exp()
-    ...     return y.sin()
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> y = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False, context_fn=kept.contexts)
-    >>> y.sum().backward()
-    >>> torch.equal(x.grad, x.detach().exp() * x.detach().exp().cos())
-    True
     """
 
     def __init__(self, root: nn.Module | None = None, *paths: str, skips_draws: bool = True) -> None:
@@ -104,28 +94,29 @@ class KeptResults:
             mode.finish()
 
 
+@dataclass
 class _OnHost:
-    def __init__(self, kept: KeptResults) -> None:
-        self._kept = kept
+    kept: KeptResults
 
     def __enter__(self) -> None:
-        self._kept.enter(offloads=True)
+        self.kept.enter(offloads=True)
 
     def __exit__(self, *exc: Any) -> None:
-        self._kept.__exit__(*exc)
+        self.kept.__exit__(*exc)
 
 
+@dataclass
 class _Phase:
     """The first run of the function, or a recomputation. (A class, as a recomputation can be entered again.)"""
 
-    def __init__(self, kept: KeptResults, mode: type[_Recording] | type[_Replaying]) -> None:
-        self._kept, self._mode = kept, mode
+    kept: KeptResults
+    mode: type[_Recording] | type[_Replaying]
 
     def __enter__(self) -> None:
-        self._kept.begin(self._mode)
+        self.kept.begin(self.mode)
 
     def __exit__(self, *exc: Any) -> None:
-        self._kept.end()
+        self.kept.end()
 
 
 class _Result:
@@ -146,11 +137,11 @@ class _Result:
         return self.tensor.detach()  # with versions of its own: what is left out when it runs again still counts them
 
 
+@dataclass(frozen=True)
 class _Argument:
     """In place of a result: it is the ``index``-th of the tensors that the operator wrote to."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
 
 class _Return(NamedTuple):
@@ -161,12 +152,12 @@ class _Return(NamedTuple):
     generator: GeneratorState | None  #: after it ran
 
 
+@dataclass
 class _Call:
     """What the operators of one kept call returned, in order."""
 
-    def __init__(self, offloads: bool) -> None:
-        self.offloads = offloads
-        self.returns: dict[Any, list[_Return | None]] = {}  #: by operator; None where given out
+    offloads: bool
+    returns: dict[Any, list[_Return | None]] = field(default_factory=dict)  #: by operator; None where given out
 
 
 class _Recording(TorchDispatchMode):

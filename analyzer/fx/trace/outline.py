@@ -74,15 +74,13 @@ def module_site(module: nn.Module, borrowed: Borrowed) -> Site | None:
 
 
 def _attributes(module: nn.Module) -> list[torch.Tensor]:
-    """Tensors that modules hold without registering them."""
     return [t for m in module.modules() for t in vars(m).values() if isinstance(t, torch.Tensor)]
 
 
 def open_sites(borrowed: Borrowed) -> list[Site]:
     """The functions and modules that run now, innermost first, up to the forward of the root, which is none."""
     found: list[Site] = []
-    root = borrowed.root
-    end = code_of(root.forward)
+    root, end = borrowed.root, code_of(borrowed.root.forward)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         code = frame.f_code
@@ -110,10 +108,8 @@ def _site(frame: FrameType, code: CodeType, first: Any, borrowed: Borrowed) -> S
                 return Site(kind, code.co_name)
     held = frame.f_globals.get(code.co_name)
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    if module is not None and isinstance(held, FunctionType) and code_of(held) is code and vars(module).get(
-            code.co_name) is held:
-        return Site(module, code.co_name)
-    return None
+    is_found = module is not None and vars(module).get(code.co_name) is held and code_of(held) is code
+    return Site(module, code.co_name) if is_found and isinstance(held, FunctionType) else None
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -164,17 +160,13 @@ def keep_structure(value: Any, expected: Any) -> Any:
 
     Raises InputError where data gave another number: the nodes behind are for the number traced.
     """
-    if isinstance(expected, list):
-        if len(value) != len(expected):
-            raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: "
-                             "what takes them one by one must be in the function or module that makes them")
-        for v, e in zip(value, expected):
-            keep_structure(v, e)
-    elif isinstance(expected, dict):
-        if value.keys() != expected.keys():
-            raise InputError(f"the graph was traced with the keys {list(expected)} where this data gives {list(value)}")
-        for k, e in expected.items():
-            keep_structure(value[k], e)
+    if isinstance(expected, list) and len(value) != len(expected):
+        raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: "
+                         "what takes them one by one must be in the function or module that makes them")
+    if isinstance(expected, dict) and value.keys() != expected.keys():
+        raise InputError(f"the graph was traced with the keys {list(expected)} where this data gives {list(value)}")
+    for k, e in enumerate(expected or ()) if isinstance(expected, list) else (expected or {}).items():
+        keep_structure(value[k], e)
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
 
@@ -69,7 +70,11 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     if isinstance(root, torch.jit.ScriptModule):
         raise InputError(f"root is a {type(root).__name__}: TorchScript has no Python code to trace. Trace the module "
                          "that it was made from, or a module that has it as a submodule, where it is one node")
-    module = uncompiled(root) if isinstance(root, nn.Module) else _FunctionModule(root)
+    if not callable(root):
+        raise InputError(f"root must be a module or a function, got {root!r}")
+    module = uncompiled(root) if isinstance(root, nn.Module) else nn.Module()
+    if module is not root and not isinstance(root, nn.Module):
+        module.forward = root
     refuse_sharded(module)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
     outlined: dict[Site, str] = {}
@@ -106,23 +111,23 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     return gm
 
 
+@dataclass
 class _Attempt:
     """One run of a forward: what is in ``outlined`` is one node each, contents of ``unknown`` tensors are hidden."""
 
-    def __init__(self, module: nn.Module, bound: Bound, meta_args: Mapping[str, Any], outlined: Mapping[Site, str],
-                 unknown: frozenset[int] | None, merges: bool) -> None:
-        self.merges = merges
-        self.module, self.bound, self.meta_args, self.outlined = module, bound, meta_args, outlined
-        self.unknown = unknown
-        self.changed: frozenset[int] = frozenset()  #: ids of tensors whose contents were read and changed
-        self.asks = True  #: whether the root itself asks for something that only data could give
-        self.expected: list[Expected] = []  #: what arguments of the graph must be like
-        self.asked: list[Asked] = []  #: and the modes around it
-        self.compares_identity = False  #: whether its code asks if two values are one object
-        self.wanted: dict[Site, str] = {}  #: what must be outlined as well; then the result is not to be used
-        self.contents: dict[str, Any] = {}
-        self.put_back: Callable[[], None] = lambda: None  #: what the run changed outside of the module
-        self.assumptions: list[str] = []
+    module: nn.Module
+    bound: Bound
+    meta_args: Mapping[str, Any]
+    outlined: Mapping[Site, str]
+    unknown: frozenset[int] | None
+    merges: bool
+    changed: frozenset[int] = frozenset()  #: ids of tensors whose contents were read and changed
+    asks: bool = True  #: whether the root itself asks for something that only data could give
+    expected: list[Expected] = field(default_factory=list)  #: what arguments of the graph must be like
+    asked: list[Asked] = field(default_factory=list)  #: and the modes around it
+    compares_identity: bool = False  #: whether its code asks if two values are one object
+    wanted: dict[Site, str] = field(default_factory=dict)  #: what must be outlined too: the result is not to be used
+    put_back: Callable[[], None] = lambda: None  #: what the run changed outside of the module
 
     def run(self, trace_act_ckpt: bool, bias_addition_split: bool) -> fx.Graph:
         """The graph. Raises what `symbolic_trace` does."""
@@ -196,16 +201,6 @@ class _Attempt:
             self.expected.append(e._replace(states=tuple((key, told) for key, (told, _) in asked.items())))
             self.assumptions += [f"{key[0]} of {e} was {told} when traced and is a constant of the graph, which raises "
                                  f"where it is another, at {line}" for key, (told, line) in asked.items()]
-
-
-class _FunctionModule(nn.Module):
-    """A function as a module without tensors of its own."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        if not callable(function):
-            raise InputError(f"root must be a module or a function, got {function!r}")
-        self.forward = function
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any]:
