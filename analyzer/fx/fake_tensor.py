@@ -102,8 +102,6 @@ class GeneratorState(NamedTuple):
             torch.get_device_module(self.device).set_rng_state(self.state, self.device)
 
 
-# Tensors without data that take the place of a user's tensors.
-
 class FakeTensors:
     """Makes fake tensors and remembers what stands for what.
 

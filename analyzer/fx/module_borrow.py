@@ -297,8 +297,6 @@ class Borrowed:
                             self.parameters.append((full, fake, original))
 
 
-# Modules in other forms.
-
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module behind ``torch.compile(module)``."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
@@ -323,8 +321,6 @@ def ignore_flags(module: Any) -> Any:
         module.eval = lambda: module  # type: ignore[method-assign]
     return module
 
-
-# Modules that ranks share: those of which each has a part run only together, those of which each has a copy alone.
 
 def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:
     """The path of the first `DistributedDataParallel` of (path, module) pairs; None where there is none."""

@@ -174,8 +174,8 @@ def test_state_that_blocks_keep_is_that_of_a_first_run() -> None:
 def test_chance_leaves_generators_alone(draw: Callable[[], Any]) -> None:
     model = Model(lambda m, x: plain(m, x) if draw() < 0.5 else x * 2)
     states = random.getstate(), torch.get_rng_state().tolist()
-    gm = symbolic_trace(model, meta_args={"x": X})
-    assert (random.getstate(), torch.get_rng_state().tolist()) == states and gm(X).shape == X.shape
+    symbolic_trace(model, meta_args={"x": X})
+    assert (random.getstate(), torch.get_rng_state().tolist()) == states
 
 
 def test_blocks_on_another_device() -> None:

@@ -11,8 +11,6 @@ from torch import fx, nn
 
 from analyzer.fx.trace.function_call import EFFECTS, IN_PLACE_OF, CallTarget, is_functional
 
-# Which values a graph node writes to, and whose memory its result may share, as far as schemas and names tell.
-
 _IN_PLACE = set(IN_PLACE_OF.values())
 #: Not views by their schema, or no operators of ATen; they can give their argument back as it is.
 _PASS_THROUGH = frozenset(
@@ -150,8 +148,6 @@ def _nodes_in(values: Any) -> list[fx.Node]:
     fx.node.map_arg(values, found.append)
     return found
 
-
-# Whether a node does anything besides giving its result.
 
 _RANDOM = ("rand", "bernoulli", "multinomial", "dropout", "rrelu", "scaled_dot_product_attention",
            "multi_head_attention", "gumbel_softmax", "fractional_max_pool")

@@ -1,13 +1,12 @@
 """Generated code with the blocks and checkpointed functions that ``node.meta["region"]`` asks for."""
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.utils.checkpoint  # noqa: F401  # the generated code calls it
 from torch.fx import Graph, Node
-from torch.fx.graph import CodeGen, PythonCode, _format_target
+from torch.fx.graph import CodeGen, PythonCode
 
 from .kept import KeptResults
 from .offload import OffloadedTensors
@@ -52,14 +51,12 @@ class RegionCodeGen(CodeGen):
                 if maker is not None:
                     n.meta.update({key: maker.meta[key] for key in _ANNOTATIONS if key in maker.meta})
         nests = any(region_of(n) or n.meta.get("saved") == "offload" for n in ordered)
-        quoted = {n for n in ordered if n.op in ("call_module", "get_attr") and not _is_plain(str(n.target))}
-        if not nests and not quoted:
+        if not nests:
             return super()._gen_python_code(nodes, root_module, namespace, **options)
         users, self._extra = self._body_transformer, []
 
         def nest(body: list[str]) -> list[str]:
-            body = _quote(ordered, quoted, body, root_module)
-            nested = _Writer(ordered, body, namespace.create_name, self._extra).write() if nests else body
+            nested = _Writer(ordered, body, namespace.create_name, self._extra).write()
             return users(nested) if users is not None else nested
 
         self._body_transformer = nest
@@ -67,30 +64,6 @@ class RegionCodeGen(CodeGen):
             return super()._gen_python_code(nodes, root_module, namespace, **options)
         finally:
             self._body_transformer, self._extra = users, []
-
-
-def _is_plain(target: str) -> bool:
-    """Whether torch.fx can write down an attribute of a module."""
-    return '"' not in target and "\\" not in target and target.isprintable() and not any(
-        map(keyword.iskeyword, target.split(".")))
-
-
-def _quote(nodes: list[Node], quoted: set[Node], body: list[str], root: str) -> list[str]:
-    """``body`` with names of modules that are keywords, or hold quotes, backslashes and the like, given to getattr."""
-    out: list[str] = []
-    target = ""
-    for line in body:
-        if line.startswith(_COUNTER):
-            node = nodes[int(line.removeprefix(_COUNTER))]
-            target = str(node.target) if node in quoted else ""
-        elif target:
-            name = root
-            for part in target.split("."):
-                plain = part.isidentifier() and not keyword.iskeyword(part)
-                name = f"{name}.{part}" if plain else f"getattr({name}, {part!r})"
-            line = line.replace(_format_target(root, target), name)
-        out.append(line)
-    return out
 
 
 class _Writer:

@@ -23,7 +23,6 @@ from .alias import is_pure
 from .codegen import RegionCodeGen
 from .statement import CheckpointRegion, region_of
 
-# The graph of a traced module: torch.fx's own operations on graphs, aware of effects and regions.
 
 class TracedGraph(fx.Graph):
     """A graph whose nodes may write in place and run in regions."""
@@ -113,8 +112,6 @@ def _unpack_graph(packed: tuple[Any, ...]) -> fx.Graph:
         nodes[-1].meta = meta
     return graph
 
-
-# The traced module.
 
 _COMPILED = ("_graph", "_code", "_lineno_map", "_prologue_start", "forward")  # made anew from the graph
 

@@ -226,8 +226,6 @@ def run_step(recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], 
     return interpreter.rows
 
 
-# Shapes, dtypes and devices of all values of a graph, without data and without a profile.
-
 class ShapeProp(GraphInterpreter):
     """Runs a graph under `MetaTensorMode` and notes what every node gives, as torch.fx's pass of this name does.
 

@@ -41,8 +41,6 @@ class StorageTable(Generic[V]):
         return None if found is None or found[0]() is not storage else found[1]
 
 
-# Memory of tensors that waits on the host, and comes back when it is read.
-
 class HostCopy:
     """A copy on the host of all the memory that a tensor is a view of."""
 
@@ -91,8 +89,6 @@ class HostTensor(NamedTuple):
         tensor = tensor._neg_view() if self.is_neg else tensor
         return tensor.conj() if self.is_conj else tensor
 
-
-# Values of a forward pass whose saved copies wait on the host for the backward pass.
 
 class OffloadedTensors:
     """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in backward.

@@ -11,7 +11,6 @@ from analyzer.errors import InputError
 from .alias import makers, written_by
 from .statement import SAVED, CheckpointRegion, GradRegion, Region, region_of, statements_of
 
-# What cannot be of ``node.meta["saved"]`` and the checkpoint regions around it.
 
 def checkpoint_of(node: fx.Node) -> CheckpointRegion | None:
     """The innermost checkpoint region of a node."""
@@ -43,8 +42,6 @@ def check_saved(gm: fx.GraphModule) -> None:
                                  f"{node.name}, which would run again, has read it; keep {node.name} as well, or "
                                  f"recompute {maker.name}")
 
-
-# Puts checkpoint, autocast and grad-mode regions around nodes of a traced graph, and takes them away.
 
 Nodes = Iterable[fx.Node | str]
 
@@ -204,8 +201,6 @@ def _check_checkpoint(run: list[fx.Node], region: CheckpointRegion) -> None:
                                  f"place to what {maker.name} made, and would write again when it is run again; take "
                                  "both in or leave both out")
 
-
-# What is kept from the forward pass for the backward pass: chosen for single nodes of a traced graph.
 
 CHOICES = ("keep", "recompute", "offload")
 

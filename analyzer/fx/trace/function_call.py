@@ -14,7 +14,6 @@ from torch import nn
 from torch.fx.graph import _is_from_torch
 from torch.fx.node import _get_qualified_name
 
-# Targets of graph nodes that generated code could not name otherwise.
 
 class CallTarget:
     """A callable around ``wrapped``, equal to every other around the same, pickled by reference to it.
@@ -159,8 +158,6 @@ def find_by_name(name: str) -> Any:
         found = getattr(found, part, None)
     return found
 
-
-# How a call of a torch function reads as a graph node.
 
 Tensor = torch.Tensor
 

@@ -24,7 +24,6 @@ from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import Access, children, holds_tensor
 from analyzer.meta.value.known_value import Watched
 
-# A user's arguments bound to what a forward takes.
 
 class Bound(NamedTuple):
     """Values of the parameters of a forward, in its order; ``given`` are those that have one."""
@@ -89,8 +88,6 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
     return Bound(parameters, given)
 
 
-# Whether arguments are like those that a graph was traced with.
-
 Tensor = torch.Tensor
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
@@ -127,7 +124,13 @@ class Expected(NamedTuple):
             return
         is_tensor, wrong = isinstance(value, Tensor), None  # what a message says besides, where something is
         if self.keys is not None:
-            self._check_keys(_keys(value))
+            keys = _keys(value)
+            if keys is None or all(type(k) is int for k in keys) and len(keys) > len(self.keys):
+                got = "no container" if keys is None else f"{len(keys)} items"
+                raise InputError(f"{self}: got {got}, but the graph was traced with {len(self.keys)}")
+            if extra := [str(k) for k in keys if k not in self.keys]:
+                raise InputError(f"{', '.join(extra)}: not given when the graph was traced; put it into meta_args, or "
+                                 "a constant into concrete_args")
         elif self.shape is None:
             found = [c for c in _comparable(value) if type(c) is type(self.constant)]
             if not found or found[0] != self.constant and repr(found[0]) != repr(self.constant):  # as NaN is
@@ -144,15 +147,6 @@ class Expected(NamedTuple):
             if (told := ask_state(value, name, args, kwargs)) != traced:
                 raise InputError(f"{self}: its {name} is {told}, but the graph was traced with {traced}, and forward "
                                  "asks for it: trace again with a tensor like this one in meta_args")
-
-    def _check_keys(self, keys: tuple[Any, ...] | None) -> None:
-        assert self.keys is not None
-        if keys is None or all(type(k) is int for k in keys) and len(keys) > len(self.keys):
-            got = "no container" if keys is None else f"{len(keys)} items"
-            raise InputError(f"{self}: got {got}, but the graph was traced with {len(self.keys)}")
-        if extra := [str(k) for k in keys if k not in self.keys]:
-            raise InputError(f"{', '.join(extra)}: not given when the graph was traced; put it into meta_args, or a "
-                             "constant into concrete_args")
 
     def find(self, value: Any) -> Any:
         """What is at this place in ``value``, the whole argument."""
@@ -258,42 +252,31 @@ def _comparable(value: Any) -> list[Any]:
 # again with these contents unknown: code that asks for them becomes one node (`outline`). Where the forward of the root
 # itself asks for them, the graph checks that they are what they were when it was traced.
 
-class ChangedContent(NamedTuple):
-    """A tensor without data whose contents were read and changed; ``value`` are those before the forward."""
-
-    tensor: Tensor
-    value: Tensor
-
-
-class _Held(NamedTuple):
-    tensor: Tensor
-    original: Tensor
-    storage: MetaStorage
-    contents: Watched | None  #: None where they are unknown
-
-
 class ContentWatch:
     """Tells which contents of a module's tensors its forward reads and changes; those of ``unknown`` ids are hidden."""
 
     def __init__(self, borrowed: Borrowed, unknown: frozenset[int]) -> None:
-        self._held: list[_Held] = []
+        #: tensors, originals, storages, and contents, None where they are unknown
+        self._held: list[tuple[Tensor, Tensor, MetaStorage, Watched | None]] = []
         for original, tensor in borrowed.fakes:
             storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
             if isinstance(storage, MetaStorage) and storage.known is not None:
                 storage.known = None if id(original) in unknown else Watched(storage.known)
-                self._held.append(_Held(tensor, original, storage, storage.known))
+                self._held.append((tensor, original, storage, storage.known))
 
     def forget(self) -> None:
         """Let contents that were unknown when the forward began be unknown, whatever wrote to them since."""
-        for held in self._held:
-            storage = held.tensor.untyped_storage()
-            if held.contents is None and isinstance(storage, MetaStorage):
+        for tensor, _, _, contents in self._held:
+            storage = tensor.untyped_storage()
+            if contents is None and isinstance(storage, MetaStorage):
                 storage.known = None
 
-    def find_changed(self, replaced: frozenset[int]) -> dict[int, ChangedContent]:
-        """What was read and changed, by the id of the user's tensor; ``replaced`` are ids of replaced buffers."""
+    def find_changed(self, replaced: frozenset[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Tensors whose contents were read and changed, by the id of the user's tensor, each with the contents that it
+        had before the forward; ``replaced`` are ids of replaced buffers.
+        """
         with without_modes():
-            return {id(original): ChangedContent(tensor, contents.flat().as_strided(
+            return {id(original): (tensor, contents.flat().as_strided(
                         original.shape, original.stride(), original.storage_offset()))
                     for tensor, original, storage, contents in self._held if contents is not None and contents.was_read
                     and (storage.known is not contents or id(tensor) in replaced

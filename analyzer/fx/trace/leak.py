@@ -71,12 +71,13 @@ class _State(Holders, CodeRecord):
     def __init__(self, function: Any, values: Any) -> None:
         self.modules: list[nn.Module] = []
         self.attributes: set[int] = set()  #: ids of what holds the attributes of objects
-        super().__init__(classes=(), functions=(), inside=set(), own=True)
-        self.capture(values)
-        self.capture(function)
-        while code := self.code:
-            self.code = []
-            self.follow((), code)
+        with without_modes(), torch._C.DisableTorchFunction():
+            super().__init__(classes=(), functions=(), inside=set(), own=True)
+            self.capture(values)
+            self.capture(function)
+            while code := self.code:
+                self.code = []
+                self.follow((), code)
 
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
         if isinstance(value, nn.Module):
@@ -137,11 +138,6 @@ def _list_changed(record: StateRecord) -> Iterator[tuple[Any, Any, Any, Any]]:
                 yield holder, name, before, now
 
 
-def _make_state(function: Any, values: Any) -> _State:
-    with without_modes(), torch._C.DisableTorchFunction():
-        return _State(function, values)
-
-
 class _Leak(NamedTuple):
     """A place, with what stands in it for what ``values`` of runs, of which the first is the trace's, left there."""
 
@@ -168,17 +164,16 @@ class Leaks:
         self._wanted = wanted
         self._held: list[_Leak] = []
         self._error: LeakError | None = None
-        self._start: _State | None = None  #: what forward began with
+        self._start: Any = None  #: the `_State` that forward began with
         #: by id of a holder, and key: the holder, and what a node set there in the trace and sets where the graph runs
         self.left: dict[tuple[int, Any], tuple[Any, Any]] = {}
 
     def begin(self, function: Any, values: Any) -> None:
         """The forward ``function`` begins, with ``values``."""
-        self._start = _make_state(function, values)
+        self._start = _State(function, values)
 
     def list_set(self, state: _State, rebuilt: set[int]) -> set[str]:
         """What of a function's ``state`` traced code has set; what is of ``rebuilt`` ids, the graph makes anew."""
-        assert self._start is not None
         with without_modes(), torch._C.DisableTorchFunction():
             rows = [*_list_changed(self._start), *((value, type(value).__name__, before, now)
                     for value, read, _, before in self._start.objects
@@ -212,7 +207,7 @@ class Leaks:
         self.vary(0)
 
     def vary(self, run: int) -> None:
-        """Let them hold what another run left."""
+        """Let all places hold what another run left."""
         for leak in self._held:
             leak.put(leak.values[min(run, len(leak.values) - 1)])
 
@@ -256,8 +251,8 @@ class Leaks:
             search.find(set(map(type, traced)), [borrowed.root.forward, *(
                 held for m in traced for held in vars(m).values() if isinstance(held, FunctionType))])
             hidden = {code_of(vars(site.owner)[site.name]) for site in outlined if site.name}
-            codes = {f.__code__ for f in search.seen if isinstance(f, FunctionType)} - hidden
-            codes = {code for code in codes if is_user_code(code.co_filename)}
+            codes = {f.__code__ for f in search.seen if isinstance(f, FunctionType)
+                     and f.__code__ not in hidden and is_user_code(f.__code__.co_filename)}
             for leak in self._held:
                 if isinstance(leak.key, str) and _differ(leak.values) and any(
                         _compares(code, leak.key) for code in codes):
@@ -268,7 +263,7 @@ class LeakWatch:
     """What a function, which runs several times as it is, leaves behind: first in the trace, then with other data."""
 
     def __init__(self, leaks: Leaks, function: Any, values: Any) -> None:
-        self._leaks, self._make = leaks, functools.partial(_make_state, function, values)
+        self._leaks, self._make = leaks, functools.partial(_State, function, values)
         self.state = self._after = self._make()
         self._runs: list[dict[tuple[int, Any], tuple[Any, Any, Any, Any]]] = []
 

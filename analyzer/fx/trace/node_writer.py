@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import enum
+import keyword
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
 
 from .function_call import BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
-from .input_check import ChangedContent, keep_contents
+from .input_check import keep_contents
 from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
 
@@ -59,7 +60,8 @@ class NodeWriter:
         self._nodes: dict[int, fx.Node] = {}
         self._kept: list[Any] = [borrowed.buffers] # keeps what `_nodes` names by id alive
         self._held: dict[int, Any] = {}          # id(value without a node) -> what the graph module holds for it
-        self._paths = {id(fake): path for group in (borrowed.parameters, borrowed.buffers) for path, fake, _ in group}
+        self._paths = {id(fake): path if is_plain(path) else self._hold("_weight", original)
+                       for group in (borrowed.parameters, borrowed.buffers) for path, fake, original in group}
 
     @property
     @contextmanager
@@ -85,15 +87,14 @@ class NodeWriter:
             if not unused.users:
                 self.graph.erase_node(unused)
 
-    def check_content(self, changed: ChangedContent) -> None:
+    def check_content(self, changed: Tensor, value: Tensor) -> None:
         """Let the graph begin with a check that a tensor that it changes has the contents that were read of it."""
-        name = self._paths.get(id(changed.tensor)) or self.node_of(changed.tensor).target
+        name = self._paths.get(id(changed)) or self.node_of(changed).target
         with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
             tensor = self.create_from(NodeCall("get_attr", name, (), {}))
-            traced = self.attribute(changed.value, "_tensor_constant", changed.value)
-            self.call(keep_contents, tensor, traced, name)
+            self.call(keep_contents, tensor, self.attribute(value, "_tensor_constant", value), name)
         self.state.assume(f"forward reads {name} and changes it: the graph raises where it is not "
-                          f"{changed.value.tolist()!r:.60} when forward begins")
+                          f"{value.tolist()!r:.60} when forward begins")
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that stands for ``tensor``; made now for parameters, buffers and constants."""
@@ -162,7 +163,7 @@ class NodeWriter:
     def module_target(self, module: nn.Module) -> str:
         """The target of a ``call_module`` node: the module's path, or a name on the graph module without one."""
         path = self.borrowed.modules.get(id(module))
-        return self._hold("_module", module) if path is None else path
+        return path if path is not None and is_plain(path) else self._hold("_module", module)
 
     def to_argument(self, value: Any) -> Any:
         """``value`` as an argument: tensors become nodes, containers keep their form, objects are rebuilt or held."""
@@ -296,6 +297,12 @@ class NodeWriter:
             if node in self.dependent:
                 self.dependent.add(part)
             self.bind(child, part, rename, around)
+
+
+def is_plain(path: str) -> bool:
+    """Whether torch.fx can write down a path of a graph module; what has another is held under a name of its own."""
+    return '"' not in path and "\\" not in path and path.isprintable() and not any(
+        map(keyword.iskeyword, path.split(".")))
 
 
 def values_around(function: FunctionType) -> list[Any]:

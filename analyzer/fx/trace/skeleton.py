@@ -40,8 +40,6 @@ def locate(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> Analyz
     return InputError(f"forward failed {place}, traced with {given}: {type(error).__name__}: {error}")
 
 
-# What a forward puts in the place of tensors that its modules hold, found by comparing before and after.
-
 class Assignments:
     """What the modules of ``borrowed`` and the arguments of forward, by name, hold when it begins, for `write` when it
     ends.
@@ -100,8 +98,6 @@ def assign_buffer(buffer: Tensor, value: Tensor) -> None:
     """Give ``buffer`` the contents of ``value``, whatever its shape, keeping its identity."""
     buffer.data = value.detach()
 
-
-# What a graph module holds: the modules and tensors that its graph names, at the paths of the original.
 
 def collect_contents(tape: Tape, borrowed: Borrowed) -> dict[str, Any]:
     """What the graph module holds, by path: modules, original tensors and constants."""

@@ -128,11 +128,11 @@ class Tape(NodeWriter):
             self.active_impls.discard(func)
 
     def is_leaf(self, module: nn.Module) -> bool:
-        """Whether ``module`` is to be one node."""
-        return is_leaf(module) and not (self.splits_bias and splits(module))
-
-    def finds(self, module: nn.Module) -> bool:
-        """Whether a leaf is what the graph will find when it calls it. Raises InputError where no other way is."""
+        """Whether ``module`` is to be one node: a leaf that is what the graph will find when it calls it. Raises
+        InputError where no other way is.
+        """
+        if not is_leaf(module) or self.splits_bias and splits(module):
+            return False
         found = self.states.are_as_found(module.modules())
         if not found and find_leaf_impl(module) is not None:
             raise InputError(f"forward changes the {type(module).__name__} {self.module_target(module)!r} for a call "
@@ -198,8 +198,8 @@ class Tape(NodeWriter):
             with self.pause:
                 result = function(*args, **kwargs)
                 watch.note()
-                for (tensor, known), (_, now) in zip(before, known_contents(t for t, _ in before)):
-                    if now is not known:  # written to, with what data decides
+                for tensor, known in before:
+                    if all(now is not known for _, now in known_contents([tensor])):  # written to, by what data decides
                         forget_contents(tensor)
                 differs = self.sizes.follow(run_again, again[0], again[1], result, module, contents=True)
                 if self.contents is not None:

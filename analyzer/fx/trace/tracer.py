@@ -173,7 +173,7 @@ class _Attempt:
             tape.regions.check_end()
             self.changed, self.asks = frozenset(changed), tape.asks
             for content in changed.values() if self.unknown is None else ():
-                tape.check_content(content)
+                tape.check_content(*content)
             tape.states.tell(mode.state)
             tape.leaks.tell(found, borrowed, mode.state)
             tape.output(result)

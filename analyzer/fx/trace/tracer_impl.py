@@ -14,7 +14,6 @@ from analyzer.errors import InputError
 from analyzer.meta.tensor import device_of
 from analyzer.registry import Call, Registry
 
-# Functions that are traced in a way of their own.
 
 def check_function(key: Any, caller: str) -> Any:
     """The key, if it can be called. Raises InputError, which begins with ``caller``, else."""
@@ -65,8 +64,6 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: 
 register_leaf_function(flex_attention, _attend)
 register_leaf_function(create_block_mask)
 
-
-# Which modules are one node of the graph.
 
 Impl = Callable[..., Any]
 

@@ -53,10 +53,7 @@ def _call_outlined(site: Site, function: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _replace(owner: Any, name: str, value: Any) -> Undo:
-    """Set ``owner.name``; the result puts back what was there, or nothing where the name was inherited."""
-    missing = name not in vars(owner)
-    before = vars(owner).get(name)  # not getattr: a class method must come back as it was
-    undo = functools.partial(delattr, owner, name) if missing else functools.partial(setattr, owner, name, before)
+    undo = functools.partial(setattr, owner, name, vars(owner)[name])  # a class method comes back as it was
     setattr(owner, name, value)
     return undo
 
@@ -88,9 +85,7 @@ def _call_module(tape: Tape, original: Any, module: nn.Module, /, *args: Any, **
     # whether forward builds it of tensors that were made by calls that are written down
     holds_results = path is None and any(tape.find(t) is not None for t in (*module.parameters(), *module.buffers()))
     outlined = site is not None and site in tape.outlined
-    if module is tape.borrowed.root or not outlined and (not tape.is_leaf(module)
-                                                         or holds_results
-                                                         or not tape.finds(module)):
+    if module is tape.borrowed.root or not outlined and (holds_results or not tape.is_leaf(module)):
         with tape.module(path if path is not None else f"{tape.where()}.<{type(module).__name__}>".lstrip("."), kind):
             return original(module, *args, **kwargs)
     target = tape.module_target(module)
@@ -234,16 +229,12 @@ def _find_names(functions: frozenset[int]) -> Iterator[tuple[Any, str]]:
             continue
         if not functions.isdisjoint(map(id, names.values())):
             yield from [(module, name) for name, value in names.items() if id(value) in functions]
-        elif _is_library(names):
+            continue
+        top = str(names.get("__name__")).partition(".")[0]
+        # the parts of an extension have none
+        file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)
+        if top in sys.builtin_module_names or str(file).startswith(_LIBRARIES):
             _clean[id(names)] = names, len(names), functions
-
-
-def _is_library(names: dict[str, Any]) -> bool:
-    """Whether a namespace is that of Python, of an installed package or of this one."""
-    top = str(names.get("__name__")).partition(".")[0]
-    # the parts of an extension have none
-    file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)
-    return top in sys.builtin_module_names or str(file).startswith(_LIBRARIES)
 
 
 def _collectives() -> list[Any]:
