@@ -46,7 +46,7 @@ def run_really(settings, steps):
 
 
 CASES = [({"history_size": 8, "max_iter": 6}, 2, 18), ({"history_size": 5, "max_iter": 4}, 3, 12),
-         ({"history_size": 3, "max_iter": 3, "line_search_fn": "strong_wolfe"}, 2, 8)]
+         ({"history_size": 4, "max_iter": 10, "line_search_fn": "strong_wolfe"}, 2, 10)]
 
 
 @pytest.mark.parametrize(("settings", "steps", "vectors"), CASES)

@@ -149,21 +149,6 @@ def test_an_edit_of_the_graph(gm: GraphModule) -> None:
     assert not edited(*args, **kwargs).equal(gm(*args, **kwargs))
 
 
-def test_torch_fx_tools() -> None:
-    gm = symbolic_trace(Model().eval(), meta_args={"x": X, "batch": {"items": [X]}})
-    expected = gm(X, {"items": [X]})
-    torch.testing.assert_close(fx.Interpreter(gm).run(X, {"items": [X]}), expected)
-    torch.testing.assert_close(fx.GraphModule(gm, copy.deepcopy(gm.graph))(X, {"items": [X]}), expected)
-    torch.testing.assert_close(fx.Transformer(gm).transform()(X, {"items": [X]}), expected)
-    assert "self.fc" in gm.print_readable(print_output=False)
-
-
-def test_retraced_by_torch_fx() -> None:
-    gm = symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), meta_args={"input": X})
-    again = fx.symbolic_trace(gm)
-    torch.testing.assert_close(again(X), gm(X))
-
-
 def test_long_graphs_pickle() -> None:
     def f(x: Tensor) -> Tensor:
         for _ in range(3000):

@@ -157,25 +157,6 @@ def test_what_is_not_read_changes_no_graph(read: Callable[[Any], Any]) -> None:
         assert torch.equal(gm(x), real(x))
 
 
-def fill(flags: dict[str, Any], x: Tensor) -> None:
-    flags["p"] = positive(x)
-
-
-def scale(flags: dict[str, Any], x: Tensor) -> Tensor:
-    return x * 2 if flags["p"] and x.sum() > -3 else x - 1
-
-
-@pytest.mark.parametrize("use", [lambda flags, x: x * 2 if flags["p"] else x, scale])
-def test_a_container_that_forward_makes(use: Callable[..., Tensor]) -> None:
-    def f(x: Tensor) -> Tensor:
-        flags: dict[str, Any] = {}
-        fill(flags, x)
-        return use(flags, x)
-
-    with pytest.raises(DataDependentError, match=r"fill\(\) sets p by what depends on data"):
-        symbolic_trace(f, meta_args={"x": META})
-
-
 class TwoNodes(nn.Module):
     """What the first sets decides the size, or the number, that the second gives."""
 

@@ -13,7 +13,6 @@ from torch import Tensor, fx, nn
 from torch.fx.subgraph_rewriter import replace_pattern
 
 from analyzer import symbolic_trace
-from analyzer.fx import CheckpointRegion, set_region
 
 X = torch.linspace(0.5, 2, 16).reshape(4, 4)
 Y = torch.linspace(1, 2, 16).reshape(4, 4)
@@ -107,14 +106,6 @@ def test_patterns_of_torch_fx_match(name: str) -> None:
     torch.testing.assert_close(gm(X, Y), model(X, Y))
 
 
-def test_torchvision_and_torch_fx_trace_alike() -> None:
-    models = pytest.importorskip("torchvision.models")
-    for name in ("squeezenet1_0", "densenet121", "googlenet"):
-        model = models.get_model(name, **({"init_weights": False} if name == "googlenet" else {}))
-        ours = symbolic_trace(model, meta_args={"x": torch.empty(2, 3, 64, 64, device="meta")})
-        assert nodes(ours.graph) == nodes(fx.symbolic_trace(model).graph), name
-
-
 def test_operands_that_do_not_fit_are_refused_as_in_python() -> None:
     refused = []
 
@@ -149,19 +140,6 @@ def test_effects_of_functions_are_seen() -> None:
     gm.recompile()
     kept = [n.target for n in gm.graph.nodes if n.op == "call_function"]
     assert kept == [F.relu, F.gumbel_softmax, F.embedding], "F.normalize changes nothing, draws nothing"
-
-
-def test_a_function_is_run_again_with_its_checkpoint() -> None:
-    model = Net(lambda: None)
-    gm = symbolic_trace(model, meta_args={"x": X, "y": Y})
-    set_region(gm, ["layer_norm", "mul"], CheckpointRegion(0))
-    gm(X, Y).sum().backward()
-    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    model(X, Y).sum().backward()
-    assert len(grads) == 2
-    for grad, p in zip(grads, model.parameters()):
-        torch.testing.assert_close(grad, p.grad)
 
 
 def test_operators_of_torch_are_put_back() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-import operator
 from typing import Any, NamedTuple
 
 import numpy
@@ -322,24 +321,6 @@ def test_what_is_written_to_one_of_two_arguments_shows_in_the_other() -> None:
             if given.dim() == 1:
                 one, other = one.flatten()[:6], other.flatten()[:6]
             torch.testing.assert_close(gm(one[:2], one[1:3]), writes(other[:2], other[1:3]))
-
-
-def test_a_parameter_as_an_argument() -> None:
-    model = nn.Linear(4, 4).double()
-    gm = symbolic_trace(model, meta_args={"input": model.weight})
-    torch.testing.assert_close(gm(Y[[0, 1, 2, 0]]), model(Y[[0, 1, 2, 0]]))
-
-
-def test_torch_functions_keep_their_kind() -> None:
-    class Model(Layers):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.relu(self.fc(x)).sum(0) + x.shape[0]
-
-    nodes = list(symbolic_trace(Model(), meta_args={"x": X}).graph.nodes)
-    assert [(n.op, n.target) for n in nodes] == [("placeholder", "x"), ("call_module", "fc"),
-                                                 ("call_function", torch.relu), ("call_method", "sum"),
-                                                 ("call_function", operator.add), ("output", "output")]
-    assert nodes[4].args[1] == 3, "a size is a constant"
 
 
 def test_where_a_node_comes_from() -> None:

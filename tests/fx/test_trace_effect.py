@@ -411,7 +411,6 @@ HOOKED: dict[str, Callable[[Any], Any]] = {
     "both": lambda m: (HOOKED["hook"](m), HOOKED["pre-hook"](m)),
     "root": lambda m: m.register_full_backward_hook(times(3)),
     "leaf": lambda m: m.c.register_full_backward_hook(times(3)),
-    "that tells": lambda m: m.inner.register_full_backward_hook(lambda module, inputs, outputs: None),
 }
 
 

@@ -17,8 +17,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from analyzer import symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
-from analyzer.fx import AutocastRegion, GradRegion, GraphModule
+from analyzer.fx import AutocastRegion, GradRegion
 from analyzer.fx.trace.tracing_patch import CHECKPOINT_GENERATOR
+
+from .conftest import pickle_again
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
 SAVED = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
@@ -359,12 +361,10 @@ ASKED: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_mode_that_forward_asks_for_is_checked(name: str, duplicate: Callable[[GraphModule], GraphModule]) -> None:
+def test_a_mode_that_forward_asks_for_is_checked(name: str) -> None:
     ask, other = ASKED[name]
     model, x = Asks(lambda linear, x: linear(x) * (2 if ask(linear, x) else 3)), torch.ones(2, 4)
-    plain, gm = model(x), symbolic_trace(model, meta_args={"x": x})
-    if duplicate is copy.copy:  # the function of a test cannot be pickled
-        gm = duplicate(gm)
+    plain, gm = model(x), copy.copy(symbolic_trace(model, meta_args={"x": x}))
     assert torch.equal(gm(x), plain)
     with other(), pytest.raises(InputError, match="trace again"):
         gm(x)
@@ -406,9 +406,9 @@ def set_deterministic(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [set_dtype, set_autocast, set_deterministic])
-def test_a_mode_that_forward_sets_without_a_block_is_a_node(function: Any, duplicate: Any) -> None:
+def test_a_mode_that_forward_sets_without_a_block_is_a_node(function: Any) -> None:
     model, x, before = Asks(function), torch.ones(2, 4), torch.are_deterministic_algorithms_enabled()
-    gm = duplicate(symbolic_trace(model, meta_args={"x": x}))
+    gm = pickle_again(symbolic_trace(model, meta_args={"x": x}))
     assert torch.are_deterministic_algorithms_enabled() == before
     try:
         got, left = gm(x), torch.are_deterministic_algorithms_enabled()
