@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from analyzer import ProfileOptions, profile
-from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.recipe.recipe import Recipe
 from analyzer.record.tensor_walk import tensors_in
@@ -76,24 +75,14 @@ def test_what_a_closure_runs_is_no_work_of_the_optimizer(optimizer):
         assert getattr(p, name) == getattr(plain, name), name
 
 
-def test_by_name():
-    p, ran = (profile(make(), X, optimizer="torch.optim:LBFGS", reuse=reuse) for reuse in (True, False))
-    assert p == ran and p.optimizer_bytes // p.param_bytes == 202
-    assert {row.reason for row in p.replay} == {"the optimizer runs the model itself"}
-
-
 def test_one_step_says_what_is_missing():
-    p = profile(make(), X, optimizer="torch.optim:LBFGS", options=ProfileOptions(steps=1))
-    assert p.optimizer_bytes // p.param_bytes == 40
+    p, ran = (profile(make(), X, optimizer="torch.optim:LBFGS", options=ProfileOptions(steps=1), reuse=reuse)
+              for reuse in (True, False))
+    assert p == ran and p.optimizer_bytes // p.param_bytes == 40
+    assert {row.reason for row in p.replay} == {"the optimizer runs the model itself"}
     assert p.assumptions[-1] == (
         "LBFGS: after these steps it holds 19 pairs of vectors, of which its history_size allows 100: in the end it "
         "holds up to 162 times the trained parameters more; run more steps to see it")
-
-
-def test_on_the_command_line(capsys):
-    words = f"{__file__}:make --input input=float32:32x64 --optimizer torch.optim:LBFGS --show brief"
-    assert main(["profile", *words.split()]) == 0
-    assert "optimizer torch.optim:LBFGS" in capsys.readouterr().out
 
 
 def test_accumulation_is_refused():
