@@ -180,7 +180,7 @@ class Surroundings(Holders, CodeRecord):
         with _lock:
             self._is_over = True
             for other in reversed(_kept[:_kept.index(self) + 1]):
-                for restore in [restore for now, restore in other.list_changes()
+                for restore in [restore for _, now, restore in other.list_changes()
                                 if leads_to_fake(now)] if other._is_over else ():
                     restore()
             while _kept and _kept[-1]._is_over:

@@ -135,12 +135,8 @@ class Pending:
         """Write it into the log."""
         raise NotImplementedError
 
-    def replayed_parts(self) -> Iterable[tuple[int, Any, int, int]]:
-        """The parts of captured segments that it is: (step, segment, first event, end); none where it has no calls."""
-        return ()
-
     def placed_parts(self) -> Iterable[PlacedPart]:
-        """The same in the order of their calls, each at its place among the log's calls."""
+        """The parts of captured segments that it is, in the order of their calls; none where it has no calls."""
         return ()
 
     def count_module_calls(self) -> int:
@@ -313,7 +309,7 @@ class Log:
     def _count_calls(self) -> list[Tally]:
         slots, table = self.call_slots, self.storage_table
         written = self.count_alike(slots.written_places(0, len(slots)))
-        parts = Counter(part for pending in self.pending for part in pending.replayed_parts())
+        parts = Counter(part[2:6] for pending in self.pending for part in pending.placed_parts())
         return [
             *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
               for call, storages, count in part.tally(start, stop, self)),

@@ -34,12 +34,13 @@ class ModuleRecorder(MemoryRecorder):
     """The part of a `Recorder` that knows the modules of ``root``, and writes the rows of the node table.
 
     ``is_leaf`` tells which modules become one node (eager runs), ``walked`` are the modules of ``root``, where these
-    were listed already. A driver that knows its nodes (the graph interpreter) sets `node` itself.
+    were listed already; ``around`` is the path of a module around ``root``, the last of the log. A driver that knows
+    its nodes (the graph interpreter) sets `node` itself.
     """
 
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
                  is_leaf: Callable[[torch.nn.Module], bool] | None,
-                 walked: Sequence[tuple[str, torch.nn.Module]] | None) -> None:
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None, around: str) -> None:
         super().__init__(mode, claim)
         self.is_leaf = is_leaf
         self.first_node = 0  #: of the present step
@@ -55,6 +56,9 @@ class ModuleRecorder(MemoryRecorder):
         self._parameter_owner: dict[int, int] = {}
         self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
         self._collect_modules(walk_modules(root) if walked is None else walked)
+        if around:
+            self.outermost = len(self.log.modules)
+            self.log.modules.append(LogModule(around, "", None))
 
     # ---- steps
 
@@ -180,7 +184,9 @@ class ModuleRecorder(MemoryRecorder):
 
     def where(self) -> str:
         """The path of the module that runs, for messages."""
-        return self.log.modules[self._stack[-1]].path if self._stack else ""
+        below = self.log.modules[self._stack[-1]].path if self._stack else ""
+        around = self.log.modules[self.outermost].path
+        return f"{around}.{below}" if around and below else around or below
 
     def running_call(self) -> int | None:
         """The index in `Log.module_calls` of the innermost call of a module of the model's."""

@@ -40,8 +40,8 @@ class Recorder(ModuleRecorder):
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
                  is_leaf: Callable[[torch.nn.Module], bool] | None = None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
-                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
-        super().__init__(mode, root, claim, is_leaf, walked)
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None, around: str = "") -> None:
+        super().__init__(mode, root, claim, is_leaf, walked, around)
         self.find_leaf_impl = find_leaf_impl
         self._call_of_sequence = SequenceIndex()
         self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run

@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,18 +20,12 @@ from analyzer.record.tensor_walk import REGISTRIES, walk_modules
 
 from .cache_slot import CacheLike
 from .match import Mismatch
-from .state_value import list_reached, reaches_inside, tensor_attributes
+from .state_value import list_reached, tensor_attributes
 
 # What is in a block, and what its arguments tell of it.
 
 LEAF_TYPES = (torch.Tensor, *ARGUMENTS)  #: of arguments that a forward pass cannot change
 _UNCHANGING = (*ARGUMENTS, CacheLike)
-
-
-def are_identical(a: Iterable[Any], b: Collection[Any]) -> bool:
-    """Whether the items are the same objects."""
-    items = list(a)
-    return len(items) == len(b) and all(map(operator.is_, items, b))
 
 
 class Contents(NamedTuple):
@@ -64,6 +57,8 @@ def survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
             tensors += below.tensors
     contents = found[id(module)] = Contents(modules, leaves, tensors)
     return contents
+
+
 _flat_structures: dict[tuple[int, tuple[str, ...]], pytree.TreeSpec] = {}
 
 
@@ -93,9 +88,9 @@ def input_key(leaves: list[Any]) -> Hashable:
                 raise Mismatch("an argument is a sparse, wrapped or real tensor, or has objects for attributes")
             group = groups.setdefault(storage.number, len(groups))
             contents = storage.known or storage.drawn_from
-            known = None if contents is None else (id(contents), contents is storage.known)
             key.append((tuple(x.shape), x.stride(), x.dtype, x.storage_offset(), storage.nbytes(), storage.device,
-                        x.requires_grad, group, known, storage.density, storage.nonzero_bound, attributes))
+                        x.requires_grad, group, id(contents), contents is storage.known, storage.density,
+                        storage.nonzero_bound, attributes))
         elif isinstance(x, _UNCHANGING):
             key.append((type(x), x))
         else:
@@ -122,10 +117,8 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
     key: list[Any] = [type(module), module.training]
     for name, child in module._modules.items():
         below = None
-        if child is not None:
-            below = memo[id(child)] if id(child) in memo else structure_key(child, memo, numbers)
-            if below is None:
-                return None
+        if child is not None and (below := structure_key(child, memo, numbers)) is None:
+            return None
         key += name, below
     contents = module.__dict__
     if isinstance(module, torch.jit.ScriptModule) or any([contents.get(name) for name in _HOOKS]):
@@ -135,12 +128,10 @@ def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[
         for name, tensor in held.items():
             if tensor is None:
                 key += name, None
-            elif tensor.layout is not torch.strided or has_gradient_hooks(tensor):
+            elif tensor.layout is not torch.strided or has_gradient_hooks(tensor) or (
+                    attributes := tensor_attributes(tensor)) is None:
                 return None
             else:
-                attributes = tensor_attributes(tensor)
-                if attributes is None:
-                    return None
                 key += name, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, attributes
     found = memo[id(module)] = numbers.setdefault(tuple(key), len(numbers))
     return found
@@ -150,8 +141,7 @@ class ReadValues:
     """The values that a block's forward pass read, to compare with another block's."""
 
     def __init__(self, root: nn.Module, reads: set[tuple[str, str]]) -> None:
-        self.root = root
-        self.positions = Positions(root)
+        self.root, self.positions = root, Positions(root)
         modules = dict(root.named_modules())
         index_of = {path: i for i, path in enumerate(modules)}
         self.count = len(modules)
@@ -174,26 +164,22 @@ class ReadValues:
                     self.fixed.append((i, n))
                 else:
                     self.computed.append((i, n, getattr(module, n, _MISSING)))
-        self._hidden = [(i, frozenset(n for j, n in self.fixed if j == i))
-                        for i in dict.fromkeys(i for i, _ in self.fixed)]
-        inside = _find_inside(modules.values())
+        inside: set[int] = set()  # the ids of modules and of what they register
+        for module in modules.values():
+            held = module.__dict__
+            inside.update(map(id, (module, held, *(held[name] for name in REGISTRIES), *module._parameters.values(),
+                                   *module._buffers.values())))
         #: an attribute through which more can be reached
         self.outside: str | None = None
         #: whether a value leads back into the block: in another block the same object is something else
         self.leads_inside = False
         looked_at: set[int] = set()
         for _, name, value in (*self.values, *self.computed):
-            if type(value) in VALUES or id(value) in looked_at:
-                continue
-            looked_at.add(id(value))
-            for is_inside in list_reached(value, inside):
-                if is_inside:
-                    self.leads_inside = True
-                elif self.outside is None:
-                    self.outside = name
-        self._own = [
-            _Own(i, [(n, v) for j, n, v in self.values if j == i]) for i in dict.fromkeys(i for i, _, _ in self.values)
-        ]
+            if type(value) not in VALUES and id(value) not in looked_at:
+                looked_at.add(id(value))
+                for is_inside in list_reached(value, inside):
+                    self.leads_inside = self.leads_inside or is_inside
+                    self.outside = self.outside or (None if is_inside else name)
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
         """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it,
@@ -204,63 +190,20 @@ class ReadValues:
         if len(its) != self.count:
             return False  # one of them holds a module twice
         contents = [m.__dict__ for m in its]
-        if any([tuple(contents[i]) != names for i, names in self.wholes]) or not all(
-                [names.isdisjoint(contents[i]) for i, names in self._hidden]):
+        if any([tuple(contents[i]) != names for i, names in self.wholes]) or any(
+                [name in contents[i] for i, name in self.fixed]):
             return False
-        where = Positions(other)
-        for own in self._own:
-            try:
-                theirs, empty = own.read(contents[own.index]), own.read_empty(contents[own.index])
-            except KeyError:
+        where, leads_inside = Positions(other), self.leads_inside
+        for i, name, mine in self.values:
+            theirs = contents[i].get(name, _MISSING)
+            is_empty = type(mine) in CONTAINERS and type(mine) is type(theirs) and not mine and not theirs
+            if not (is_empty or mine is theirs and not leads_inside or _same(mine, theirs, self.positions, where)):
                 return False
-            if any(empty) or tuple(map(type, empty)) != own.empty_types:
-                return False
-            if not self.leads_inside and all(map(operator.is_, theirs, own.values)):
-                continue
-            for mine, its_own in zip(own.values, theirs):
-                if mine is its_own and not self.leads_inside or type(mine) is type(its_own) and isinstance(
-                        mine, VALUES) and mine == its_own:
-                    continue
-                if not _same(mine, its_own, self.positions, where):
-                    return False
         for i, name, mine in self.computed:
             theirs = getattr(its[i], name, _MISSING)
-            if mine is theirs and not self.leads_inside:
-                continue
-            if not _same(mine, theirs, self.positions, where):
+            if not (mine is theirs and not leads_inside or _same(mine, theirs, self.positions, where)):
                 return False
         return True
-
-
-def _find_inside(modules: Iterable[nn.Module]) -> set[int]:
-    """The ids of modules and of what they register."""
-    inside: set[int] = set()
-    for module in modules:
-        contents = module.__dict__
-        inside.update(map(id, (module, contents, *(contents[name] for name in REGISTRIES))))
-        inside.update(id(t) for held in (module._parameters, module._buffers) for t in held.values())
-    return inside
-
-
-class _Own:
-    """What was read of one module's own attributes: those that were empty containers, and the others."""
-
-    __slots__ = ("index", "read", "values", "read_empty", "empty_types")
-
-    def __init__(self, index: int, read: list[tuple[str, Any]]) -> None:
-        empty = [(name, value) for name, value in read if type(value) in CONTAINERS and not value]
-        others = [(name, value) for name, value in read if not (type(value) in CONTAINERS and not value)]
-        self.index = index
-        self.read, self.values = getter([name for name, _ in others]), tuple(value for _, value in others)
-        self.read_empty, self.empty_types = getter([name for name, _ in empty]), tuple(
-            type(value) for _, value in empty)
-
-
-def getter(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the values of some keys, or those at some places."""
-    if len(names) > 1:
-        return operator.itemgetter(*names)
-    return lambda contents: tuple([contents[name] for name in names])
 
 
 _MISSING: Any = object()
@@ -292,7 +235,7 @@ class Positions:
 
     def are_reached_from(self, value: Any) -> bool:
         """Whether a value leads to one of them."""
-        return type(value) not in VALUES and reaches_inside(value, self._found)
+        return any(list_reached(value, self._found))
 
 
 def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
@@ -303,17 +246,14 @@ def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
         return place == where_b.of(b)
     if type(a) is not type(b):
         return False
-    if isinstance(a, VALUES):
+    if isinstance(a, (*VALUES, set, frozenset)):
         return bool(a == b)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y, where_a, where_b) for x, y in zip(a, b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(_same(a[k], b[k], where_a, where_b) for k in a)
-    if isinstance(a, (set, frozenset)):
-        return bool(a == b)
     if isinstance(a, types.MethodType):
         return a.__func__ is b.__func__ and _same(a.__self__, b.__self__, where_a, where_b)
     if isinstance(a, functools.partial):
-        return (a.func is b.func and _same(a.args, b.args, where_a, where_b)
-                and _same(a.keywords, b.keywords, where_a, where_b))
+        return a.func is b.func and _same((a.args, a.keywords), (b.args, b.keywords), where_a, where_b)
     return False  # objects of their own: what they would have answered is not known

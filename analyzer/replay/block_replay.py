@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -16,29 +17,10 @@ from analyzer.record.reference_count import describe_context
 from analyzer.record.tensor_walk import walk_modules
 
 from .block_capture import BlockCapture
-from .block_key import (
-    LEAF_TYPES,
-    Contents,
-    ReadValues,
-    are_identical,
-    flatten_arguments,
-    input_key,
-    structure_key,
-    survey,
-)
+from .block_key import LEAF_TYPES, Contents, ReadValues, flatten_arguments, input_key, structure_key, survey
 from .cache_slot import CacheLike, Slot, fill, index_candidates, is_free, like_cache
-from .captured_block import (
-    BLOCK,
-    Arguments,
-    BlockSite,
-    Borrow,
-    CapturedBlock,
-    GradSpec,
-    PassedOn,
-    number_of,
-    writes_in_place,
-)
-from .match import Match, Mismatch
+from .captured_block import BLOCK, Arguments, Borrow, CapturedBlock, Output, PassedOn, number_of, writes_in_place
+from .match import Mismatch
 from .replayed_block import BlockFunction, ReplayedBlock, gradient_token
 from .state_fingerprint import StateFingerprint
 from .state_value import describe_tensor_state
@@ -47,11 +29,6 @@ from .state_value import describe_tensor_state
 # so the blocks beyond the second must hold so many leaf modules: docs/performance.md, "When a block is tried out".
 FEWEST = 3
 LEAST_LEAVES_SAVED = 64
-
-
-def pays(blocks: int, leaves: int) -> bool:
-    """Whether so many alike blocks of so many leaf modules are worth a capture."""
-    return blocks >= FEWEST and (blocks - 2) * leaves > LEAST_LEAVES_SAVED
 
 
 class BlockReplay:
@@ -80,15 +57,21 @@ class BlockReplay:
                 and not (type(module) in excluded or is_leaf(module))}
         counts = self._counts = Counter(k for k in keys.values() if k is not None)
         self._all_keys, self._leaves = keys, {i: contents[i].leaves for i in keys}
-        self.keys = {i: k for i, k in keys.items() if k is not None and pays(counts[k], contents[i].leaves)}
+        self.keys = {i: k for i, k in keys.items() if k is not None and counts[k] >= FEWEST
+                     and (counts[k] - 2) * contents[i].leaves > LEAST_LEAVES_SAVED}
         self._contents = {i: contents[i]._replace(modules=list(dict.fromkeys(contents[i].modules))) for i in self.keys}
         # candidates that hold a parameter, by the number of its storage
         self._blocks_of: dict[int, list[nn.Module]] = {}
         self._touched: set[int] = set()  # those whose parameters were read by a call that was run
         self._tensor_states: dict[int, Any] = {}  # of candidates' tensors, by id
         recorder.watched, recorder.touched, recorder.before_backward = set(), self._touch, self._check_backward
-        for i in self._contents:
-            self._watch(self._contents[i])
+        for block in self._contents.values():
+            for tensor in block.list_tensors():
+                self._tensor_states[id(tensor)] = describe_tensor_state(tensor)
+                storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
+                if isinstance(storage, MetaStorage):  # hear of calls that read it
+                    self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
+                    recorder.watched.add(storage.number)
         # what a replayed block read more than once, by the number of its storage, and the block
         self._summed: dict[int, nn.Module] = {}
         self._known: dict[Hashable, list[_Variant]] = {}
@@ -100,37 +83,12 @@ class BlockReplay:
         #: the class of each candidate that was called, and why it was run (None: it was replayed), by path
         self.decisions: dict[str, tuple[str, str | None]] = {}
 
-    def _watch(self, block: Contents) -> None:
-        """Hear of calls that read a block's parameters."""
-        for tensor in block.list_tensors():
-            self._tensor_states[id(tensor)] = describe_tensor_state(tensor)
-            storage = tensor.untyped_storage() if tensor.requires_grad and tensor.layout is torch.strided else None
-            if isinstance(storage, MetaStorage):
-                self._blocks_of.setdefault(storage.number, []).append(block.modules[0])
-                self.recorder.watched.add(storage.number)
-
-    def path_of(self, module: nn.Module) -> str:
-        """The path of a block in the model."""
-        return self.recorder.path_of(module)
-
-    def make_capture(self, module: nn.Module, arguments: Arguments,
-                     grad_specs: tuple[GradSpec, ...] | None) -> BlockCapture:
-        """The first run of a block, or another one for gradients of other specs."""
-        return BlockCapture(self.recorder, module, arguments, self.borrow, grad_specs)
-
-    def make_site(self, captured: CapturedBlock, module: nn.Module, numbers: Iterable[Sequence[Any]],
-                   producers: dict[int, int | None]) -> BlockSite:
-        """The site of a replayed block in the log."""
-        recorder = self.recorder
-        return BlockSite(captured, self.path_of(module), numbers, producers, recorder.log, recorder.step,
-                          recorder.running_call(), recorder.source_line())
-
     def explain(self) -> dict[str, tuple[str, str | None]]:
         """The class of each candidate, and why it was run (None: it was replayed), by path; none that is within one."""
         found: dict[str, tuple[str, str | None]] = {}
         for module in [module for module in self.recorder.modules() if id(module) in self._all_keys]:
-            path, key = self.path_of(module), self._all_keys[id(module)]
-            if path.rpartition(".")[0] in found and found[path.rpartition(".")[0]][1] is None:
+            path, key = self.recorder.path_of(module), self._all_keys[id(module)]
+            if found.get(path.rpartition(".")[0], ("", ""))[1] is None:
                 continue
             if path in self.decisions:
                 found[path] = self.decisions[path]
@@ -143,31 +101,26 @@ class BlockReplay:
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The block's output, replayed; NotImplemented where it has to be run."""
-        result: Any = NotImplemented
-        if id(module) in self.keys and self.recorder.step == 0 and self.recorder.phase == "forward":
-            path, reason = self.path_of(module), None
-            match = self.can_replay(module, args, kwargs)
-            if isinstance(match, Match):
-                result = self._replay_captured(match)
-            else:
-                reason = str(match)
-            _, earlier = self.decisions.get(path, ("", None))
-            self.decisions[path] = type(module).__name__, earlier or reason  # one that was run once was run
-        elif self.recorder.step == 0 and id(module) in self._replayed:
-            raise Restart("it is called again", self._replayed[id(module)])
-        return result
-
-    def can_replay(self, module: nn.Module, args: Any, kwargs: Any) -> Match | Mismatch:
-        """What a candidate may replay for these arguments, captured now where nothing alike was; else why it is run."""
-        try:
-            return self._match(module, args, kwargs)
-        except Mismatch as mismatch:
-            return mismatch.with_traceback(None)  # which would hold the arguments
-
-    def _match(self, module: nn.Module, args: Any, kwargs: Any) -> Match:
-        key = self.keys[id(module)]
+        if self.recorder.step > 0:
+            return NotImplemented
         if id(module) in self._replayed:
             raise Restart("it is called again", self._replayed[id(module)])
+        if id(module) not in self.keys or self.recorder.phase != "forward":
+            return NotImplemented
+        path, reason, result = self.recorder.path_of(module), None, NotImplemented
+        try:
+            captured, leaves = self._match(module, args, kwargs)
+        except Mismatch as mismatch:
+            reason = str(mismatch)
+        else:
+            result = self._replay(captured, module, leaves)
+        _, earlier = self.decisions.get(path, ("", None))
+        self.decisions[path] = type(module).__name__, earlier or reason  # one that was run once was run
+        return result
+
+    def _match(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[CapturedBlock, list[Any]]:
+        """What a candidate may replay, captured now where nothing alike was, and its arguments. Raises Mismatch."""
+        key = self.keys[id(module)]
         if torch.is_grad_enabled() and self.recorder.has_unnamed_nodes():
             raise Mismatch("an autograd node before it belongs to no operator")
         if self.recorder.reentrant_checkpoints:
@@ -184,18 +137,23 @@ class BlockReplay:
         if key in self._unreadable:
             raise Mismatch(self._unreadable[key])
         variants = self._known.setdefault((key, structure, inputs, torch.is_grad_enabled()), [])
-        for variant in variants:
-            if self._holds(variant, module):
-                self._replays[key] += 1
-                return self._judge(variant, module, leaves)
-        if len(variants) > self._replays[key]:  # what was captured was of no use to another: more would not pay
+        # whether what a forward pass read has these values in this block
+        variant = next((v for v in variants if (v.captured is None or v.shared.is_same())
+                        and v.values.hold_for(module, self.modules_in(module))), None)
+        if variant is not None:
+            self._replays[key] += 1
+        elif len(variants) > self._replays[key]:  # what was captured was of no use to another: more would not pay
             raise Mismatch(f"it differs from those that were tried: {variants[-1].reason or 'in what they read'}")
-        indices = self._find_indices(module, key) if any(type(x) is CacheLike for x in likes) else []
-        variant = self._try(module, Arguments(likes, structure, indices))
-        variants.append(variant)
-        return self._judge(variant, module, leaves)
+        else:
+            indices: list[tuple[str, str]] = []
+            if any(type(x) is CacheLike for x in likes):
+                blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
+                indices = index_candidates(module, next(m for m in blocks if m is not module))
+            variant = self._try(module, Arguments(likes, structure, indices))
+            variants.append(variant)
+        return self._judge(variant, module, leaves), leaves
 
-    def _judge(self, variant: _Variant, module: nn.Module, leaves: list[Any]) -> Match:
+    def _judge(self, variant: _Variant, module: nn.Module, leaves: list[Any]) -> CapturedBlock:
         """The captured block, which does what ``module`` would. Raises Mismatch where the rest of the run matters."""
         captured = variant.captured
         if captured is None:
@@ -203,45 +161,33 @@ class BlockReplay:
         slot = captured.slot
         if slot is not None and not is_free(leaves[slot.argument], self._index_of(slot, module), slot.layer):
             raise Mismatch("its slot of a cache is taken")
-        if captured.shows_held and self.path_of(module) in self.decisions:
+        if captured.shows_held and self.recorder.path_of(module) in self.decisions:
             raise Mismatch("it is called again, and reads views of what it holds that its earlier call made")
-        return Match(captured, module, leaves)
+        return captured
 
     def _check_tensors(self, module: nn.Module) -> None:
         """Raise Mismatch where parameters are not the block's own, or are not what they were when it was described."""
-        contents, states = self._contents[id(module)], self._tensor_states
         if id(module) in self._touched:
             raise Mismatch("its parameters are used outside of it")
-        now = survey(module, {})
-        if not are_identical(now.list_tensors(), contents.list_tensors()) or not are_identical(
-                dict.fromkeys(now.modules), contents.modules):
-            raise Mismatch("its modules or tensors were exchanged")
+        contents, now = self._contents[id(module)], survey(module, {})
+        for found, known in ((now.list_tensors(), contents.list_tensors()),
+                             (list(dict.fromkeys(now.modules)), contents.modules)):
+            if len(found) != len(known) or not all(map(is_, found, known)):
+                raise Mismatch("its modules or tensors were exchanged")
         for tensor in contents.list_tensors():
             if id(tensor) in self._tied:
                 raise Mismatch("it shares a parameter or buffer with another module")
             if tensor.grad is not None:
                 raise Mismatch("a parameter has a gradient already")
-            if states.get(id(tensor)) != describe_tensor_state(tensor):
+            if self._tensor_states.get(id(tensor)) != describe_tensor_state(tensor):
                 raise Mismatch("a tensor's attribute, hook, storage or requires_grad was changed")
-
-    def _holds(self, variant: _Variant, module: nn.Module) -> bool:
-        """Whether what a forward pass read has these values in a block."""
-        if variant.captured is not None and not variant.shared.is_same():
-            return False
-        return variant.values.hold_for(module, self._contents[id(module)].modules)
 
     def modules_in(self, block: nn.Module) -> list[nn.Module]:
         """The modules of a candidate, itself first, as ``modules()`` lists them."""
         return self._contents[id(block)].modules
 
-    def _find_indices(self, module: nn.Module, key: Hashable) -> list[tuple[str, str]]:
-        """Integers in which a block differs from the others."""
-        blocks = (c.modules[0] for i, c in self._contents.items() if self.keys[i] == key)
-        return index_candidates(module, next(m for m in blocks if m is not module))
-
     def _index_of(self, slot: Slot, module: nn.Module) -> int:
-        index: int = self._contents[id(module)].modules[slot.module].__dict__[slot.attribute]
-        return index
+        return self.modules_in(module)[slot.module].__dict__[slot.attribute]  # type: ignore[no-any-return]
 
     def _check_backward(self, is_plain: bool) -> None:
         if not is_plain and self._replayed:
@@ -268,8 +214,8 @@ class BlockReplay:
         if shared.unreadable:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
             raise Mismatch(shared.unreadable)
-        capture, captured, reason = self.make_capture(module, arguments, None), None, ""
-        capture.code = shared.code
+        captured, reason = None, ""
+        capture = BlockCapture(self.recorder, module, arguments, self.borrow, None, shared.code)
         try:
             captured = capture.run()
         except Mismatch as mismatch:
@@ -281,33 +227,30 @@ class BlockReplay:
             captured, reason = None, f"it reads {values.outside}, through which more than the block can be reached"
         return _Variant(values, shared, captured, reason)
 
-    def _replay_captured(self, match: Match) -> Any:
-        captured, module, leaves = match
+    def _replay(self, captured: CapturedBlock, module: nn.Module, leaves: list[Any]) -> Any:
+        recorder, is_recorded = self.recorder, torch.is_grad_enabled()
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        if torch.is_grad_enabled():
+        if is_recorded:
             self._replayed.update(dict.fromkeys(map(id, self.modules_in(module)), module))
-            for tensor in tensors if self._summed else ():
-                if number_of(tensor) in self._summed:
-                    raise Restart("its input is used after it", module)
+            if any(number_of(tensor) in self._summed for tensor in (tensors if self._summed else ())):
+                raise Restart("its input is used after it", module)
             for i in captured.sums:
                 self._summed[number_of(leaves[i])] = module
-                self.recorder.watched.add(number_of(leaves[i]))
         for text in captured.assumptions:
             self.assume(text, module)
         run = ReplayedBlock(self, captured, module)
-        if torch.is_grad_enabled() and captured.differentiable:
+        if is_recorded and captured.is_differentiable:
             with torch._C.DisableTorchFunction():
                 made = list(BlockFunction.apply(run, gradient_token(), *tensors))  # type: ignore[no-untyped-call]
-            run.sequence = self.recorder.skip_sequence()
-            self.recorder.let_stand(run.sequence, run.locate(captured.begins_at))
+            run.sequence = recorder.skip_sequence()
+            recorder.let_stand(run.sequence, run.locate(captured.begins_at))
         else:
             made = run.forward(tensors)
-        for tensor, output in zip(made, [o for o in captured.outputs if isinstance(o, tuple)]):
-            if output[3] and torch.is_grad_enabled():
-                self._views[number_of(tensor)] = module
-                self.recorder.watched.add(number_of(tensor))
+        if is_recorded:
+            self._views.update((number_of(t), module) for t, output in zip(made, captured.made) if output.is_view)
+            recorder.watched.update(self._views, self._summed)
         rest = iter(made)
-        outputs = [next(rest) if isinstance(o, tuple) else tensors[o.index] if isinstance(o, PassedOn) else o
+        outputs = [next(rest) if isinstance(o, Output) else tensors[o.index] if isinstance(o, PassedOn) else o
                    for o in captured.outputs]
         if captured.slot is not None:
             count = captured.structure.num_leaves
@@ -317,7 +260,7 @@ class BlockReplay:
 
     def assume(self, text: str, module: nn.Module) -> None:
         """Say that something was taken for granted in a block, as a run of it would have said it."""
-        self.recorder.mode.state.assume(text.replace(BLOCK, self.path_of(module)))
+        self.recorder.mode.state.assume(text.replace(BLOCK, self.recorder.path_of(module)))
 
 
 class _Variant(NamedTuple):

@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,12 +14,14 @@ from torch.utils import _pytree as pytree
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import new_storage, tensor_on
-from analyzer.record.log import CALLER, Log, LogModuleCall, LogNode, identifier
+from analyzer.record.log import CALLER, Log, LogModuleCall, LogNode, Pending, identifier
+from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import ALONE, ALONE_VIEW, Holding
+from analyzer.record.storage_lifetime import OUTSIDE
 
 from .cache_slot import Slot
 from .match import Mismatch
-from .segment import Segment, Site
+from .segment import Segment
 
 # What a block does, as plain data: its arguments, its forward pass, and its backward passes by the gradients given.
 
@@ -37,11 +39,9 @@ class InputLike:
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         assert isinstance(storage, MetaStorage)
-        self.shape, self.stride, self.dtype, self.offset = tuple(
-            tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset()
+        self.view = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         self.claim, self.nbytes, self.group = storage.device, storage.nbytes(), storage.number
-        self.followed = storage.followed
-        self.requires_grad = tensor.requires_grad
+        self.followed, self.requires_grad = storage.followed, tensor.requires_grad
 
     def make(self, state: MetaState, storages: dict[int, MetaStorage]) -> torch.Tensor:
         """A tensor like it; those that shared a storage share one in ``storages``."""
@@ -49,21 +49,27 @@ class InputLike:
         if storage is None:
             storage = storages[self.group] = new_storage(self.nbytes, self.claim, state.space)
             storage.followed = self.followed
-        return tensor_on(storage, self.dtype, self.offset, self.shape, self.stride)
+        return tensor_on(storage, *self.view)
 
 
 class Arguments:
-    """The arguments of a block's call, without its tensors.
-
-    ``indices`` are attributes (path, name) that may be no more than the index of a cache slot.
+    """The arguments of a block's call, without its tensors; ``indices`` are attributes (path, name) that may be no more
+    than the index of a cache slot.
     """
 
     def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]]) -> None:
-        self.indices = indices
+        self.structure, self.indices, self.trains = structure, indices, torch.is_grad_enabled()
         self.leaves = [InputLike(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-        self.structure = structure
         self.tensors = [x for x in self.leaves if isinstance(x, InputLike)]
-        self.trains = torch.is_grad_enabled()
+
+
+class Output(NamedTuple):
+    """A tensor that a block makes: its slot, a tensor like it, whether it has a gradient, and whether it is a view."""
+
+    slot: int
+    like: torch.Tensor
+    requires_grad: bool
+    is_view: bool
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,13 @@ class CapturedBackward:
     returned: list[tuple[int, torch.Tensor, bool] | None]
     #: place of its module, name, slot and a tensor like its gradient
     parameters: list[tuple[int, str, int, torch.Tensor]]
-    dying: set[int]                                   #: slots of inputs and outputs that autograd lets go of
+    #: slots of inputs and outputs that autograd lets go of
+    dying: set[int]
     #: slots of gradients of outputs that the segment itself frees, and the event
     freed: dict[int, int]
     #: positions in ``incoming`` of gradients that it neither writes to nor returns: they may as well be views
-    only_read: frozenset[int] = frozenset()
-    assumptions: list[str] = field(default_factory=list)
+    only_read: frozenset[int]
+    assumptions: list[str]
 
     def serves(self, own: tuple[GradSpec, ...], others: tuple[GradSpec, ...]) -> bool:
         """Whether it does for gradients of ``others`` what it does for those of ``own``, that it was captured with."""
@@ -105,34 +112,29 @@ class CapturedBlock:
     """
 
     log: Log
-    segment: Segment                                        #: of the forward pass
-    inputs: int                                       #: how many tensors go in
-    held: list[str]                                   #: paths of parameters and buffers, in order of their slots
-    #: leaves: (slot, tensor like it, requires_grad, whether it is a view), PassedOn, or a plain value
-    outputs: list[Any]
+    segment: Segment               #: of the forward pass
+    inputs: int                    #: how many tensors go in
+    held: list[str]                #: paths of parameters and buffers, in order of their slots
+    outputs: list[Any]             #: leaves: `Output`, `PassedOn`, or a plain value
     structure: pytree.TreeSpec
-    rows: list[int]                                   #: of log.nodes, those that the block adds to the table
+    rows: list[int]                #: of log.nodes, those that the block adds to the table
     #: the other rows: their index, and the slot of the input that each stands for
     placeholders: list[tuple[int, int]]
     #: slot of an input, output or parameter, and the row that wrote it last
     writers: list[tuple[int, int]]
-    first_call: int                                   #: of log.calls, of the forward pass
+    first_call: int                #: of log.calls, of the forward pass
     #: positions of arguments that it reads more than once: it adds their gradients up
     sums: frozenset[int]
     arguments: Arguments
     #: of a cache, that it fills with the outputs beyond those of ``structure``
-    slot: Slot | None = None
+    slot: Slot | None
     #: what its forward pass takes for granted, with `BLOCK` for its path
-    assumptions: list[str] = field(default_factory=list)
+    assumptions: list[str]
     backwards: dict[tuple[GradSpec, ...], CapturedBackward] = field(default_factory=dict)
     #: call, module and row that the block's own autograd node goes for
     stands_for: tuple[int, int, int] | None = None
     #: the same for what hooks on its output run before it; None where it has several outputs
     begins_at: tuple[int, int, int] | None = None
-
-    def dying(self) -> set[int]:
-        """Slots of inputs and outputs that autograd lets go of in one of the backward passes that are known."""
-        return set().union(*(backward.dying for backward in self.backwards.values()))
 
     @property
     def shows_held(self) -> bool:
@@ -140,9 +142,14 @@ class CapturedBlock:
         return any(self.inputs <= slot < self.inputs + len(self.held) for slot, _ in self.writers)
 
     @property
-    def differentiable(self) -> list[int]:
-        """Positions of the outputs that have gradients."""
-        return [i for i, o in enumerate(self.outputs) if isinstance(o, tuple) and o[2]]
+    def made(self) -> list[Output]:
+        """The tensors that it makes and gives."""
+        return [o for o in self.outputs if isinstance(o, Output)]
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether an output has a gradient."""
+        return any(o.requires_grad for o in self.made)
 
 
 def number_of(tensor: torch.Tensor) -> int:
@@ -170,7 +177,7 @@ class Source(torch.autograd.Function):
         """Give what ``make`` makes."""
         ctx.capture = capture
         tensors = make()
-        ctx.mark_non_differentiable(*[t for t, needs in zip(tensors, capture.needs_grad) if not needs])
+        ctx.mark_non_differentiable(*[t for t, x in zip(tensors, capture.arguments.tensors) if not x.requires_grad])
         ctx.set_materialize_grads(False)
         return tuple(tensors)
 
@@ -194,44 +201,45 @@ class Sink(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        """Make the gradients of the outputs."""
-        made = [None if s is None else _make_gradient(s, ctx.capture.claim) for s in ctx.capture.grad_specs]
-        ctx.capture.kept = [g for g, s in zip(made, ctx.capture.grad_specs)
-                          if s is not None and s[3] not in (ALONE, ALONE_VIEW)]
-        ctx.capture.incoming = [None if g is None else number_of(g) for g in made]
-        ctx.capture.start_backward()
+        """Make the gradients of the outputs; what follows is the block's."""
+        capture, made = ctx.capture, list[torch.Tensor | None]()
+        for spec in capture.grad_specs:
+            if spec is None:
+                made.append(None)
+                continue
+            shape, stride, dtype, holding = spec
+            gradient = torch.empty_strided(shape, stride, dtype=dtype, device=capture.claim)
+            if holding is ALONE_VIEW:
+                gradient = gradient.as_strided(shape, stride)
+            elif holding is not ALONE:
+                capture.kept.append(gradient)
+            made.append(gradient)
+        capture.incoming = [None if g is None else number_of(g) for g in made]
+        capture.recorder.events = capture.backward
         return (None, *made)
-
-
-def _make_gradient(spec: Any, claim: torch.device) -> torch.Tensor:
-    shape, stride, dtype, holding = spec
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=claim)
-    return made.as_strided(shape, stride) if holding is ALONE_VIEW else made
 
 
 # A replayed block in the log: where it stands, its rows and modules.
 
-class BlockSite(Site):
-    """The place of a block of the model's, at the module ``path``; ``numbers`` of what the block holds are labels until
-    they are looked up.
+class BlockSite(Pending):
+    """The place of a block of the model's, at the module ``path``: its nodes, modules and storages in the log.
 
-    ``producers`` tell for each row that stands for an input which node of the model made that, ``running_call`` which
-    call of a module it is, ``called_from`` which line of code calls it.
+    ``numbers`` of what the block holds are labels until they are looked up. ``producers`` tell for each row that stands
+    for an input which node of the model made that.
     """
 
-    def __init__(self, captured: CapturedBlock, path: str, numbers: Iterable[Sequence[Any]],
-                 producers: dict[int, int | None], log: Log, step: int, running_call: int | None,
-                 called_from: str | None) -> None:
-        base = len(log.node_slots)
-        super().__init__(numbers, captured.rows, range(base, base + len(captured.rows)))
-        self.path, self.producers, self.step, self.running_call = path, producers, step, running_call
-        self.called_from = called_from
-        self.grad_specs: Any = None  #: of the gradients that its backward pass was given, once it ran
-        self.source, self.held = captured.log, range(captured.inputs, captured.inputs + len(captured.held))
-        self.index_of_path = log.index_of_path
-        self.first_module_call = len(log.module_call_slots)
-        self.slot_of = captured.segment.slot_of
-        self.call_offset = len(log.call_slots) - captured.first_call
+    def __init__(self, captured: CapturedBlock, path: str, numbers: Iterable[Any], producers: dict[int, int | None],
+                 recorder: Recorder) -> None:
+        log = recorder.log
+        self.path, self.numbers, self.producers, self.step = path, list(numbers), producers, recorder.step
+        self.running_call, self.called_from = recorder.running_call(), recorder.source_line()
+        self.source, self.own_rows, self.slot_of = captured.log, captured.rows, captured.segment.slot_of
+        self.held = range(captured.inputs, captured.inputs + len(captured.held))
+        self.index_of_path, self.first_module_call = log.index_of_path, len(log.module_call_slots)
+        #: the index in `Log.nodes` of each of the record's rows
+        self.rows = {OUTSIDE: OUTSIDE, **{row: i for i, row in enumerate(captured.rows, len(log.node_slots))}}
+        self.call_offset = len(log.call_slots) - captured.first_call  #: from the record's forward calls to the log's
+        self.modules: list[int] = []  #: index in `Log.modules` of each of the record's modules
 
     def module_of(self, module: int) -> int:
         """The index in the log of one of the record's modules."""
@@ -264,21 +272,21 @@ class BlockSite(Site):
         for i, call in enumerate(source.module_calls[1:], before + 1):  # the first is the root's own
             parent = self.running_call if not call.parent else before + call.parent
             log.module_call_slots[i] = LogModuleCall(self.modules[call.module], parent, call.inputs, call.outputs)
-        self._write_rows(log)
-
-    def _write_rows(self, log: Log) -> None:
-        slot_of, rows, numbers, source = self.slot_of, self.rows, self.numbers, self.source
         for row in self.own_rows:
-            node = source.node_slots[row]
-            assert node is not None
-            target = node.target
-            if node.op == "call_module":  # "" is a module made in the forward pass: it runs for the block
-                target = f"{self.path}.{target}" if target else self.path
-            base = identifier(target) if node.op == "call_module" else node.base
-            producers = [self.producers[j] if j in self.producers else rows[j] for j in node.inputs]
-            log.node_slots[rows[row]] = LogNode(
-                node.op, "", target, self.modules[node.module], base=base,
-                source=self.called_from if node.source == CALLER else node.source, region=node.region, step=self.step,
-                outputs=tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]), inputs=tuple(
-                    dict.fromkeys(p for p in producers if p is not None)), reads=tuple(
-                        dict.fromkeys(numbers[slot_of[n]] for n in node.reads)))
+            log.node_slots[self.rows[row]] = self._node(row)
+
+    def _node(self, row: int) -> LogNode:
+        slot_of, numbers = self.slot_of, self.numbers
+        node = self.source.node_slots[row]
+        assert node is not None
+        target, base = node.target, node.base
+        if node.op == "call_module":  # "" is a module made in the forward pass: it runs for the block
+            target = f"{self.path}.{target}" if target else self.path
+            base = identifier(target)
+        producers = [self.producers[j] if j in self.producers else self.rows[j] for j in node.inputs]
+        return LogNode(
+            node.op, "", target, self.modules[node.module], base,
+            self.called_from if node.source == CALLER else node.source,
+            tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]),
+            tuple(dict.fromkeys(p for p in producers if p is not None)),
+            tuple(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)), node.region, self.step)

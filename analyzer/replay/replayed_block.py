@@ -1,8 +1,7 @@
 """One replayed block: an autograd node, and the places of its storages from its forward to its backward pass."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from analyzer.meta.state import Restart
 from analyzer.meta.tensor import alias, revive
 from analyzer.record.reference_count import Holding, find_holdings
 
-from .captured_block import CapturedBackward, CapturedBlock, GradSpec, number_of
+from .block_capture import BlockCapture
+from .captured_block import BlockSite, CapturedBackward, CapturedBlock, GradSpec, number_of
 from .match import Mismatch
 from .segment import Instance, Segment, replay
 
@@ -37,7 +37,7 @@ class ReplayedBlock:
 
     def __init__(self, owner: Any, captured: CapturedBlock, module: nn.Module) -> None:
         self.owner, self.captured, self.module = owner, captured, module
-        self.recorder, self.space = owner.recorder, owner.recorder.space
+        self.recorder = owner.recorder
         self.versions: list[tuple[torch.Tensor, int]] = []  # of what autograd saved
         self.awaits_backward, self.sequence = False, -1
         self.slots: list[Any] = []             # what the allocator gave for each slot
@@ -48,42 +48,32 @@ class ReplayedBlock:
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Play the forward pass; the tensors that it returns."""
-        captured, recorder = self.captured, self.recorder
-        log, segment, path = recorder.log, captured.segment, self.owner.path_of(self.module)
+        captured, recorder, log = self.captured, self.recorder, self.recorder.log
+        segment, path = captured.segment, recorder.path_of(self.module)
         given = [number_of(tensor) for tensor in tensors]
         first = take_numbers()
-        numbers = (given, captured.held, range(first, first + segment.births))
+        numbers = [*given, *captured.held, *range(first, first + segment.births)]
         producers = {row: recorder.producer_of(given[slot]) for row, slot in captured.placeholders}
-        site = self.site = self.owner.make_site(captured, self.module, numbers, producers)
-        self.slots = [None] * site.count_slots()
+        site = self.site = BlockSite(captured, path, numbers, producers, recorder)
+        self.slots = [None] * len(numbers)
         log.pending.append(site)
         self.instances = replay(recorder, segment, site, self.slots, self._let_go)
         site.reserve(log)
         for slot, row in captured.writers:
-            number = site.number_at(slot)
+            number = site.numbers[slot]
             recorder.set_producer(number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"],
-                                  site.row_at(row))
+                                  site.rows[row])
         with without_modes():
-            return [self._revive(segment, o[0], o[1]) for o in captured.outputs if isinstance(o, tuple)]
-
-    def _outlive(self, segment: Segment, slots: Sequence[int], numbers: Sequence[int]) -> None:
-        """Take note of storages that were replayed and live on."""
-        for instance in self.instances:
-            first, end = instance.start.birth + segment.first_slot, instance.stop.birth + segment.first_slot
-            if first == end:
-                continue
-            inside = [first <= slot < end for slot in slots]
-            if all(inside):
-                instance.survivors.append((slots, numbers))
-                return
-            if any(inside):
-                instance.survivors.append((list(compress(slots, inside)), list(compress(numbers, inside))))
+            return [self._revive(segment, o.slot, o.like) for o in captured.made]
 
     def _revive(self, segment: Segment, slot: int, like: torch.Tensor) -> torch.Tensor:
         """A tensor of the user's on a storage that was replayed. Without modes."""
-        number, space, claim = self.site.number_at(slot), self.space, segment.claim_of(slot)
+        number, space, claim = self.site.numbers[slot], self.recorder.space, segment.claim_of(slot)
         self.recorder.log.expect(number, like.untyped_storage().nbytes(), str(claim))
-        self._outlive(segment, (slot,), (number,))
+        birth = slot - segment.first_slot
+        for instance in self.instances:
+            if instance.start.birth <= birth < instance.stop.birth:
+                instance.survivors.append(((slot,), (number,)))
         return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
 
     def locate(self, found: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
@@ -91,15 +81,12 @@ class ReplayedBlock:
         if found is None:
             return None
         call, module, row = found
-        return call + self.site.call_offset, self.site.module_of(module), self.site.row_at(row)
+        return call + self.site.call_offset, self.site.module_of(module), self.site.rows[row]
 
     def save(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Keep what autograd saved of the inputs and outputs until the event at which it lets them go."""
-        dying = self.captured.dying()
-        if not dying:
-            return
-        outputs = [o[0] for o in self.captured.outputs if isinstance(o, tuple)]
-        for slot, tensor in (*enumerate(tensors), *zip(outputs, made)):
+        dying = set(chain.from_iterable(backward.dying for backward in self.captured.backwards.values()))
+        for slot, tensor in (*enumerate(tensors), *zip([o.slot for o in self.captured.made], made)):
             if slot in dying:
                 self.saved[slot] = alias(tensor)
                 self.versions.append((self.saved[slot], tensor._version))
@@ -107,45 +94,41 @@ class ReplayedBlock:
     def backward(self, grads: tuple[torch.Tensor | None, ...],
                  holdings: list[Holding | None]) -> list[torch.Tensor | None]:
         """Play the backward pass; the gradients of the inputs."""
-        captured, site = self.captured, self.site
+        captured, site, recorder = self.captured, self.site, self.recorder
         self.awaits_backward = False
         # what autograd does with the block's result belongs to the call whose gradient is the last
-        self.recorder.let_stand(self.sequence, self.locate(captured.stands_for) or (-1, 0, -1))
+        recorder.let_stand(self.sequence, self.locate(captured.stands_for) or (-1, 0, -1))
         if any([tensor._version != version for tensor, version in self.versions]):
             raise Restart("a tensor that it saved was written to", self.module)
         self.versions.clear()
-        differentiable = [o[2] for o in captured.outputs if isinstance(o, tuple)]
-        given = [g for g, d in zip(grads, differentiable) if d]
+        is_wanted = [o.requires_grad for o in captured.made]
+        given = list(compress(grads, is_wanted))
         specs: tuple[GradSpec, ...] = tuple([
             None if g is None or holding is None else (tuple(g.shape), g.stride(), g.dtype, holding)
-            for g, holding in zip(given, [h for h, d in zip(holdings, differentiable) if d])])
-        site.grad_specs = specs
+            for g, holding in zip(given, compress(holdings, is_wanted))])
         numbers_given = [number_of(g) for g in given if g is not None]
         if len(set(numbers_given)) < len(numbers_given):
             raise Restart("two of its outputs have one gradient", self.module)
         backward = self._backward_for(specs)
         for text in backward.assumptions:
             self.owner.assume(text, self.module)
-        segment = backward.segment
-        first = len(self.slots)
+        segment, first = backward.segment, len(self.slots)
         self.incoming = {
-            first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None
-        }
-        site.add_slots([number_of(g) if first + i in self.incoming else None  # type: ignore[arg-type]
-                         for i, g in enumerate(given)])
+            first + i: g for i, (takes, g) in enumerate(zip(backward.incoming, given)) if takes and g is not None}
         born = take_numbers()
-        site.add_slots(range(born, born + segment.births))
+        site.numbers += [number_of(g) if g is not None and first + i in self.incoming else None
+                         for i, g in enumerate(given)]
+        site.numbers += range(born, born + segment.births)
         self.slots += [None] * (len(given) + segment.births)
         for slot in backward.freed:
             storage: Any = self.incoming[slot].untyped_storage()
             if storage.device != segment.claim_of(slot):
                 raise Restart("a gradient comes from another device", self.module)
-            self.slots[slot] = self.recorder.memory.place_of(storage.give_away())
-        self.instances = replay(self.recorder, segment, site, self.slots, self._let_go)
+            self.slots[slot] = recorder.memory.place_of(storage.give_away())
+        self.instances = replay(recorder, segment, site, self.slots, self._let_go)
         for slot, event in backward.freed.items():
-            instance = next(instance for instance in self.instances
-                            if instance.start.event <= event < instance.stop.event)
-            instance.freed.append((slot, site.number_at(slot)))
+            instance = next(i for i in self.instances if i.start.event <= event < i.stop.event)
+            instance.freed.append((slot, site.numbers[slot]))
         modules = self.owner.modules_in(self.module)
         parameters = [modules[index]._parameters[name] for index, name, _, _ in backward.parameters]
         if any([parameter.grad is not None for parameter in parameters]):
@@ -181,19 +164,18 @@ class ReplayedBlock:
     def _backward_for(self, specs: tuple[GradSpec, ...]) -> CapturedBackward:
         """What the block does for gradients of these specs; found out by another capture where they are new."""
         captured = self.captured
-        found = captured.backwards.get(specs)
-        if found is None:
-            for own, backward in captured.backwards.items():
-                if backward.serves(own, specs):
-                    self.site.grad_specs = own
-                    return backward
-            try:
-                again = self.owner.make_capture(self.module, captured.arguments, specs).run()
-            except Mismatch as reason:
-                raise Restart(str(reason), self.module) from None
-            if again.segment.births != captured.segment.births:
-                raise Restart("it does not do the same twice", self.module)
-            found = captured.backwards[specs] = again.backwards[specs]
+        if (found := captured.backwards.get(specs)) is not None:
+            return found
+        for own, backward in captured.backwards.items():
+            if backward.serves(own, specs):
+                return backward
+        try:
+            again = BlockCapture(self.recorder, self.module, captured.arguments, self.owner.borrow, specs).run()
+        except Mismatch as reason:
+            raise Restart(str(reason), self.module) from None
+        if again.segment.births != captured.segment.births:
+            raise Restart("it does not do the same twice", self.module)
+        found = captured.backwards[specs] = again.backwards[specs]
         return found
 
 
@@ -207,8 +189,7 @@ class BlockFunction(torch.autograd.Function):
         made = run.forward(list(tensors))
         run.awaits_backward = True
         run.save(list(tensors), made)
-        ctx.mark_non_differentiable(
-            *[t for t, o in zip(made, [o for o in run.captured.outputs if isinstance(o, tuple)]) if not o[2]])
+        ctx.mark_non_differentiable(*[t for t, o in zip(made, run.captured.made) if not o.requires_grad])
         ctx.set_materialize_grads(False)
         return tuple(made)
 

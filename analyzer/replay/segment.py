@@ -1,16 +1,13 @@
-"""A recorded part of a run that can be replayed: what the allocator does at once, what the log says of it when it is
-read.
+"""A recorded part of a run that can be replayed.
 
 Replaying takes as long as the allocator needs to place the segment's storages; `Instance` keeps where they were put.
-Its calls, lifetimes and allocator events are written out when the log is read for the first time (`Log.calls`).
+Calls, lifetimes and allocator events are written out when the log is read for the first time (`Log.calls`).
 """
 from __future__ import annotations
 
-import functools
-import itertools
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,13 +15,9 @@ from analyzer.cuda.workspaces.library import library_needs, take_library_workspa
 from analyzer.memory.allocator_segment import Instruction, Opcode, Placements, hold
 from analyzer.record.call_table import CallTable, OpCall
 from analyzer.record.log import Log, Pending, PlacedPart
-from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, OUTSIDE, TAKEN, Event, StorageLifetime
-
-from .expansion import EventWriter
-
-if TYPE_CHECKING:
-    from analyzer.record.memory_recorder import MemoryRecorder
-    from analyzer.record.recorder import Recorder
+from analyzer.record.memory_recorder import MemoryRecorder
+from analyzer.record.recorder import Recorder
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, TAKEN, Event, StorageLifetime
 
 
 class Mark(NamedTuple):
@@ -41,15 +34,16 @@ class Mark(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
+START = Mark(0, 0, 0, 0)
+
+
 class Segment:
     """The events of a log, compiled for an allocator.
 
     ``slot_of`` gives a place to each storage by its number in the log; those born in the events are added to it, from
-    ``first_slot`` on.
-    ``own`` are the numbers, besides these, that die here and are held nowhere else. Of all others the deaths
-    are stops.
-    ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty storages); those born
-    here are added.
+    ``first_slot`` on. ``own`` are the numbers, besides these, that die here and are held nowhere else; the deaths of
+    all others are stops. ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty
+    storages); those born here are added.
     """
 
     def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
@@ -63,275 +57,306 @@ class Segment:
         self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
         self.instructions: list[Instruction] = []
         self.stops: list[Mark] = []
-        self.event_counts = array("q", [0])  # of the log's events, before each instruction
-        self.allocator_event_counts = array("q", [0])    # of the watched allocator's events, before each instruction
+        self.allocator_event_counts = array("q", [0])  # of the watched allocator's events, before each instruction
         self.sizes: list[int] = []  # of the storages born, as the allocator rounds
         self.library_keys: set[tuple[str, int]] = set()  # and the index of the device
-        storages, watched = log.storage_table, log.device
-        calls = births = 0
+        self._device = log.device
+        self._tallies: dict[tuple[int, int], list[tuple[OpCall, int]]] = {}
+        storages, calls = log.storage_table, 0
         # where that begins which a kernel holds when its results are there: libraries take their workspaces first
         before_held: Mark | None = None
         for index, (kind, what) in enumerate(self.events):
-            counted = recorded = 1
+            here = Mark(index, len(self.instructions), calls, len(self.sizes))
             if kind > HELD:
-                self.breaks.append(Mark(index, len(self.instructions), calls, births))
-                continue
-            if kind == CALLED:
+                self.breaks.append(here)
+            elif kind == CALLED:
                 if takes_workspaces:
-                    signature = log.call_slots[what].signature  # of a capture: all are there
-                    if needs := library_needs(signature):
-                        at = before_held or Mark(index, len(self.instructions), calls, births)
-                        self.stops.append(at._replace(signature=signature, needs=needs))
-                        self.library_keys.update(
-                            (library, torch.device(signature.inputs[-1].device).index or 0) for library in needs)
+                    self._stop_for_library(log.call_slots[what].signature, before_held or here)
                 calls += 1
                 before_held = None
-                continue
-            if kind == HELD:
-                before_held = before_held or Mark(index, len(self.instructions), calls, births)
-            elif kind == BORN or what not in storages or storages[what].category != "workspace":
-                before_held = None
-            if kind == BORN:
-                lifetime = storages[what]
-                slot_of[what] = slot = first_slot + births
-                births += 1
-                own.add(what)
-                self.sizes.append(memory.rounded_bytes(lifetime.nbytes))
-                if lifetime.device == watched and lifetime.nbytes:
-                    self.instructions.append((Opcode.ALLOCATE, slot, self.sizes[-1], lifetime.nbytes))
-                else:
-                    claim = elsewhere[slot] = torch.device(lifetime.device)
-                    self.instructions.append((Opcode.ALLOCATE_ELSEWHERE, slot, claim, lifetime.nbytes))
-                    recorded = 0
-            elif kind == DIED:
-                if what not in own:
-                    self.stops.append(Mark(index, len(self.instructions), calls, births, slot=slot_of[what]))
-                    continue
-                slot = slot_of[what]
-                if slot in elsewhere:
-                    self.instructions.append((Opcode.FREE_ELSEWHERE, slot, elsewhere[slot], None))
-                    recorded = 0
-                else:
-                    self.instructions.append((Opcode.FREE, slot, None, None))
             else:
-                claim, blocks = what
-                if str(claim) == watched:
-                    self.instructions.append(hold(blocks, tuple(map(memory.rounded_bytes, blocks))))
-                    recorded = 2 * sum(1 for b in blocks if b)
+                if kind == HELD:
+                    before_held = before_held or here
+                elif kind == BORN or what not in storages or storages[what].category != "workspace":
+                    before_held = None
+                if kind == DIED and what not in own:
+                    self.stops.append(here._replace(slot=slot_of[what]))
+                    continue
+                if kind == BORN:
+                    own.add(what)
+                    recorded = self._bear(what, storages[what], memory)
                 else:
-                    self.instructions.append((Opcode.HOLD_ELSEWHERE, -1, claim, blocks))
-                    recorded = 0
-            self.event_counts.append(self.event_counts[-1] + counted)
-            self.allocator_event_counts.append(self.allocator_event_counts[-1] + recorded)
-        self._claim = torch.device(watched)
-        self._tallies: dict[tuple[int, int], list[tuple[OpCall, int]]] = {}
-        self.end = Mark(len(self.events), len(self.instructions), calls, births)
+                    recorded = self._free(slot_of[what]) if kind == DIED else self._hold(what, memory)
+                self.allocator_event_counts.append(self.allocator_event_counts[-1] + recorded)
+        self.end = Mark(len(self.events), len(self.instructions), calls, len(self.sizes))
         self.always_stops = [s for s in self.stops if s.slot >= 0]
+
+    def _stop_for_library(self, signature: Any, at: Mark) -> None:
+        if needs := library_needs(signature):
+            self.stops.append(at._replace(signature=signature, needs=needs))
+            index = torch.device(signature.inputs[-1].device).index or 0
+            self.library_keys.update((library, index) for library in needs)
+
+    def _bear(self, number: int, lifetime: StorageLifetime, memory: Any) -> int:
+        """Compile a birth; the events of the watched allocator."""
+        slot = self.slot_of[number] = self.first_slot + len(self.sizes)
+        self.sizes.append(memory.rounded_bytes(lifetime.nbytes))
+        if lifetime.device == self._device and lifetime.nbytes:
+            self.instructions.append((Opcode.ALLOCATE, slot, self.sizes[-1], lifetime.nbytes))
+            return 1
+        claim = self.elsewhere[slot] = torch.device(lifetime.device)
+        self.instructions.append((Opcode.ALLOCATE_ELSEWHERE, slot, claim, lifetime.nbytes))
+        return 0
+
+    def _free(self, slot: int) -> int:
+        if slot in self.elsewhere:
+            self.instructions.append((Opcode.FREE_ELSEWHERE, slot, self.elsewhere[slot], None))
+            return 0
+        self.instructions.append((Opcode.FREE, slot, None, None))
+        return 1
+
+    def _hold(self, what: tuple[torch.device, tuple[int, ...]], memory: Any) -> int:
+        claim, blocks = what
+        if str(claim) != self._device:
+            self.instructions.append((Opcode.HOLD_ELSEWHERE, -1, claim, blocks))
+            return 0
+        self.instructions.append(hold(blocks, tuple(map(memory.rounded_bytes, blocks))))
+        return 2 * sum(1 for b in blocks if b)
 
     def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, StorageLifetime], int]]:
         """One call of each kind among the events from ``start`` to ``stop``, the storages it speaks of, and how many
         there are.
         """
-        found = self._tallies.get((start, stop))
-        log = into if self.log is None else self.log
-        if found is None:
-            found = self._tallies[start, stop] = log.count_alike(self.places(start, stop, into)[1])
-        return [(call, log.storage_table, count) for call, count in found]
+        log = self.log or into
+        if (start, stop) not in self._tallies:
+            self._tallies[start, stop] = log.count_alike(self.places(start, stop, into)[1])
+        return [(call, log.storage_table, count) for call, count in self._tallies[start, stop]]
 
     def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
         """The table with the calls among the events from ``start`` to ``stop``, and where they are in it."""
-        table = (into if self.log is None else self.log).call_slots
-        return table, [what for kind, what in self.events[start:stop] if kind == CALLED]
+        return (self.log or into).call_slots, [what for kind, what in self.events[start:stop] if kind == CALLED]
 
     @property
     def births(self) -> int:
         """How many storages are born in it."""
-        return self.end.birth
+        return len(self.sizes)
 
     def claim_of(self, slot: int) -> torch.device:
         """The device of a storage that was born here."""
-        return self.elsewhere.get(slot, self._claim)
+        return self.elsewhere.get(slot) or torch.device(self._device)
 
     def stops_now(self, space: Any) -> Sequence[Mark]:
         """Where replaying has to stop, now that some libraries may have their workspaces."""
-        if self.library_keys:
-            in_backward = torch._C._current_autograd_node() is not None
-            for library, index in self.library_keys:
-                if (library, index, in_backward, space.stream) not in space.library_workspaces:
-                    return self.stops
-        return self.always_stops
+        in_backward = torch._C._current_autograd_node() is not None
+        has_all = all((library, index, in_backward, space.stream) in space.library_workspaces
+                      for library, index in self.library_keys)
+        return self.always_stops if has_all else self.stops
 
 
-START = Mark(0, 0, 0, 0)
+# Writes what was replayed into the log: captured events become calls, lifetimes, allocator events.
+
+class Place(NamedTuple):
+    """Where in a log something is replayed: the step, and how much there was before."""
+
+    step: int
+    call: int
+    event: int
+    allocator_event: int
+
+    @classmethod
+    def at_end(cls, log: Log, step: int) -> Place:
+        """Behind all that is there."""
+        return cls(step, len(log.call_slots), log.events, len(log.allocator_event_slots))
 
 
-class Site(Pending):
-    """Where a segment is replayed: its nodes, modules and storages in the log that it is replayed into. Plain data."""
+class EventWriter:
+    """Writes events of a ``source`` log into places that were left in a ``log``, one captured part after another.
 
-    def __init__(self, numbers: Iterable[Sequence[Any]], own_rows: Sequence[int],
-                 places_of_rows: Sequence[int]) -> None:
-        self._lots: list[Any] = list(numbers)  # of the storages, one slot after the other
-        #: the record's rows, and the index in `Log.nodes` of each
-        self.own_rows, self.places_of_rows = own_rows, places_of_rows
-        self.call_offset = 0                 #: of forward calls, from the record's to the log's
-        self.modules: Sequence[int] = ()     #: index in `Log.modules` of each of the record's modules
+    ``names`` give the number here of each storage there, ``modules`` and ``rows`` the indices, ``forward`` the index of
+    a forward call.
+    """
 
-    @property
-    def numbers(self) -> list[Any]:
-        """Those of the storages, by slot."""
-        if len(self._lots) > 1:
-            self._lots = [list(itertools.chain.from_iterable(self._lots))]
-        found: list[Any] = self._lots[0]
-        return found
+    def __init__(self, log: Log, source: Log, place: Place, names: Mapping[int, Any],
+                 modules: Sequence[int] | Mapping[int, int], rows: Mapping[int, int],
+                 forward: Callable[[int], int]) -> None:
+        self.log, self.source, self.names, self.modules, self.rows = log, source, names, modules, rows
+        self.forward = forward
+        self.step, self.call, self.event, self.allocator_event = place
 
-    def number_at(self, slot: int) -> Any:
-        """One of `numbers`, of which the list need not be made."""
-        for lot in self._lots:
-            if slot < len(lot):
-                return lot[slot]
-            slot -= len(lot)
-        raise IndexError(slot)
+    def write(self, events: Iterable[Event], rounded_sizes: Iterable[int], placements: Placements) -> None:
+        """Write one part, whose storages have sizes as the allocator rounds them, and were put at ``placements``."""
+        log, names, modules, rows, step = self.log, self.names, self.modules, self.rows, self.step
+        calls, source_calls, sizes = log.call_slots, self.source.call_slots, iter(rounded_sizes)
+        self.placements, self.block, self.extras = placements, 0, iter(placements.extras)
+        self.extra = next(self.extras, None)
+        for kind, what in events:
+            if kind == CALLED:
+                theirs = source_calls[what]
+                calls.write(self.call, theirs.signature, [names[n] for n in theirs.inputs],
+                            [names[n] for n in theirs.outputs], step, theirs.phase, modules[theirs.module],
+                            rows[theirs.node], None if theirs.forward is None else self.forward(theirs.forward),
+                            theirs.recomputed)
+                self.call += 1
+                continue
+            self.event += 1
+            if kind == BORN:
+                self._bear(names[what], self.source.storage_table[what], next(sizes))
+            elif kind == DIED:
+                lifetime = log.storage_table[names[what]]
+                lifetime.died, lifetime.died_call = self.event, self.call
+                self._note("free", lifetime.device, lifetime.address, lifetime.block_bytes)
+            else:  # blocks that a kernel takes and gives back
+                claim, blocks = what
+                places = [self._next_block() for _ in blocks]
+                for action in ("alloc", "free"):
+                    for address, nbytes in places:
+                        self._note(action, str(claim), address, nbytes)
+        assert self.block == len(placements.addresses) and self.extra is None
 
-    def count_slots(self) -> int:
-        """How many storages there are."""
-        return sum(map(len, self._lots))
+    def _bear(self, number: int, lifetime: StorageLifetime, rounded_bytes: int) -> None:
+        address, nbytes = self._next_block(rounded_bytes)
+        self._note("alloc", lifetime.device, address, nbytes)
+        copy = StorageLifetime(self.log.lifetime_table, number, lifetime.nbytes, nbytes, address, lifetime.device,
+                               self.event, self.call, lifetime.phase, self.step, self.rows[lifetime.node],
+                               self.modules[lifetime.module])
+        copy.category, copy.label = lifetime.category, lifetime.label
+        copy.requires_grad, copy.spec = lifetime.requires_grad, lifetime.spec
+        self.log.add_lifetime(copy)
 
-    def add_slots(self, numbers: Sequence[Any]) -> None:
-        """The slots that follow."""
-        self._lots.append(numbers)
+    def _next_block(self, nbytes: int | None = None) -> tuple[int, int]:
+        """Address and size of the next block, after what the allocator did before it gave that."""
+        while self.extra is not None and self.extra[0] <= self.block:
+            _, action, address, size = self.extra
+            self._note(action, self.log.device, address, size, is_extra=True)
+            self.extra = next(self.extras, None)
+        found = self.placements.odd.get(self.block, nbytes)
+        assert found is not None
+        self.block += 1
+        return self.placements.addresses[self.block - 1], found
 
-    @functools.cached_property
-    def rows(self) -> dict[int, int]:
-        """The index in `Log.nodes` of each of the record's rows."""
-        return {OUTSIDE: OUTSIDE, **dict(zip(self.own_rows, self.places_of_rows))}
-
-    def row_at(self, row: int) -> int:
-        """One of `rows`, which need not be made."""
-        return OUTSIDE if row == OUTSIDE else self.places_of_rows[self.own_rows.index(row)]
+    def _note(self, action: str, device: str, address: int, nbytes: int, is_extra: bool = False) -> None:
+        """Write an event of the watched allocator, which does nothing for empty blocks."""
+        if self.log.keeps_allocator_events and device == self.log.device and (nbytes or is_extra):
+            self.log.allocator_event_slots.write(self.allocator_event, action, address, nbytes, self.call)
+            self.allocator_event += 1
 
 
-class _Names(dict[int, Any]):
-    """By number in the log of a segment, the number of each storage where that is replayed; found when asked for."""
+# A segment that was replayed.
 
-    def __init__(self, segment: Segment, site: Site) -> None:
-        self.slot_of, self.numbers = segment.slot_of, site.numbers
+class Names(dict[int, Any]):
+    """What each number of a source is in a log, for one stretch of a run; found when it is asked for first."""
+
+    def __init__(self, find: Callable[[int], Any]) -> None:
+        self._find = find
 
     def __missing__(self, number: int) -> Any:
-        found = self[number] = self.numbers[self.slot_of[number]]
+        found = self[number] = self._find(number)
         return found
 
 
 class Instance(Pending):
     """One stretch of a segment that was replayed between two stops, and what the allocator gave.
 
-    ``survivors`` are slots and numbers of the storages born in it that outlive the replay, by lots; ``freed`` slot
-    and number of each older one that dies in it.
+    The ``site`` tells the numbers of its storages here by slot, the indices of its modules and rows, and what is added
+    to that of a forward call. ``survivors`` are slots and numbers of the storages born in it that outlive the replay,
+    by lots; ``freed`` slot and number of each older one that dies in it.
     """
 
-    __slots__ = ("segment", "site", "start", "stop", "step", "call", "event", "allocator_event", "placements",
-                 "survivors", "freed")
+    __slots__ = ("segment", "site", "start", "stop", "place", "placements", "survivors", "freed")
 
-    def __init__(self, segment: Segment, site: Site, start: Mark, stop: Mark, step: int, log: Log,
+    def __init__(self, segment: Segment, site: Any, start: Mark, stop: Mark, place: Place,
                  placements: Placements) -> None:
-        self.segment, self.site, self.start, self.stop, self.step = segment, site, start, stop, step
+        self.segment, self.site, self.start, self.stop, self.place = segment, site, start, stop, place
         self.placements = placements
-        self.call, self.event, self.allocator_event = len(log.call_slots), log.events, len(log.allocator_event_slots)
         self.survivors: list[tuple[Sequence[int], Sequence[int]]] = []
         self.freed: list[tuple[int, int]] = []
 
-    def replayed_parts(self) -> list[tuple[int, Segment, int, int]]:
-        """As `Pending`."""
-        return [(self.step, self.segment, self.start.event, self.stop.event)]
-
     def placed_parts(self) -> list[PlacedPart]:
         """As `Pending`."""
-        start, stop = self.start, self.stop
-        return [PlacedPart(self.call, stop.call - start.call, self.step, self.segment, start.event, stop.event)]
+        return [placed_part(self.place.call, self.place.step, self.segment, self.start, self.stop)]
 
     def events(self) -> Iterator[Event]:
         """What happened, in terms of the log that it is written into."""
-        numbers, slot_of, call = self.site.numbers, self.segment.slot_of, self.call
+        numbers, slot_of, call = self.site.numbers, self.segment.slot_of, self.place.call
         for kind, what in self.segment.events[self.start.event:self.stop.event]:
             if kind == CALLED:
                 yield CALLED, call
                 call += 1
-            elif kind == BORN or kind == DIED:
-                yield kind, numbers[slot_of[what]]
             else:
-                yield kind, what
+                yield kind, numbers[slot_of[what]] if kind in (BORN, DIED) else what
 
     def expand(self, log: Log) -> None:
         """Write it into the log."""
-        site, segment, first = self.site, self.segment, self.start.birth
+        site, segment, start, stop = self.site, self.segment, self.start, self.stop
+        numbers, slot_of = site.numbers, segment.slot_of
         assert segment.log is not None
-        writer = EventWriter(log, segment.log, _Names(segment, site), site.modules, site.rows, site.call_offset,
-                             self.step, self.call, self.event, self.allocator_event)
-        writer.write(segment.events[self.start.event:self.stop.event], segment.sizes[first:self.stop.birth],
-                     self.placements)
+        writer = EventWriter(log, segment.log, self.place, Names(lambda number: numbers[slot_of[number]]), site.modules,
+                             site.rows, site.call_offset.__add__)
+        writer.write(segment.events[start.event:stop.event], segment.sizes[start.birth:stop.birth], self.placements)
 
 
-def replay(recorder: Recorder, segment: Segment, site: Site, slots: list[Any],
+def placed_part(first_call: int, step: int, segment: Segment, start: Mark, stop: Mark,
+                find_call: Callable[[int], OpCall] | None = None) -> PlacedPart:
+    """The calls of a segment between two marks, in a log."""
+    return PlacedPart(first_call, stop.call - start.call, step, segment, start.event, stop.event, find_call)
+
+
+def replay(recorder: Recorder, segment: Segment, site: Any, slots: list[Any],
            outside: Callable[[int], None]) -> list[Instance]:
     """Replay ``segment`` on the memory of a recorder and into its log; where a storage dies that others may hold,
     ``outside`` lets go of it.
     """
     instances: list[Instance] = []
     start = START
-    for stop in segment.stops_now(recorder.space):
-        _replay_between(recorder, segment, site, start, stop, slots, instances)
+    for stop in (*segment.stops_now(recorder.space), segment.end):
+        if start.event < stop.event:
+            place = Place.at_end(recorder.log, recorder.step)
+            instance = Instance(segment, site, start, stop, place, play(recorder, segment, start, stop, slots))
+            recorder.log.pending.append(instance)
+            instances.append(instance)
+            if recorder.events is not None:
+                recorder.events.append((TAKEN, instance))
         start = stop
         if stop.slot >= 0:
             outside(stop.slot)
             start = stop._replace(event=stop.event + 1)
-        else:
+        elif stop.needs:
             take_library_workspaces(recorder.mode.state, stop.signature, stop.needs)
-    _replay_between(recorder, segment, site, start, segment.end, slots, instances)
     return instances
 
 
-def _replay_between(recorder: Recorder, segment: Segment, site: Site, start: Mark, stop: Mark, slots: list[Any],
-          instances: list[Instance]) -> None:
-    """Play what lies between two marks."""
-    if start.event == stop.event:
-        return
-    log = recorder.log
-    placements = Placements(log.peak_bytes)
-    instance = Instance(segment, site, start, stop, recorder.step, log, placements)
-    if stop.instruction > start.instruction:
-        run_instructions(recorder, segment, start.instruction, stop.instruction, slots, placements)
-    log.call_slots.leave(stop.call - start.call)
-    log.pending.append(instance)
-    instances.append(instance)
-    if recorder.events is not None:
-        recorder.events.append((TAKEN, instance))
-
-
-def run_instructions(recorder: MemoryRecorder, segment: Segment, start: int, stop: int, slots: list[Any],
-                     placements: Placements) -> None:
-    """Let the watched memory repeat some of the instructions of a segment; the log's counts and peak follow."""
+def play(recorder: MemoryRecorder, segment: Segment, start: Mark, stop: Mark, slots: list[Any]) -> Placements:
+    """Let the watched memory repeat what lies between two marks of a segment. The log's counts and peak follow, and its
+    calls get places in it.
+    """
     log, space = recorder.log, recorder.space
-    instructions = segment.instructions if stop - start == len(
-        segment.instructions) else segment.instructions[start:stop]
+    placements = Placements(log.peak_bytes)
 
     def elsewhere(opcode: Opcode, slot: int, claim: torch.device, nbytes: Any) -> None:
-        if opcode is Opcode.ALLOCATE_ELSEWHERE:
-            region = slots[slot] = space.reserve(claim, nbytes)
-            placements.add(region.address, region.bytes)
-        elif opcode is Opcode.FREE_ELSEWHERE:
+        if opcode is Opcode.FREE_ELSEWHERE:
             space.give_back(claim, slots[slot])
-        else:
-            regions = [space.reserve(claim, size) for size in nbytes]
-            for region in regions:
-                placements.add(region.address, region.bytes)
-            for region in regions:
-                space.give_back(claim, region)
+            return
+        is_held = opcode is Opcode.HOLD_ELSEWHERE
+        regions = [space.reserve(claim, size) for size in (nbytes if is_held else (nbytes,))]
+        for region in regions:
+            placements.add(region.address, region.bytes)
+        if not is_held:
+            slots[slot] = regions[0]
+        for region in regions if is_held else ():
+            space.give_back(claim, region)
 
-    recorder.memory.replay(instructions, slots, placements, elsewhere, space.stream)
+    if (count := stop.instruction - start.instruction) > 0:
+        instructions = segment.instructions
+        if count < len(instructions):
+            instructions = instructions[start.instruction:stop.instruction]
+        recorder.memory.replay(instructions, slots, placements, elsewhere, space.stream)
     if placements.top_at >= 0:
-        at = start + placements.top_at
         log.peak_bytes, log.peak_workspace_bytes = placements.top_bytes, placements.top_workspace_bytes
-        log.peak_event = log.events + segment.event_counts[at] - segment.event_counts[start] + 1
-    log.events += segment.event_counts[stop] - segment.event_counts[start]
+        log.peak_event = log.events + placements.top_at + 1
+    log.events += count
+    log.call_slots.leave(stop.call - start.call)
     if log.keeps_allocator_events:
-        log.allocator_event_slots.leave(segment.allocator_event_counts[stop] - segment.allocator_event_counts[start] +
-                                        len(placements.extras))
+        counts = segment.allocator_event_counts
+        log.allocator_event_slots.leave(
+            counts[stop.instruction] - counts[start.instruction] + len(placements.extras))
+    return placements

@@ -3,11 +3,9 @@ attributes, globals, closures, defaults, class attributes and random generators.
 """
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
 from types import FunctionType
 from typing import Any
 
@@ -19,22 +17,10 @@ from analyzer.meta.value.known_value import Watched
 
 from .reachable_code import CodeSearch
 from .state_record import StateRecord
-from .state_value import (
-    MISSING,
-    PLAIN,
-    are_alike,
-    describe_tensor_state,
-    find_added,
-    is_equal,
-    look_up,
-    reaches_outside,
-    read_generators,
-    refill_environment,
-)
+from .state_value import PLAIN, describe_tensor_state, list_reached, look_up, read_generators, refill_environment
 
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _NOT_CAPTURED = PLAIN.union(_METHODS)
-_VALUES = operator.methodcaller("values")
 
 
 class CodeRecord(StateRecord):
@@ -87,7 +73,7 @@ class CodeRecord(StateRecord):
 
     def _capture_reached(self, name: str, value: Any) -> None:
         """What reachable code finds under a name."""
-        if not self._own and reaches_outside(value, self._inside):
+        if not self._own and not all(list_reached(value, self._inside)):
             self.give_up(f"its code names {name or 'a variable'}, which leads to modules or tensors outside of it")
         if isinstance(value, nn.Module):
             for module in value.modules():
@@ -128,80 +114,35 @@ class StateFingerprint(StateRecord):
         self._random = read_generators() if own else None
         self.seen.clear()
 
-    # ---- comparing
-
     def change(self) -> str | None:
         """What changed since; None where nothing did."""
-        if any(self.empty):
-            return "an empty container, to which it adds"
-        if not _are_identical(self.mappings) and any(map(_has_changed, self.mappings)) or any(
-                map(_has_changed, self.mappings_of_tensors)):
-            return "an attribute of a module or an item of a dictionary"
-        for sequence, items in self.sequences:
-            if len(sequence) != len(items) or not (sequence == items if isinstance(items, set) else are_alike(
-                    sequence, items)):
-                return "a list or set"
-        if any([len(contents) != len(names) and find_added(contents, names) for _, contents, names in self.classes]):
-            return "an attribute of a class"
-        if (name := self._find_changed_variable()) is not None:
-            return f"the variable {name or 'of a closure'}"
+        for what, _, _ in self.list_changes():
+            return what
         if any([(alive := tensor()) is not None and describe_tensor_state(alive) != state
                 for tensor, state in self.tensors]):
             return "a tensor's attribute, hook, storage or requires_grad"
-        if not all([is_equal(read(), before) for _, read, _, before in self.objects]):
-            return "an array or a generator of random numbers"
-        if any([watched.was_read and _known_of(tensor()) is not watched for tensor, watched in self._contents]):
+        if any([watched.was_read and ((storage := _storage_of(tensor())) is None or storage.known is not watched)
+                for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
         is_random = self._random is not None and read_generators() != self._random
         return "the host's generators of random numbers" if is_random else None
-
-    def _find_changed_variable(self) -> str | None:
-        for _, contents, names, found in self.rows:
-            if all(map(operator.is_, map(contents.get, names, repeat(MISSING)), found)):
-                continue
-            for name, value in zip(names, found):
-                if not are_alike((contents.get(name, MISSING),), (value,)):
-                    return name
-        for holder, name, value in self.places:
-            now = look_up(holder, name)
-            if now is not value and not are_alike((now, ), (value, )):
-                return name
-        return None
 
     def is_same(self) -> bool:
         """Whether all of it can be read and is what it was."""
         return self.unreadable is None and self.change() is None
 
 
-def _are_identical(mappings: Sequence[tuple[Any, tuple[Any, ...], tuple[Any, ...]]]) -> bool:
-    """Whether dictionaries hold the very keys and values that they held, in the same order."""
-    if not mappings:
-        return True
-    found, keys, values = zip(*mappings)
-    flat = chain.from_iterable
-    return tuple(map(len, found)) == tuple(map(len, keys)) and all(
-        map(operator.is_, flat(map(_VALUES, found)), flat(values))) and all(map(operator.is_, flat(found), flat(keys)))
-
-
-def _has_changed(kept: tuple[Any, tuple[Any, ...], tuple[Any, ...]]) -> bool:
-    """Whether a dictionary holds something else than it held, or in another order."""
-    mapping, keys, values = kept
-    return len(mapping) != len(keys) or not are_alike(mapping.values(), values) or not all(
-        map(operator.is_, mapping, keys)) and tuple(mapping) != keys
-
-
 def _watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[weakref.ref[torch.Tensor], Watched]]:
     """See from now on whether known contents are read."""
     found: list[tuple[weakref.ref[torch.Tensor], Watched]] = []
     for ref in tensors:
-        tensor = ref()
-        storage = None if tensor is None or tensor.layout is not torch.strided else find_storage(tensor)
-        if isinstance(storage, MetaStorage) and storage.known is not None:
+        storage = _storage_of(ref())
+        if storage is not None and storage.known is not None:
             watched = storage.known = Watched(storage.known)
             found.append((ref, watched))
     return found
 
 
-def _known_of(tensor: torch.Tensor | None) -> Any:
-    storage = None if tensor is None else find_storage(tensor)
-    return storage.known if isinstance(storage, MetaStorage) else None
+def _storage_of(tensor: torch.Tensor | None) -> MetaStorage | None:
+    storage = None if tensor is None or tensor.layout is not torch.strided else find_storage(tensor)
+    return storage if isinstance(storage, MetaStorage) else None

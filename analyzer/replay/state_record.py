@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from functools import _lru_cache_wrapper, partial
 from itertools import repeat
+from operator import is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -37,7 +38,6 @@ from .state_value import (
     WeakTensor,
     are_alike,
     describe_tensor_state,
-    empty_cache_of,
     find_added,
     is_equal,
     look_up,
@@ -58,12 +58,11 @@ class StateRecord:
         self.unreadable: str | None = None  #: what can be neither compared nor put back
         self.keeps = keeps
         self.functions: list[Any] = []  #: what modules hold that is called
-        self.mappings: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
-        self.mappings_of_tensors: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []  #: that may die
+        self.mappings: list[tuple[Any, tuple[Any, ...], Collection[Any]]] = []
         self.sequences: list[tuple[Any, Any]] = []
         self.empty: list[Any] = []  #: containers without items
         #: what reads the state of an object, what sets it, and what it was
-        self.objects: list[tuple[Any, Callable[[], Any], Callable[[Any], None], Any]] = []
+        self.objects: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
         #: classes, what is in them, and the names of what was
         self.classes: list[tuple[type, Any, frozenset[str]]] = []
         #: of classes and namespaces: what is in them
@@ -75,8 +74,7 @@ class StateRecord:
     def add(self, other: StateRecord) -> None:
         """Take over what another record has."""
         self.give_up(other.unreadable)
-        for name in ("functions", "mappings", "mappings_of_tensors", "sequences", "empty", "objects", "classes", "rows",
-                     "places", "tensors"):
+        for name in ("functions", "mappings", "sequences", "empty", "objects", "classes", "rows", "places", "tensors"):
             getattr(self, name).extend(getattr(other, name))
 
     def give_up(self, reason: str | None) -> None:
@@ -93,7 +91,7 @@ class StateRecord:
         """Keep what ``holder`` has under ``names``."""
         self.places += zip(repeat(holder), names, self.let_die(values))
 
-    def add_object(self, value: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+    def add_object(self, value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
         """Keep the state of an object, which ``read`` tells and ``write`` sets."""
         self.objects.append((value, read, write, read()))
 
@@ -122,12 +120,7 @@ class StateRecord:
 
     def add_mapping(self, mapping: Any) -> None:
         """Keep what is in a dictionary, and its order."""
-        if not mapping:
-            self.mappings.append((mapping, (), ()))
-            return
-        values = tuple(mapping.values())
-        held = tuple(self.let_die(values))
-        (self.mappings if held is values else self.mappings_of_tensors).append((mapping, tuple(mapping), held))
+        self.mappings.append((mapping, tuple(mapping), self.let_die(tuple(mapping.values()))))
 
     def capture(self, value: Any) -> None:
         """Keep the state of ``value`` and of all that is reached from it."""
@@ -152,16 +145,11 @@ class StateRecord:
             return (*value.values(), *getattr(value, "__dict__", {}).values())
         if isinstance(value, torch.Tensor):
             self.tensors.append((weakref.ref(value), describe_tensor_state(value)))
+        if isinstance(value, (torch.Tensor, nn.Module)):
             return ()
-        if isinstance(value, nn.Module):
-            return ()
-        if isinstance(value, tuple):
-            return value
-        if isinstance(value, (list, deque)):
-            self.sequences.append((value, list(self.let_die(value))))
-            return value
-        if isinstance(value, set):
-            self.sequences.append((value, set(value)))
+        if isinstance(value, (list, deque, set)):
+            self.sequences.append((value, set(value) if isinstance(value, set) else list(self.let_die(value))))
+        if isinstance(value, (list, deque, set, tuple)):
             return value
         if isinstance(value, MethodType):
             return value.__self__, value.__func__
@@ -170,19 +158,14 @@ class StateRecord:
         return self._take_object(value, kind)
 
     def _take_function(self, function: FunctionType) -> Iterable[Any]:
-        attributes, cells, by_name = function.__dict__, function.__closure__, function.__kwdefaults__
+        attributes = function.__dict__
         if not is_stateless(function):
             self.add_mapping(attributes)
-        found = list(function.__defaults__ or ())
-        for cell in cells or ():
-            inner = look_up(cell, "")
+        cells = [(cell, look_up(cell, "")) for cell in function.__closure__ or ()]
+        for cell, inner in cells:
             self.add_places(cell, ("", ), (inner, ))
-            found.append(inner)
-        if by_name:
-            found += by_name.values()
-        if attributes:
-            found += attributes.values()
-        return found
+        return [*(function.__defaults__ or ()), *(inner for _, inner in cells),
+                *(function.__kwdefaults__ or {}).values(), *attributes.values()]
 
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
         if isinstance(value, UNREADABLE):
@@ -205,7 +188,9 @@ class StateRecord:
             self.add_object(value, lambda: bytes(value), lambda old: value.__setitem__(slice(None), old))
         elif isinstance(value, _lru_cache_wrapper):
             # a full cache keeps its size when it takes in another result
-            self.add_object(value, lambda: value.cache_info().misses, empty_cache_of(value))
+            was_empty = not value.cache_info().currsize  # what is in another cannot be put back, and stays
+            self.add_object(value, lambda: value.cache_info().misses,
+                            lambda old: value.cache_clear() if was_empty else None)
         elif hasattr(kind, "__next__"):
             self.give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
         elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
@@ -222,24 +207,22 @@ class StateRecord:
         return ()
 
     def _take_variable(self, variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
-        def read() -> Any:
-            try:
-                return variable.get()
-            except LookupError:
-                return MISSING
-
-        before = read()
-
-        def put_back(old: Any) -> None:
-            if before is not MISSING:
-                variable.set(before)
-
-        self.add_object(variable, lambda: id(read()), put_back)
+        before = variable.get(MISSING)
+        self.add_object(variable, lambda: id(variable.get(MISSING)),
+                        lambda old: variable.set(before) if before is not MISSING else None)
         return () if before is MISSING else (before, )
 
     def _take_collection(self, found: Any) -> Iterable[Any]:
         """Containers of the standard library that are none of Python's own: weak ones, views on others."""
-        items = list(found.items()) if isinstance(found, MutableMapping) else list(found)
+        is_mapping = isinstance(found, MutableMapping)
+
+        def list_items() -> list[Any]:
+            return list(found.items() if is_mapping else found)
+
+        def list_values(items: list[Any]) -> list[Any]:
+            return [x for item in items for x in item] if is_mapping else items
+
+        items = list_items()
 
         def put_back(old: Any) -> None:
             if isinstance(found, MutableSequence):
@@ -247,45 +230,51 @@ class StateRecord:
                 return
             found.clear()
             for item in items:
-                if isinstance(found, MutableSet):
-                    found.add(item)
-                else:
+                if is_mapping:
                     found[item[0]] = item[1]
+                else:
+                    found.add(item)
 
-        def read() -> Any:
-            return [x if type(x) in PLAIN else id(x) for item in (
-                found.items() if isinstance(found, MutableMapping) else [(x, ) for x in found]) for x in item]
+        self.add_object(found, lambda: [x if type(x) in PLAIN else id(x) for x in list_values(list_items())], put_back)
+        return list_values(items)
 
-        self.add_object(found, read, put_back)
-        return [x for item in items for x in (item if isinstance(found, MutableMapping) else (item, ))]
+    # ---- comparing
 
     def put_back(self) -> None:
         """Give everything that can be compared the state that it had."""
-        for _, restore in self.list_changes():
+        for _, _, restore in self.list_changes():
             restore()
 
-    def list_changes(self) -> Iterator[tuple[Iterable[Any], Callable[[], None]]]:
-        """Of each holder whose contents changed: what it holds now, and what gives it what it held."""
-        for mapping, keys, values in (*self.mappings, *self.mappings_of_tensors):
-            if len(mapping) != len(keys) or not are_alike(mapping.values(), values):
-                yield mapping.values(), partial(_refill, mapping, keys, values)
+    def list_changes(self) -> Iterator[tuple[str, Iterable[Any], Callable[[], Any]]]:
+        """Of each holder whose contents changed: what it is, what it holds now, what gives it what it held."""
         for container in filter(None, self.empty):
-            yield container.values() if isinstance(container, dict) else container, container.clear
-        for cls, contents, known in self.classes:
-            for name in find_added(contents, known):
-                yield (contents[name],), partial(delattr, cls, name)
+            yield ("an empty container, to which it adds",
+                   container.values() if isinstance(container, dict) else container, container.clear)
+        for mapping, keys, values in self.mappings:
+            if len(mapping) != len(keys) or not are_alike(mapping.values(), values) or not all(
+                    map(is_, mapping, keys)) and tuple(mapping) != keys:
+                yield ("an attribute of a module or an item of a dictionary", mapping.values(),
+                       partial(_refill, mapping, keys, values))
         for sequence, items in self.sequences:
             if sequence != items if isinstance(items, set) else len(sequence) != len(items) or not are_alike(
                     sequence, items):
-                yield sequence, partial(_replace_items, sequence, items)
-        in_places = [(holder, None, [name], [value]) for holder, name, value in self.places]
-        for holder, _, names, found in (*self.rows, *in_places):
-            now = [look_up(holder, name) for name in names]
+                yield "a list or set", sequence, partial(_replace_items, sequence, items)
+        for cls, contents, known in self.classes:
+            for name in find_added(contents, known) if len(contents) != len(known) else ():
+                yield "an attribute of a class", (contents[name],), partial(delattr, cls, name)
+        for holder, contents, names, found in self.rows:
+            now = list(map(contents.get, names, repeat(MISSING)))
             if not are_alike(now, found):
-                yield now, partial(_set_values, holder, names, now, found)
+                name = next(n for n, a, b in zip(names, now, found) if not are_alike((a,), (b,)))
+                yield f"the variable {name}", now, partial(_set_values, holder, names, now, found)
+        for holder, name, value in self.places:
+            now = [look_up(holder, name)]
+            if not are_alike(now, (value,)):
+                yield (f"the variable {name or 'of a closure'}", now,
+                       partial(_set_values, holder, (name,), now, (value,)))
         for held, read, write, before in self.objects:
             if not is_equal(read(), before):
-                yield (held,), partial(write, before)
+                yield "an array or a generator of random numbers", (held,), partial(write, before)
 
 
 def _refill(mapping: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:

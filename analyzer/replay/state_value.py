@@ -66,29 +66,18 @@ def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
             tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
 
 
-def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any], ...] | None:
+def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any, Any], ...] | None:
     """What a tensor's own attributes are called and hold; None where that is more than plain values."""
     attributes = tensor.__dict__
     if not attributes:
         return ()
-    found = [(k, v) for k, v in attributes.items() if k != "_is_param"]
-    is_plain = all([type(v) in PLAIN for _, v in found])
-    return tuple((k, type(v), v) for k, v in found) if is_plain else None  # type: ignore[misc]
-
-
-def reaches_outside(value: Any, inside: Container[int]) -> bool:
-    """Whether a module or a tensor that is not ``inside`` (by id) can be reached from ``value``, or may be."""
-    return not all(list_reached(value, inside))
-
-
-def reaches_inside(value: Any, inside: Container[int]) -> bool:
-    """Whether something that is ``inside`` (by id) can be reached from ``value``."""
-    return any(list_reached(value, inside))
+    found = tuple([(k, type(v), v) for k, v in attributes.items() if k != "_is_param"])
+    return found if all([kind in PLAIN for _, kind, _ in found]) else None
 
 
 def list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
-    """Of each thing ``inside``, and each module or tensor, that is reached from ``value``: whether it is inside. What
-    cannot be looked through is not.
+    """Of each thing ``inside`` (by id), and each module or tensor, that is reached from ``value``: whether it is
+    inside. What cannot be looked through is not.
     """
     seen: dict[int, Any] = {}  # and held: no other object gets the id of one that was made for this search
     waiting = [value]
@@ -100,17 +89,15 @@ def list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
         seen[id(found)] = found
         if id(found) in inside:
             yield True
-            continue
-        if isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *UNREADABLE)):
+        elif isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *UNREADABLE)):
             yield False
-            continue
-        if len(seen) > MOST_OBJECTS:
+        elif len(seen) > MOST_OBJECTS:
             yield False
             return
-        if isinstance(found, dict):
+        elif isinstance(found, (dict, MutableMapping)):
             waiting += found.values()
-        elif isinstance(found, (MutableMapping, MutableSet, MutableSequence, tuple, deque)):
-            waiting += found.values() if isinstance(found, MutableMapping) else found
+        elif isinstance(found, (MutableSet, MutableSequence, tuple, deque)):
+            waiting += found
         elif isinstance(found, FunctionType):
             waiting += [look_up(cell, "") for cell in found.__closure__ or ()]
             waiting += (*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values())
@@ -124,12 +111,9 @@ def list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
 
 def are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:
     """Whether values are the same objects, or plain and equal."""
-    if all(map(operator.is_, now, before)):
-        return True
-    return all([
+    return all(map(operator.is_, now, before)) or all([
         a is b or (b.tensor() is a if type(b) is WeakTensor else type(a) is type(b) and type(a) in PLAIN and a == b)
-        for a, b in zip(now, before)
-    ])
+        for a, b in zip(now, before)])
 
 
 def is_equal(now: Any, before: Any) -> bool:
@@ -156,42 +140,30 @@ def look_up(holder: Any, name: str) -> Any:
 
 def set_value(holder: Any, name: str, value: Any) -> None:
     """Let a holder hold a value under a name, or nothing."""
-    if value is MISSING:
-        if type(holder) is dict:
+    if type(holder) is dict:
+        if value is MISSING:
             holder.pop(name, None)
         else:
-            delattr(holder, name or "cell_contents")
-    elif type(holder) is CellType:
-        holder.cell_contents = value
-    elif type(holder) is dict:
-        holder[name] = value
+            holder[name] = value
+        return
+    name = name or "cell_contents"  # the name in a cell is ""
+    if value is MISSING:
+        delattr(holder, name)
     else:
         setattr(holder, name, value)
 
 
 def refill_of(array: Any) -> Callable[[Any], None]:
     """Puts back the items of an array of the standard library or of numpy."""
-    if hasattr(array, "frombytes"):
-        def refill(old: bytes) -> None:
+    copy = array.copy() if hasattr(array, "copy") and not hasattr(array, "frombytes") else None
+
+    def refill(old: bytes) -> None:
+        if hasattr(array, "frombytes"):
             del array[:]
             array.frombytes(old)
-    else:
-        copy = array.copy() if hasattr(array, "copy") else None
-
-        def refill(old: bytes) -> None:
-            if copy is not None:
-                array[...] = copy
+        elif copy is not None:
+            array[...] = copy
     return refill
-
-
-def empty_cache_of(cached: Any) -> Callable[[Any], None]:
-    """Empties the cache of a function that had none; what is in another cannot be put back, and stays."""
-    was_empty = not cached.cache_info().currsize
-
-    def put_back(old: Any) -> None:
-        if was_empty:
-            cached.cache_clear()
-    return put_back
 
 
 def find_added(contents: Mapping[str, Any], names: frozenset[str]) -> set[str]:

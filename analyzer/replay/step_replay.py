@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,32 +22,28 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import revive, template
 from analyzer.record.eager import EagerStep, default_loss
-from analyzer.record.log import Log, LogNode, Pending, PlacedPart
+from analyzer.record.log import Log, Pending, PlacedPart
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE, TAKEN, Event
 
 from .block_key import LEAF_TYPES
 from .captured_block import number_of
-from .expansion import EventWriter
 from .match import USES_STREAMS
-from .segment import START, Mark, Segment, run_instructions
+from .segment import START, EventWriter, Mark, Place, Segment, placed_part, play
 from .state_fingerprint import StateFingerprint
 
 
 class StepReplay:
-    """The events of one recorded stretch, which can be replayed.
-
-    Storages that were there before keep their numbers; those born in the stretch get new ones.
+    """The events of one recorded stretch, which can be replayed. Storages that were there before keep their numbers;
+    those born in the stretch get new ones.
     """
 
     def __init__(self, recorder: Recorder, events: list[Event], first_node: int) -> None:
-        self.recorder = recorder
-        self.events = events
+        self.recorder, self.events = recorder, events
         self.nodes = range(first_node, len(recorder.log.node_slots))
         self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
-        self._shared = False
         self._survivors: set[int] = set()
-        self._closed = True  # nothing that was there before died
+        self._closed = True  # nothing that was there before died, and all that is left has a storage of its own
         self._live: Segment | None = None
         self._parts: list[Part] = []
         self._slot_of: dict[int, int] = {}
@@ -57,18 +54,11 @@ class StepReplay:
                 self._closed = self._closed and what not in born  # else it was resized
                 born.add(what)
                 self._survivors.add(what)
-            elif kind == DIED:
-                self._note_death(what)
-            elif kind == TAKEN:
-                for _, number in what.freed:
-                    self._note_death(number)
-                for _, numbers in what.survivors:
-                    self._survivors.update(numbers)
-
-    def _note_death(self, number: int) -> None:
-        if number not in self._survivors:
-            self._closed = False
-        self._survivors.discard(number)
+            for number in [what] if kind == DIED else [n for _, n in what.freed] if kind == TAKEN else ():
+                self._closed = self._closed and number in self._survivors
+                self._survivors.discard(number)
+            if kind == TAKEN:
+                self._survivors.update(*[numbers for _, numbers in what.survivors])
 
     def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
         """Say that the stretch leaves ``tensor`` behind; when it is replayed, ``receive`` gets its like."""
@@ -76,14 +66,14 @@ class StepReplay:
             self._closed = False  # a sparse gradient is several tensors
             return
         number = number_of(tensor)
-        self._shared = self._shared or number in self._left
+        self._closed = self._closed and number not in self._left
         self._left[number] = (template(tensor), receive)
 
     def is_whole(self) -> bool:
         """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older
         died in it.
         """
-        return self._closed and not self._shared and self._survivors == self._left.keys()
+        return self._closed and self._survivors == self._left.keys()
 
     def replay(self) -> None:
         """Repeat the stretch as the recorder's present step."""
@@ -104,21 +94,14 @@ class StepReplay:
             if part.kind == ENDED:
                 recorder.end()
                 continue
-            placements = Placements(log.peak_bytes)
-            again.placements.append(placements)
             segment, start, stop = part.span()
+            mine = slots
             if part.kind == TAKEN:
-                instance = part.what
-                mine = blocks.get(id(instance.site))
-                if mine is None:
-                    mine = blocks[id(instance.site)] = [None] * instance.site.count_slots()
-                for slot, number in instance.freed:
+                site = part.what.site
+                mine = blocks.setdefault(id(site), [None] * len(site.numbers))
+                for slot, number in part.what.freed:
                     mine[slot] = slots[self._slot_of[number]]
-            else:
-                mine = slots
-            if stop.instruction > start.instruction:
-                run_instructions(recorder, segment, start.instruction, stop.instruction, mine, placements)
-            log.call_slots.leave(stop.call - start.call)
+            again.placements.append(play(recorder, segment, start, stop, mine))
             first = again.first_number + births - start.birth - segment.first_slot
             for theirs, olds, place in part.survivors:
                 numbers.update(zip(olds, [first + slot for slot in theirs]))
@@ -127,10 +110,9 @@ class StepReplay:
             births += stop.birth - start.birth
         with without_modes():
             for number, (like, receive) in self._left.items():
-                place = self._slot_of[number]
-                claim = self._live.claim_of(place)
+                held = slots[self._slot_of[number]]  # a span of the accelerator's allocator, or another memory's block
+                claim = self._live.claim_of(self._slot_of[number])
                 log.expect(numbers[number], like.untyped_storage().nbytes(), str(claim))
-                held = slots[place]  # a span of the accelerator's allocator, or a whole block of another memory
                 block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
                 receive(revive(like, claim, numbers[number], block, space))
 
@@ -149,26 +131,23 @@ class StepReplay:
             for slots, numbers in what.survivors if kind == TAKEN else ():
                 places = range(count, count + len(slots))
                 slot_of.update(zip(numbers, places))
-                if not what.segment.elsewhere.keys().isdisjoint(slots):
-                    elsewhere.update((place, what.segment.elsewhere[slot]) for slot, place in zip(slots, places)
-                                     if slot in what.segment.elsewhere)
+                elsewhere.update((place, claim) for slot, place in zip(slots, places)
+                                 if (claim := what.segment.elsewhere.get(slot)) is not None)
                 survivors.append((slots, numbers, count))
                 count = places.stop
             others.append(Part(kind, what, survivors))
         self._slot_count = count
         segment = Segment(self.recorder.log, self.events, slot_of, 0, set(slot_of), elsewhere, self.recorder.memory,
-                    takes_workspaces=False)
+                          takes_workspaces=False)
         segment.log = None
         left = {slot_of[number]: number for number in self._left}
-        parts = self._parts
         start = START
         for stop, other in zip((*segment.breaks, segment.end), (*others, None)):
             if stop.event > start.event:
                 mine = [slot for slot in range(start.birth, stop.birth) if slot in left]
-                parts.append(
-                    Part(CALLED, (segment, start, stop), [(mine, [left[slot] for slot in mine], None)] if mine else []))
+                self._parts.append(Part(CALLED, (segment, start, stop), [(mine, [left[slot] for slot in mine], None)]))
             if other is not None:
-                parts.append(other)
+                self._parts.append(other)
                 start = stop._replace(event=stop.event + 1)
         return segment
 
@@ -189,58 +168,50 @@ class Part(NamedTuple):
         """The segment that is repeated, and the marks between which it is; not of the begin or end of a phase."""
         return (self.what.segment, self.what.start, self.what.stop) if self.kind == TAKEN else self.what
 
-    def events_and_sizes(self) -> tuple[list[Event], Sequence[int]]:
-        """What happens in it, in terms of the first step's log, and the sizes of what is born in it."""
+    def events(self) -> list[Event]:
+        """What happens in it, in terms of the first step's log."""
         segment, start, stop = self.span()
-        events = list(self.what.events()) if self.kind == TAKEN else segment.events[start.event:stop.event]
-        return events, segment.sizes[start.birth:stop.birth]
+        return list(self.what.events()) if self.kind == TAKEN else segment.events[start.event:stop.event]
 
 
 class Repetition(Pending):
     """One replay of a step, to be written into the log."""
 
     def __init__(self, parts: list[Part], nodes: range, log: Log, step: int, first_number: int) -> None:
-        self.parts, self.nodes, self.step, self.first_number = parts, nodes, step, first_number
+        self.parts, self.nodes, self.first_number = parts, nodes, first_number
         self.placements: list[Placements] = []
-        self.call, self.event, self.node = len(log.call_slots), log.events, len(log.node_slots)
-        self.allocator_event = len(log.allocator_event_slots)
-
-    def replayed_parts(self) -> Iterator[tuple[int, Segment, int, int]]:
-        """The live events as one, and those of each replayed block."""
-        live = next((part.what[0] for part in self.parts if part.kind == CALLED), None)
-        if live is not None:
-            yield self.step, live, 0, live.end.event
-        for segment, start, stop in [part.span() for part in self.parts if part.kind == TAKEN]:
-            yield self.step, segment, start.event, stop.event
+        self.place, self.node = Place.at_end(log, step), len(log.node_slots)
 
     def placed_parts(self) -> Iterator[PlacedPart]:
         """As `Pending`."""
-        first = self.call
+        first = self.place.call
         for part in self.parts:
             if part.kind in (CALLED, TAKEN):
                 segment, start, stop = part.span()
-                yield PlacedPart(first, stop.call - start.call, self.step, segment, start.event, stop.event)
+                yield placed_part(first, self.place.step, segment, start, stop)
                 first += stop.call - start.call
 
     def expand(self, log: Log) -> None:
         """Write it into the log, in which the step that it repeats is."""
         offset, places = self.node - self.nodes.start, range(self.node, self.node + len(self.nodes))
-        parts = [part.events_and_sizes() for part in self.parts if part.kind in (CALLED, TAKEN)]
-        names = _Renumbered(zip([what for events, _ in parts for kind, what in events if kind == BORN],
-                                itertools.count(self.first_number)))
-        first_call = next((what for events, _ in parts for kind, what in events if kind == CALLED), 0)
-        rows = {OUTSIDE: OUTSIDE, **dict(zip(self.nodes, places))}
-        writer = EventWriter(log, log, names, range(len(log.modules)), rows, self.call - first_call, self.step,
-                             self.call, self.event, self.allocator_event)
-        for part, placements in zip(parts, self.placements):
-            writer.write(*part, placements)
+        parts = [part for part in self.parts if part.kind in (CALLED, TAKEN)]
+        events = [part.events() for part in parts]
+        every = list(itertools.chain.from_iterable(events))
+        names = _Renumbered(zip([what for kind, what in every if kind == BORN], itertools.count(self.first_number)))
+        first_call = next((what for kind, what in every if kind == CALLED), 0)
+        writer = EventWriter(log, log, self.place, names, range(len(log.modules)),
+                             {OUTSIDE: OUTSIDE, **dict(zip(self.nodes, places))},
+                             (self.place.call - first_call).__add__)
+        for part, mine, placements in zip(parts, events, self.placements):
+            segment, start, stop = part.span()
+            writer.write(mine, segment.sizes[start.birth:stop.birth], placements)
         for row, place in zip(self.nodes, places):
             node = log.node_slots[row]
             assert node is not None
-            log.node_slots[place] = LogNode(
-                node.op, "", node.target, node.module, node.base, node.source,
-                tuple([(names[n], spec) for n, spec in node.outputs]), tuple([i + offset for i in node.inputs]),
-                tuple([names[n] for n in node.reads]), node.region, self.step)
+            log.node_slots[place] = replace(
+                node, name="", outputs=tuple([(names[n], spec) for n, spec in node.outputs]),
+                inputs=tuple([i + offset for i in node.inputs]), reads=tuple([names[n] for n in node.reads]),
+                step=self.place.step)
 
 
 class _Renumbered(dict[int, int]):
@@ -257,10 +228,8 @@ class ReplayedStep(EagerStep):
     optimizer runs in each step.
     """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.step_reason: str | None = None  #: why steps after the first are run
-        self.replay: StepReplay | None = None
+    step_reason: str | None = None  #: why steps after the first are run
+    replay: StepReplay | None = None
 
     @property
     def runs_model(self) -> bool:
@@ -278,8 +247,9 @@ class ReplayedStep(EagerStep):
 
     def _run_watched(self) -> StepReplay | None:
         """Run the model once; the result replays it, None where a later step could differ from this one."""
-        recorder = self.recorder
-        before, marks = self._fingerprint(), len(recorder.log.streams)
+        recorder, marks = self.recorder, len(self.recorder.log.streams)
+        functions = () if self.loss_fn is default_loss else (self.loss_fn,)
+        before = StateFingerprint(recorder.modules(), functions, values=(self.args, self.kwargs))
         events: list[Event] = []
         recorder.events = events
         try:
@@ -306,8 +276,7 @@ class ReplayedStep(EagerStep):
             return "an argument is an object that its forward pass could change"
         if before.unreadable:
             return before.unreadable
-        change = before.change()
-        if change is not None:
+        if (change := before.change()) is not None:
             return f"it changes {change}"
         groups = () if self.optimizer is None else self.optimizer.param_groups
         updated = {id(parameter) for group in groups for parameter in group["params"]}
@@ -315,7 +284,3 @@ class ReplayedStep(EagerStep):
                if t.is_leaf):  # as where a forward pass runs a backward pass of its own: the next one adds to it
             return "a gradient stays that the optimizer does not know"
         return None
-
-    def _fingerprint(self) -> StateFingerprint:
-        functions = () if self.loss_fn is default_loss else (self.loss_fn,)
-        return StateFingerprint(self.recorder.modules(), functions, values=(self.args, self.kwargs))

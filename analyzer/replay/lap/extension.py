@@ -21,9 +21,10 @@ from analyzer.replay.attribute_watch import watch_reads
 from analyzer.replay.cache_slot import noting_slots
 from analyzer.replay.match import Mismatch
 
+from ..segment import Names
 from .chain import REFERENCE, Chain
 from .layout import Layout
-from .naming import Names, Naming
+from .naming import Naming
 from .replayed_lap import LapSegment, Regions, ReplayedLap, renamed_module_call, renamed_node
 from .tape import KEPT, ORDERED, STEP, Tape
 from .update import LapKind, Stretch, insert, insert_specs, list_positions
@@ -53,7 +54,8 @@ class Extension:
         beside = Stretch(None, REFERENCE, [])
         self._storages: Any = None
         #: by block that was not run, what stands in lists where the reference block's storages stand
-        self._others: dict[int, Names] = {place: Names(self._storage, beside, place) for place in self.layout.skipped}
+        self._others: dict[int, Names] = {place: self.naming.names(self._storage, beside, place)
+                                         for place in self.layout.skipped}
 
     def _observe(self, action: str, address: int, nbytes: int) -> None:
         self.log.allocator_event_slots.append(action, address, nbytes, len(self.log.call_slots))
@@ -126,9 +128,9 @@ class Extension:
             if stretch.lap is None:
                 naming.module_calls[index] = len(log.module_call_slots)
             log.module_call_slots.append(renamed_module_call(naming, index, stretch, here))
-        self._storages = Names(self._storage, stretch, here)
-        self._modules_here = Names(naming.module, stretch, here)
-        self._nodes_here = Names(naming.node, stretch, here)
+        self._storages = self.naming.names(self._storage, stretch, here)
+        self._modules_here = self.naming.names(naming.module, stretch, here)
+        self._nodes_here = self.naming.names(naming.node, stretch, here)
         for kind, what in stretch.events:
             if kind == CALLED:
                 self._write_call(what, stretch, here)

@@ -8,23 +8,13 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import OUTSIDE
 from analyzer.replay.match import Mismatch
 
+from ..segment import Names
 from .chain import REFERENCE
 from .layout import LOOK, Layout
 from .update import LapKind, Origin, Stretch
 
 Placed = tuple[LapKind, int]
 """A lap there: its kind and the block."""
-
-
-class Names(dict[int, int]):
-    """What each storage, module or node of there is here, for one stretch; found when it is asked for first."""
-
-    def __init__(self, find: Callable[[int, Stretch, int | None], int], stretch: Stretch, here: int | None) -> None:
-        self._find, self._stretch, self._here = find, stretch, here
-
-    def __missing__(self, number: int) -> int:
-        found = self[number] = self._find(number, self._stretch, self._here)
-        return found
 
 
 class Naming:
@@ -86,6 +76,10 @@ class Naming:
         self.call_at[key] = 0, len(log.call_slots)
 
     # ---- names
+
+    def names(self, find: Callable[[int, Stretch, int | None], int], stretch: Stretch, here: int | None) -> Names:
+        """What each storage, module or node of there is here, for one stretch."""
+        return Names(lambda number: find(number, stretch, here))
 
     def _seen(self, origin: Origin, stretch: Stretch, here: int | None, reach: int) -> int | None:
         """The block here that something is from, seen from a stretch; None: it is what it is there."""

@@ -17,9 +17,8 @@ from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, Event
 from analyzer.replay.match import Mismatch
 
-from ..expansion import EventWriter
-from ..segment import START, Mark, Segment, run_instructions
-from .naming import Names, Naming
+from ..segment import START, EventWriter, Mark, Names, Place, Segment, placed_part, play
+from .naming import Naming
 from .tape import ORDERED
 from .update import Stretch
 
@@ -97,8 +96,7 @@ class ReplayedLap(Pending):
     def __init__(self, segment: LapSegment, here: int, log: Log) -> None:
         self.segment, self.here = segment, here
         assert segment.stretch.lap is not None
-        self.step = segment.stretch.lap[1]
-        self.call, self.event, self.allocator_event = len(log.call_slots), log.events, len(log.allocator_event_slots)
+        self.place = Place.at_end(log, segment.stretch.lap[1])
         self.node, self.module_call = len(log.node_slots), len(log.module_call_slots)
         self.placements: list[Placements] = []
 
@@ -118,11 +116,8 @@ class ReplayedLap(Pending):
         slots = self._list_older(regions, writer.memory)
         slots.extend([None] * segment.births)
         for start, stop, _, requests, then in segment.parts:
-            placements, call = Placements(log.peak_bytes), len(log.call_slots)
-            self.placements.append(placements)
-            if stop.instruction > start.instruction:
-                run_instructions(writer, segment, start.instruction, stop.instruction, slots, placements)
-            log.call_slots.leave(stop.call - start.call)
+            call = len(log.call_slots)
+            self.placements.append(play(writer, segment, start, stop, slots))
             for at, what in requests:
                 happen(ORDERED, what, call + at, stretch, here)
             if then is not None:
@@ -143,14 +138,9 @@ class ReplayedLap(Pending):
                 len(found) not in segment.elsewhere) else region)
         return found
 
-    def replayed_parts(self) -> list[tuple[int, Segment, int, int]]:
-        """As `Pending`."""
-        return [(self.step, self.segment, 0, len(self.segment.events))]
-
     def placed_parts(self) -> list[PlacedPart]:
         """As `Pending`."""
-        segment = self.segment
-        return [PlacedPart(self.call, segment.end.call, self.step, segment, 0, len(segment.events), self._find_call)]
+        return [placed_part(self.place.call, self.place.step, self.segment, START, self.segment.end, self._find_call)]
 
     def _find_call(self, place: int) -> OpCall:
         """A call with the storages that it has here; its place is the reference block's."""
@@ -160,20 +150,15 @@ class ReplayedLap(Pending):
                            for numbers in (call.inputs, call.outputs))
         return replace(call, inputs=tuple(inputs), outputs=tuple(outputs))
 
-    def count_module_calls(self) -> int:
-        """None: modules of all blocks have their counts."""
-        return 0
-
     def expand(self, log: Log) -> None:
         """Write it into the log."""
         segment, stretch, here, naming = self.segment, self.segment.stretch, self.here, self.segment.naming
         assert stretch.lap is not None
-        storages, modules, nodes = (Names(find, stretch, here) for find in (naming.storage, naming.module, naming.node))
+        storages, modules, nodes, calls = (naming.names(find, stretch, here) for find in (
+            naming.storage, naming.module, naming.node, naming.forward_call))
         born = naming.born[stretch.lap, here]
         storages.update(zip(segment.births_in_order, born))
-        writer = _LapWriter(log, naming.source, storages, modules, nodes, 0, self.step, self.call, self.event,
-                            self.allocator_event)
-        writer.find_forward = Names(naming.forward_call, stretch, here).__getitem__
+        writer = EventWriter(log, naming.source, self.place, storages, modules, nodes, calls.__getitem__)
         log.unwritten[_STATE] -= segment.state_bytes
         for part, placements in zip(segment.parts, self.placements):
             writer.write(part.events, segment.sizes[part.start.birth:part.stop.birth], placements)
@@ -184,16 +169,6 @@ class ReplayedLap(Pending):
             log.node_slots[place] = renamed_node(naming.source, index, log, storages, modules, nodes)
         for place, index in enumerate(stretch.module_calls, self.module_call):
             log.module_call_slots[place] = renamed_module_call(naming, index, stretch, here)
-
-
-class _LapWriter(EventWriter):
-    """Finds calls of forward passes in the laps that they are of."""
-
-    find_forward: Callable[[int], int]
-
-    def forward_here(self, forward: int) -> int:
-        """The index of a forward call."""
-        return self.find_forward(forward)
 
 
 def renamed_node(source: Log, index: int, log: Log, storages: Names, modules: Names, nodes: Names) -> LogNode:
