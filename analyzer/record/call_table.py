@@ -11,7 +11,6 @@ from analyzer.meta.spec import Signature
 
 from .storage_lifetime import Numbering
 
-# One call of an operator, as the log keeps it.
 
 @dataclass(slots=True, eq=False, repr=False)
 class OpCall:
@@ -32,10 +31,10 @@ class OpCall:
         return f"<{self.phase} {self.signature!r}>"
 
 
-# Which call made the autograd node of a number: numbers follow one another, so an array does.
-
 class SequenceIndex:
-    """A mapping from sequence numbers of autograd nodes to indices of calls."""
+    """A mapping from sequence numbers of autograd nodes to indices of calls: numbers follow one another, so it is an
+    array.
+    """
 
     __slots__ = ("_first", "_calls")
 
@@ -76,6 +75,9 @@ class SequenceIndex:
 CallKind = tuple[Signature | None, tuple[int, str, bool], bool]
 """What decides the time of a call: its signature; step, phase and whether it is a recomputation; whether all that it
 gives lies in storages that it was given."""
+# of each call: where in the numbers its inputs begin, how many inputs and outputs there are, the number of step, phase
+# and whether it is a recomputation, the module, the node, and the forward call (-1: none)
+_FIELDS = 7
 
 
 class CallTable(Sequence[OpCall]):
@@ -89,13 +91,7 @@ class CallTable(Sequence[OpCall]):
         # places beyond the columns are made when one of them, or one behind them, is written
         self._length = 0
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
-        self._starts = array("I")   # where in the numbers a call's inputs begin
-        self._inputs = array("I")   # how many there are
-        self._outputs = array("I")
-        self._kinds = array("I")    # number of step, phase and whether it is a recomputation
-        self._modules = array("i")
-        self._nodes = array("i")
-        self._forwards = array("i")  # -1: none
+        self._fields = array("i")
         self._numbering: Numbering[tuple[int, str, bool]] = Numbering()
 
     def __len__(self) -> int:
@@ -104,9 +100,7 @@ class CallTable(Sequence[OpCall]):
     def _make_places(self) -> None:
         count = self._length - len(self.signatures)
         self.signatures.extend([None] * count)
-        for column in (self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes,
-                       self._forwards):
-            column.frombytes(bytes(count * column.itemsize))
+        self._fields.frombytes(bytes(count * _FIELDS * self._fields.itemsize))
 
     def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str,
                module: int, node: int, forward: int | None, recomputed: bool) -> None:
@@ -116,13 +110,8 @@ class CallTable(Sequence[OpCall]):
             self._make_places()
         self._length += 1
         self.signatures.append(signature)
-        self._starts.append(len(numbers))
-        self._inputs.append(len(inputs))
-        self._outputs.append(len(outputs))
-        self._kinds.append(self._numbering[step, phase, recomputed])
-        self._modules.append(module)
-        self._nodes.append(node)
-        self._forwards.append(-1 if forward is None else forward)
+        self._fields.extend((len(numbers), len(inputs), len(outputs), self._numbering[step, phase, recomputed], module,
+                             node, -1 if forward is None else forward))
         numbers.extend(inputs)
         numbers.extend(outputs)
 
@@ -130,26 +119,27 @@ class CallTable(Sequence[OpCall]):
         """Keep places for calls to be written later."""
         self._length += count
 
-    def write(self, index: int, signature: Signature, inputs: Iterable[int], outputs: Iterable[int], step: int,
+    def write(self, index: int, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int,
               phase: str, module: int, node: int, forward: int | None, recomputed: bool) -> None:
         """Write a call into a place that was left for it."""
         if index >= len(self.signatures):
             self._make_places()
-        numbers, start = self._numbers, len(self._numbers)
+        numbers = self._numbers
         self.signatures[index] = signature
-        self._starts[index] = start
+        self._fields[index * _FIELDS:(index + 1) * _FIELDS] = array("i", (
+            len(numbers), len(inputs), len(outputs), self._numbering[step, phase, recomputed], module, node,
+            -1 if forward is None else forward))
         numbers.extend(inputs)
-        middle = len(numbers)
         numbers.extend(outputs)
-        self._inputs[index], self._outputs[index] = middle - start, len(numbers) - middle
-        self._kinds[index] = self._numbering[step, phase, recomputed]
-        self._modules[index], self._nodes[index] = module, node
-        self._forwards[index] = -1 if forward is None else forward
 
     def put_in_step(self, index: int, step: int, phase: str | None = None) -> None:
         """Make a call one of another step, and phase where one is given."""
-        _, before, recomputed = self._numbering.keys_at[self._kinds[index]]
-        self._kinds[index] = self._numbering[step, phase or before, recomputed]
+        _, before, recomputed = self._numbering.keys_at[self._fields[index * _FIELDS + 3]]
+        self._fields[index * _FIELDS + 3] = self._numbering[step, phase or before, recomputed]
+
+    def _row(self, index: int) -> array[int]:
+        index = range(self._length)[index]
+        return self._fields[index * _FIELDS:(index + 1) * _FIELDS]
 
     @overload
     def __getitem__(self, index: int) -> OpCall: ...
@@ -158,22 +148,33 @@ class CallTable(Sequence[OpCall]):
     def __getitem__(self, index: int | slice) -> OpCall | list[OpCall]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        signature = self.signatures[index] if index < len(self.signatures) else None
+        row = self._row(index)
+        signature = self.signatures[index] if row else None
         assert signature is not None  # else it is read before a replay is written out
-        start = self._starts[index]
-        middle = start + self._inputs[index]
-        step, phase, recomputed = self._numbering.keys_at[self._kinds[index]]
-        forward = self._forwards[index]
-        return OpCall(signature, tuple(self._numbers[start:middle]),
-                      tuple(self._numbers[middle:middle + self._outputs[index]]), step, phase, self._modules[index],
-                      self._nodes[index], None if forward < 0 else forward, recomputed)
+        return self._make(signature, row, self._numbers)
+
+    def _make(self, signature: Signature, row: Sequence[int], numbers: Sequence[int]) -> OpCall:
+        start, inputs, outputs, kind, module, node, forward = row
+        middle = start + inputs
+        step, phase, recomputed = self._numbering.keys_at[kind]
+        return OpCall(signature, tuple(numbers[start:middle]), tuple(numbers[middle:middle + outputs]), step, phase,
+                      module, node, None if forward < 0 else forward, recomputed)
 
     def place(self, index: int) -> tuple[int, int]:
         """The module and the node of a call."""
-        return self._modules[index], self._nodes[index]
+        return self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5]
 
     def __iter__(self) -> Iterator[OpCall]:
-        return self._make(self._numbers)
+        return self._iterate(self._numbers)
+
+    def _iterate(self, numbers: Sequence[int]) -> Iterator[OpCall]:
+        for signature, *row in zip(self.signatures, *[iter(self._fields)] * _FIELDS):
+            if signature is not None:
+                yield self._make(signature, row, numbers)
+
+    def to_list(self) -> list[OpCall]:
+        """All calls, made at once: faster than one by one."""
+        return list(self._iterate(self._numbers.tolist()))
 
     def written(self) -> Iterator[OpCall]:
         """The calls, passing quickly over places that were left."""
@@ -188,46 +189,21 @@ class CallTable(Sequence[OpCall]):
         """One of the calls at ``places`` of each kind that a sum over calls could tell apart, and how many there are.
         ``sizes`` tells those of storages: they are part of it for a call that has one of its storages twice.
         """
-        signatures, kinds, numbers = self.signatures, self._kinds, self._numbers
         alike: dict[tuple[Signature | None, int, Hashable], list[int]] = {}
         for place in places:
-            start = self._starts[place]
-            count = self._inputs[place] + self._outputs[place]
-            used, shared = numbers[start:start + count], None
-            if len(set(used)) < count:
+            start, inputs, outputs, kind, *_ = self._row(place)
+            used, shared = self._numbers[start:start + inputs + outputs], None
+            if len(set(used)) < len(used):
                 first = {n: i for i, n in reversed(list(enumerate(used)))}
-                shared = tuple([first[n] for n in used]), sizes(used[:self._inputs[place]])
-            key = signatures[place], kinds[place], shared
-            found = alike.get(key)
-            if found is None:
-                alike[key] = [place, 1]
-            else:
-                found[1] += 1
+                shared = tuple([first[n] for n in used]), sizes(used[:inputs])
+            alike.setdefault((self.signatures[place], kind, shared), [place, 0])[1] += 1
         return [(self[place], count) for place, count in alike.values()]
 
     def kinds_at(self, places: Iterable[int]) -> Iterator[CallKind]:
         """The kind of the call at each of ``places``, for which no call is made."""
-        signatures, kinds, numbers = self.signatures, self._numbering.keys_at, self._numbers
         for place in places:
-            start = self._starts[place]
-            middle = start + self._inputs[place]
-            stop = middle + self._outputs[place]
-            stays = stop > middle and numbers[middle] in numbers[start:middle]
-            if stays and stop > middle + 1:
-                stays = set(numbers[middle:stop]) <= set(numbers[start:middle])
-            yield signatures[place], kinds[self._kinds[place]], stays
-
-    def to_list(self) -> list[OpCall]:
-        """All calls, made at once: faster than one by one."""
-        return list(self._make(self._numbers.tolist()))
-
-    def _make(self, numbers: Sequence[int]) -> Iterator[OpCall]:
-        kinds = self._numbering.keys_at
-        for signature, start, inputs, outputs, kind, module, node, forward in zip(
-                self.signatures, self._starts, self._inputs, self._outputs, self._kinds, self._modules, self._nodes,
-                self._forwards):
-            if signature is not None:
-                middle = start + inputs
-                step, phase, recomputed = kinds[kind]
-                yield OpCall(signature, tuple(numbers[start:middle]), tuple(numbers[middle:middle + outputs]), step,
-                             phase, module, node, None if forward < 0 else forward, recomputed)
+            start, inputs, outputs, kind, *_ = self._row(place)
+            middle = start + inputs
+            given = self._numbers[start:middle]
+            stays = outputs > 0 and all([number in given for number in self._numbers[middle:middle + outputs]])
+            yield self.signatures[place], self._numbering.keys_at[kind], stays

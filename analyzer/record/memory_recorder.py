@@ -32,11 +32,11 @@ class MemoryRecorder:
 
     undecided: Collection[str] = ("",)  #: categories that are kept until more is known of a storage
 
-    def __init__(self, mode: MetaTensorMode, claim: torch.device) -> None:
+    def __init__(self, mode: MetaTensorMode, claim: torch.device, log: Log | None = None) -> None:
         self.mode = mode
         self.space = mode.space
         self.memory = mode.space.memory(claim)
-        self.log = Log(device=str(claim))
+        self.log = log or Log(device=str(claim))
         self.step = 0
         self.phase = "forward"
         self.node = OUTSIDE
@@ -133,7 +133,7 @@ class MemoryRecorder:
 
     def observe_memory(self) -> None:
         """Write down every event of the allocator from here on, and as events what it holds already."""
-        allocator_events, calls = self.log.allocator_event_slots, self.log.call_slots
+        allocator_events = self.log.allocator_event_slots
         self.log.keeps_allocator_events = True
         if isinstance(self.memory, CachingAllocator):
             self.log.memory_at_start = self.memory.copy()[0]
@@ -143,11 +143,12 @@ class MemoryRecorder:
                 live = [span for span in spans if span.requested_bytes is not None]
                 allocator_events.extend("alloc", [span.address for span in live], [span.size_bytes for span in live], 0)
         self.log.events_at_start = len(allocator_events)
+        self.keep_allocator_events()
 
-        def observe(action: str, address: int, nbytes: int) -> None:
-            allocator_events.append(action, address, nbytes, len(calls))
-
-        self.memory.observer = observe
+    def keep_allocator_events(self) -> None:
+        """Write down every event of the allocator from here on."""
+        events, calls = self.log.allocator_event_slots, self.log.call_slots
+        self.memory.observer = lambda action, address, nbytes: events.append(action, address, nbytes, len(calls))
 
     # ---- workspaces (CallListener)
 

@@ -5,6 +5,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from operator import itemgetter
 from typing import Any, TypeVar, overload
 
 from analyzer.meta.state import StreamAction, StreamMark
@@ -56,40 +57,30 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
     def __init__(self) -> None:
         # places beyond the columns are made when one of them, or one behind them, is written
         self._length = 0
-        self._actions = array("B")  # their numbers
-        self._addresses = array("q")  # below 0 in a step beyond all addresses, which is refused after that
-        self._sizes = array("Q")
-        self._calls = array("I")
         self._numbering: Numbering[str] = Numbering()
+        # numbers of actions, addresses (below 0 in a step beyond all of them, which is refused after that), bytes,
+        # calls
+        self._columns: tuple[Any, ...] = array("B"), array("q"), array("Q"), array("I")
 
     def __len__(self) -> int:
         return self._length
 
     def _make_places(self) -> None:
-        count = self._length - len(self._actions)
-        for column in (self._actions, self._addresses, self._sizes, self._calls):
-            column.frombytes(bytes(count * column.itemsize))
+        if count := self._length - len(self._columns[0]):
+            for column in self._columns:
+                column.frombytes(bytes(count * column.itemsize))
 
     def append(self, action: str, address: int, nbytes: int, call: int) -> None:
         """Write an act behind the others."""
-        if self._length > len(self._actions):
-            self._make_places()
-        self._length += 1
-        self._actions.append(self._numbering[action])
-        self._addresses.append(address)
-        self._sizes.append(nbytes)
-        self._calls.append(call)
+        self.extend(action, (address,), (nbytes,), call)
 
     def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
         """Write events of one kind behind the others."""
         count = len(addresses)
-        if self._length > len(self._actions):
-            self._make_places()
+        self._make_places()
         self._length += count
-        self._actions.extend([self._numbering[action]] * count)
-        self._addresses.extend(addresses)
-        self._sizes.extend(sizes)
-        self._calls.extend([call] * count)
+        for column, values in zip(self._columns, ([self._numbering[action]] * count, addresses, sizes, [call] * count)):
+            column.extend(values)
 
     def leave(self, count: int) -> None:
         """Keep places for events to be written later."""
@@ -97,25 +88,23 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
 
     def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
         """Write an act into a place that was left for it."""
-        if index >= len(self._actions):
-            self._make_places()
-        self._actions[index] = self._numbering[action]
-        self._addresses[index], self._sizes[index], self._calls[index] = address, nbytes, call
+        self._make_places()
+        for column, value in zip(self._columns, (self._numbering[action], address, nbytes, call)):
+            column[index] = value
 
     @overload
     def __getitem__(self, index: int) -> AllocatorEvent: ...
     @overload
     def __getitem__(self, index: slice) -> list[AllocatorEvent]: ...
     def __getitem__(self, index: int | slice) -> AllocatorEvent | list[AllocatorEvent]:
+        actions, *others = [column[index] for column in self._columns]
         if isinstance(index, slice):
-            return list(
-                zip(map(self._numbering.keys_at.__getitem__, self._actions[index]), self._addresses[index],
-                    self._sizes[index], self._calls[index]))
-        return self._numbering.keys_at[
-            self._actions[index]], self._addresses[index], self._sizes[index], self._calls[index]
+            return list(zip(map(self._numbering.keys_at.__getitem__, actions), *others))
+        return self._numbering.keys_at[actions], *others
 
     def __iter__(self) -> Iterator[AllocatorEvent]:
-        return zip(map(self._numbering.keys_at.__getitem__, self._actions), self._addresses, self._sizes, self._calls)
+        actions, *others = self._columns
+        return zip(map(self._numbering.keys_at.__getitem__, actions), *others)
 
 
 # The stream of each operator call, and the waits that the program makes; nothing where it uses the default stream.
@@ -145,12 +134,13 @@ class StreamOrder:
 
     def stream_at(self, call: int) -> int:
         """The stream that the call of this index is on."""
-        place = bisect_right(self._switches, call, key=_first)
+        place = bisect_right(self._switches, call, key=itemgetter(0))
         return self._switches[place - 1][1] if place else 0
 
     def marks_in(self, begin: int, end: int) -> list[StreamMark]:
         """The requests before the calls from ``begin`` to ``end``."""
-        return self.marks[bisect_left(self.marks, begin, key=_first):bisect_left(self.marks, end, key=_first)]
+        first, stop = (bisect_left(self.marks, call, key=itemgetter(0)) for call in (begin, end))
+        return self.marks[first:stop]
 
     def repeat(self, begin: int, end: int, at: int) -> None:
         """Make the requests before the calls from ``begin`` to ``end`` again, before those from ``at`` on. What was on
@@ -164,28 +154,18 @@ class StreamOrder:
 
     def list_streams(self) -> list[int]:
         """The numbers of all streams, in the order in which they were used first."""
-        return list(dict.fromkeys((0, *_named(self.marks))))
-
-
-def _first(row: tuple[int, ...]) -> int:
-    return row[0]
-
-
-def _named(marks: Iterable[StreamMark]) -> Iterable[int]:
-    return (mark.stream for mark in marks if mark.stream >= 0)
+        return list(dict.fromkeys((0, *(mark.stream for mark in self.marks if mark.stream >= 0))))
 
 
 # Lives of storages, their numbers kept in columns: a log has about one for every two calls.
 
 class LifetimeTable:
-    """The columns behind the storage lifetimes of one log, in an array for each width: each is written at once."""
+    """What the storage lifetimes of one log are made of: the numbers of each in a row."""
 
-    __slots__ = ("wide", "narrow", "codes", "code_of", "labels", "specs")
+    __slots__ = ("numbers", "code_of", "labels", "specs")
 
     def __init__(self) -> None:
-        self.wide = array("q")     # nbytes, block_bytes, address
-        self.narrow = array("i")   # born, died, born_call, died_call, step, node, module; -1 of a death: none yet
-        self.codes = array("H")    # device, phase, category: their numbers in `code_of`; whether a gradient is wanted
+        self.numbers = array("q")
         self.code_of: Numbering[str] = Numbering([""])
         self.labels: dict[int, str] = {}
         self.specs: dict[int, object] = {}
@@ -193,62 +173,50 @@ class LifetimeTable:
     def copy(self) -> LifetimeTable:
         """One with the same lifetimes, each of which may change."""
         other = LifetimeTable()
-        other.wide, other.narrow, other.codes = self.wide[:], self.narrow[:], self.codes[:]
-        other.code_of, other.labels, other.specs = deepcopy(self.code_of), dict(self.labels), dict(self.specs)
+        other.numbers, other.code_of = self.numbers[:], deepcopy(self.code_of)
+        other.labels, other.specs = dict(self.labels), dict(self.specs)
         return other
 
 
-_WIDE, _NARROW, _CODES = 3, 7, 4
-_CATEGORY, _REQUIRES_GRAD, _MODULE = 2, 3, 6
+_WIDTH = 14  # of a row
+_DEVICE, _PHASE, _CATEGORY, _REQUIRES_GRAD, _MODULE = range(9, 14)
 
 
-class _Attribute:
-    """An attribute that is kept in a column."""
+class _Column:
+    """An attribute that is a number in a column."""
 
     def __init__(self, column: int, meaning: str) -> None:
         self.column, self.__doc__ = column, meaning
 
-
-class _Wide(_Attribute):
-    """An attribute that is a number of 64 bits."""
-
     def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int:
-        return lifetime.table.wide[lifetime.row * _WIDE + self.column]
+        return lifetime.table.numbers[lifetime.row + self.column]
 
     def __set__(self, lifetime: StorageLifetime, value: int) -> None:
-        lifetime.table.wide[lifetime.row * _WIDE + self.column] = value
+        lifetime.table.numbers[lifetime.row + self.column] = value
 
 
-class _Narrow(_Attribute):
-    """An attribute that is a number of 32 bits."""
+class _Death(_Column):
+    """A number, or None: -1."""
 
-    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int:
-        return lifetime.table.narrow[lifetime.row * _NARROW + self.column]
-
-    def __set__(self, lifetime: StorageLifetime, value: int) -> None:
-        lifetime.table.narrow[lifetime.row * _NARROW + self.column] = value
-
-
-class _Death(_Attribute):
-    """An attribute that is a number of 32 bits, or None."""
-
-    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int | None:
-        value = lifetime.table.narrow[lifetime.row * _NARROW + self.column]
+    def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int | None:  # type: ignore[override]
+        value = lifetime.table.numbers[lifetime.row + self.column]
         return None if value == -1 else value
 
     def __set__(self, lifetime: StorageLifetime, value: int | None) -> None:
-        lifetime.table.narrow[lifetime.row * _NARROW + self.column] = -1 if value is None else value
+        lifetime.table.numbers[lifetime.row + self.column] = -1 if value is None else value
 
 
-class _Name(_Attribute):
-    """An attribute that is a name, of which its code is kept."""
+class _Name:
+    """A name, of which its code is in a column."""
+
+    def __init__(self, column: int, meaning: str) -> None:
+        self.column, self.__doc__ = column, meaning
 
     def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> str:
-        table = lifetime.table
-        return table.code_of.keys_at[table.codes[lifetime.row * _CODES + self.column]]
+        return lifetime.table.code_of.keys_at[lifetime.table.numbers[lifetime.row + self.column]]
 
     def __set__(self, lifetime: StorageLifetime, value: str) -> None:
-        lifetime.table.codes[lifetime.row * _CODES + self.column] = lifetime.table.code_of[value]
+        lifetime.table.numbers[lifetime.row + self.column] = lifetime.table.code_of[value]
 
 
 class StorageLifetime:
@@ -258,11 +226,10 @@ class StorageLifetime:
 
     def __init__(self, table: LifetimeTable, number: int, nbytes: int, block_bytes: int, address: int, device: str,
                  born: int, born_call: int, phase: str, step: int, node: int, module: int) -> None:
-        codes, code_of = table.codes, table.code_of
-        self.table, self.row, self.number = table, len(codes) // _CODES, number
-        table.wide.extend((nbytes, block_bytes, address))
-        table.narrow.extend((born, -1, born_call, -1, step, node, module))
-        codes.extend((code_of[device], code_of[phase], 0, 0))
+        code_of = table.code_of
+        self.table, self.row, self.number = table, len(table.numbers), number
+        table.numbers.extend((nbytes, block_bytes, address, born, -1, born_call, -1, step, node, code_of[device],
+                              code_of[phase], 0, 0, module))
 
     def copy_to(self, table: LifetimeTable) -> StorageLifetime:
         """The same storage in a copy of its table."""
@@ -270,30 +237,28 @@ class StorageLifetime:
         other.table, other.row, other.number = table, self.row, self.number
         return other
 
-    nbytes = _Wide(0, "as asked for")
-    block_bytes = _Wide(1, "as the allocator gave, rounded")
-    address = _Wide(2, "where the allocator put it")
-    born = _Narrow(0, "the event of its birth")
-    died = _Death(1, "the event of its death")
-    born_call = _Narrow(2, "index in `Log.calls` of the call that made it")
-    died_call = _Death(3, "index in `Log.calls` of the call in or before which it died")
-    step = _Narrow(4, "of its birth")
-    node = _Narrow(5, "that made it, an index in `Log.nodes`")
-    module = _Narrow(_MODULE, "that made it, an index in `Log.modules`")
-    device = _Name(0, "the simulated device that it is on")
-    phase = _Name(1, "of its birth")
+    nbytes = _Column(0, "as asked for")
+    block_bytes = _Column(1, "as the allocator gave, rounded")
+    address = _Column(2, "where the allocator put it")
+    born = _Column(3, "the event of its birth")
+    died = _Death(4, "the event of its death")
+    born_call = _Column(5, "index in `Log.calls` of the call that made it")
+    died_call = _Death(6, "index in `Log.calls` of the call in or before which it died")
+    step = _Column(7, "of its birth")
+    node = _Column(8, "that made it, an index in `Log.nodes`")
+    device = _Name(_DEVICE, "the simulated device that it is on")
+    phase = _Name(_PHASE, "of its birth")
     category = _Name(_CATEGORY,
                      '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
+    module = _Column(_MODULE, "that made it, an index in `Log.modules`")
 
     def belongs(self, category: str, label: str, module: int) -> None:
         """Set what it is for, its name and the module that holds it."""
-        table, row = self.table, self.row
-        table.codes[row * _CODES + _CATEGORY] = table.code_of[category]
-        table.labels[row], table.narrow[row * _NARROW + _MODULE] = label, module
+        self.category, self.label, self.module = category, label, module
 
     def is_for(self, code: int | None) -> bool:
         """Whether its category is that of a code."""
-        return self.table.codes[self.row * _CODES + _CATEGORY] == code
+        return self.table.numbers[self.row + _CATEGORY] == code
 
     @property
     def label(self) -> str:
@@ -308,11 +273,11 @@ class StorageLifetime:
     @property
     def requires_grad(self) -> bool:
         """Whether a gradient of it is wanted."""
-        return bool(self.table.codes[self.row * _CODES + _REQUIRES_GRAD])
+        return bool(self.table.numbers[self.row + _REQUIRES_GRAD])
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self.table.codes[self.row * _CODES + _REQUIRES_GRAD] = value
+        self.table.numbers[self.row + _REQUIRES_GRAD] = value
 
     @property
     def spec(self) -> object:

@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -26,16 +26,8 @@ class _Watches(threading.local):
 
 
 _watches = _Watches()
-
-
-class _WatchedClass(NamedTuple):
-    """The watches that wrap a class, and what it had itself before the first."""
-
-    watches: list[_Watch]
-    before: Any
-
-
-_watched: dict[type, _WatchedClass] = {}
+#: by class: the watches that wrap it, and what it had itself before the first
+_watched: dict[type, tuple[list[_Watch], Any]] = {}
 
 
 @contextmanager
@@ -59,7 +51,7 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
 
 
 def _wrap(cls: type, watch: _Watch) -> None:
-    watches = _watched.setdefault(cls, _WatchedClass([], vars(cls).get("__getattribute__"))).watches
+    watches, _ = _watched.setdefault(cls, ([], vars(cls).get("__getattribute__")))
     watches.append(watch)
     if len(watches) > 1:
         return
@@ -82,14 +74,11 @@ def _wrap(cls: type, watch: _Watch) -> None:
 
 def _unwrap(cls: type, watch: _Watch) -> None:
     """Undo what was done of `_wrap`, which may have failed or not been reached."""
-    watched = _watched.get(cls)
-    if watched is None:
+    watches, before = _watched.get(cls, ([], None))
+    watches[:] = [other for other in watches if other is not watch]
+    if watches or _watched.pop(cls, None) is None:
         return
-    watched.watches[:] = [other for other in watched.watches if other is not watch]
-    if watched.watches:
-        return
-    del _watched[cls]
-    if watched.before is not None:
-        cls.__getattribute__ = watched.before  # type: ignore[method-assign]
+    if before is not None:
+        cls.__getattribute__ = before  # type: ignore[method-assign]
     elif "__getattribute__" in vars(cls):
         del cls.__getattribute__

@@ -252,9 +252,10 @@ class BlockReplay:
         rest = iter(made)
         outputs = [next(rest) if isinstance(o, Output) else tensors[o.index] if isinstance(o, PassedOn) else o
                    for o in captured.outputs]
-        if captured.slot is not None:
+        if (slot := captured.slot) is not None:
             count = captured.structure.num_leaves
-            fill(leaves[captured.slot.argument], self._index_of(captured.slot, module), captured.slot, outputs[count:])
+            fill(leaves[slot.argument], self._index_of(slot, module), slot.layer,
+                 {**slot.plain, **dict(zip(slot.tensors, outputs[count:]))})
             del outputs[count:]
         return pytree.tree_unflatten(outputs, captured.structure)
 

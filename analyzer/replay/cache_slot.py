@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from analyzer.meta.intercept.replacement import replace
@@ -113,21 +112,18 @@ def is_free(cache: Any, index: int, layer: type) -> bool:
     return cache.layer_class_to_replicate is layer
 
 
-def fill(cache: Any, index: int, slot: Slot, tensors: list[torch.Tensor]) -> None:
+def fill(cache: Any, index: int, layer: type, contents: dict[str, Any]) -> None:
     """Do to the cache what the block would have done."""
     while len(cache.layers) <= index:
-        cache.layers.append(slot.layer())
-    cache.layers[index].__dict__.update(slot.plain, **dict(zip(slot.tensors, tensors)))
+        cache.layers.append(layer())
+    vars(cache.layers[index]).update(contents)
 
 
 def index_candidates(module: nn.Module, other: nn.Module) -> list[tuple[str, str]]:
     """(path, attribute) of the integers in which two alike modules differ."""
-    found = []
-    for (path, mine), theirs in zip(module.named_modules(), other.modules()):
-        for name, value in mine.__dict__.items():
-            if type(value) is int and type(theirs.__dict__.get(name)) is int and theirs.__dict__[name] != value:
-                found.append((path, name))
-    return found
+    return [(path, name) for (path, mine), theirs in zip(module.named_modules(), other.modules())
+            for name, value in vars(mine).items()
+            if type(value) is int and type(its := vars(theirs).get(name)) is int and its != value]
 
 
 @contextmanager
@@ -149,7 +145,8 @@ def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[di
 def noting_slots(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[tuple[dict[tuple[str, str], Index],
                                                                                          list[tuple[Any, int]]]]:
     """As `indexed`, where a cache takes such an index for its value; then (cache, value) is in the list."""
-    library, filled = sys.modules.get("transformers.cache_utils"), list[tuple[Any, int]]()
+    library: Any = sys.modules.get("transformers.cache_utils")
+    filled: list[tuple[Any, int]] = []
 
     def noting(original: Any) -> Any:
         def update(self: Any, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,13 +156,11 @@ def noting_slots(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterat
             return original(self, key_states, value_states, layer_idx, *args, **kwargs)
         return update
 
-    with indexed(module, candidates if library is not None else []) as indices:
-        undo = replace(library.Cache, "update", noting) if indices and library is not None else None
-        try:
-            yield indices, filled
-        finally:
-            if undo is not None:
-                undo()
+    with ExitStack() as stack:
+        indices = stack.enter_context(indexed(module, candidates if library is not None else []))
+        if indices:
+            stack.callback(replace(library.Cache, "update", noting))
+        yield indices, filled
 
 
 def fill_as(cache: Any, slot: int, index: int) -> None:
@@ -173,6 +168,4 @@ def fill_as(cache: Any, slot: int, index: int) -> None:
     like = like_cache(cache)
     if like is None or not is_free(cache, index, like.layer):
         raise Mismatch("a cache holds something of blocks that are not run")
-    while len(cache.layers) <= index:
-        cache.layers.append(like.layer())
-    vars(cache.layers[index]).update(vars(cache.layers[slot]))
+    fill(cache, index, like.layer, vars(cache.layers[slot]))

@@ -7,7 +7,8 @@ import dis
 import functools
 import sys
 from collections.abc import Iterable
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from torch import nn
 from analyzer.meta.spec import CODE_CONSTANTS
 
 _METHODS = (FunctionType, staticmethod, classmethod, property, functools.partial)
-_ARE_METHODS = frozenset(_METHODS)
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
 #: rooms that hold the run itself, which is none of the model's state: put back, its books would be those of before
 _OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyzer.replay.")
@@ -24,15 +24,14 @@ _OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyz
 _REVEALING = frozenset((
     "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe "
     "currentframe get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream "
-    "saved_tensors_hooks "
-    "save_on_cpu").split())
+    "saved_tensors_hooks save_on_cpu").split())
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
-_TELLING = _REVEALING | _ENVIRONMENT
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
 _STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is then for a call that follows
 
 
+@dataclass
 class Reachable:
     """The places that reachable functions read: a dictionary or cell, and the name in it ("" of a cell).
 
@@ -40,11 +39,11 @@ class Reachable:
     all of their attributes may be read, and a method may be replaced as well.
     """
 
-    def __init__(self) -> None:
-        self.places: list[tuple[Any, str]] = []
-        self.classes: list[type] = []
-        self.reads_environment = self.reads_identities = False
-        self.unreadable: str | None = None
+    places: list[tuple[Any, str]] = field(default_factory=list)
+    classes: list[type] = field(default_factory=list)
+    reads_environment: bool = False
+    reads_identities: bool = False
+    unreadable: str | None = None
 
 
 def is_stateless(value: Any) -> bool:
@@ -83,7 +82,15 @@ class CodeSearch:
         for cls in classes:
             self.add_class(cls)
         self.pending += functions
-        self._run()
+        while self.pending:
+            value = self.pending.pop()
+            if type(value) is FunctionType:
+                self._call(value, value)
+            elif isinstance(value, type):
+                if not is_stateless(value):
+                    self.add_class(value)
+            elif type(value) not in CODE_CONSTANTS:
+                self._use(value)
         return found
 
     def add_class(self, cls: type) -> None:
@@ -106,31 +113,18 @@ class CodeSearch:
                 else:
                     self.methods.setdefault(name, []).append(value)
 
-    def _run(self) -> None:
-        while self.pending:
-            value = self.pending.pop()
-            if type(value) is FunctionType:
-                self._call(value, value)
-            elif isinstance(value, type):
-                if not is_stateless(value):
-                    self.add_class(value)
-            elif type(value) not in CODE_CONSTANTS:
-                self._use(value)
-
     def _use(self, value: Any) -> None:
         """Reachable code may call an object that is neither a function nor a class, or read its attributes."""
         if isinstance(value, property):
             self.pending += [f for f in (value.fget, value.fset) if f is not None]
-            return
-        if isinstance(value, functools.partial):
+        elif isinstance(value, functools.partial):
             self.pending.append(value.func)
-            return
-        if isinstance(value, torch.jit.ScriptFunction):
+        elif isinstance(value, torch.jit.ScriptFunction):
             self.found.unreadable = "it calls a function of TorchScript, which is compiled anew as it runs"
-            return
-        if isinstance(value, MethodType) and not isinstance(value.__self__, (nn.Module, type)):
-            self.add_class(type(value.__self__))
-        self._call(value, getattr(value, "__func__", value))
+        else:
+            if isinstance(value, MethodType) and not isinstance(value.__self__, (nn.Module, type)):
+                self.add_class(type(value.__self__))
+            self._call(value, getattr(value, "__func__", value))
 
     def _call(self, value: Any, function: Any) -> None:
         """Reachable code may call ``value``, and with it ``function``."""
@@ -153,15 +147,17 @@ class CodeSearch:
                 found.unreadable = f"its code asks for {min(told)}"
             found.reads_identities |= "id" in named_globals and "id" not in function.__globals__
             found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
-        if not names <= self.names:
-            for name in names - self.names:
-                self.pending += self.methods.pop(name, ())
-            self.names |= names
+        for name in names - self.names:
+            self.pending += self.methods.pop(name, ())
+        self.names |= names
         for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if cell_name == "__class__":  # which Python keeps for ``super()``
                 continue
             found.places.append((cell, ""))
-            self.pending.append(_contents(cell))
+            try:
+                self.pending.append(cell.cell_contents)
+            except ValueError:  # not set yet
+                pass
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if not is_constant(default):
                 found.places.append(({"": default}, ""))
@@ -172,34 +168,24 @@ class CodeSearch:
         """Follow the values of names in a module, and of attributes in the modules that these are; ``stored`` are those
         names that code sets, which it may add.
         """
-        where = id(namespace)
         for name in (named & namespace.keys()) | (named & stored):
             value = namespace.get(name)
             is_module = isinstance(value, ModuleType)  # in which other code names other attributes
-            place = where, name, attributes if is_module else None
+            place = id(namespace), name, attributes if is_module else None
             if place in self._namespaces or name[:2] == "__":
                 continue
             self._namespaces.add(place)
             if is_module:
                 if not is_stateless(value):
                     self._look_into(vars(value), attributes - {name}, attributes - {name}, stored)
-            elif isinstance(value, type):
-                self.pending.append(value)
-            else:
+                continue
+            if not isinstance(value, type):
                 self.found.places.append((namespace, name))
-                self.pending.append(value)
+            self.pending.append(value)
 
 
 def _is_method(value: Any) -> bool:
-    return type(value) in _ARE_METHODS or type(value) not in CODE_CONSTANTS and (
-        isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return None
+    return type(value) not in CODE_CONSTANTS and (isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))
 
 
 class _Names(NamedTuple):
@@ -227,7 +213,8 @@ def _names_in(code: CodeType) -> _Names:
         named_globals = named_globals.union(*(n.named_globals for n in inner))
         names = frozenset(code.co_names).union(*(n.names for n in inner))
         stored = stored.union(*(n.stored for n in inner))
-        found = _Names(code, named_globals, names, stored, names & _TELLING | named_globals & {"id"})
+        found = _Names(code, named_globals, names, stored,
+                       names & (_REVEALING | _ENVIRONMENT) | named_globals & {"id"})
         if len(_names) >= _MOST_NAMES:
             _names.clear()
         _names[id(code)] = found

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -45,19 +44,18 @@ class Chain(NamedTuple):
 
 def find_chain(root: nn.Module) -> Chain:
     """The longest list of blocks in ``root`` that are alike. Raises Mismatch where there is none."""
-    for module in root.modules():
+    walked = walk_modules(root)
+    for _, module in walked:
         if isinstance(module, (nn.parallel.DistributedDataParallel, torch.distributed.fsdp.FullyShardedDataParallel)):
             raise Mismatch(f"{type(module).__name__} holds the blocks' parameters in buffers of its own")
-    walked = walk_modules(root)
-    lists = [m for _, m in walked if isinstance(m, (nn.ModuleList, nn.ModuleDict, nn.Sequential))]
-    longest = list(max(lists, key=len).children()) if lists else []
+    lists = [list(m.children()) for _, m in walked if isinstance(m, (nn.ModuleList, nn.ModuleDict, nn.Sequential))]
+    longest = max(lists, key=len, default=[])
     if len(longest) < _FEWEST:
         raise Mismatch(f"no list of {_FEWEST} or more blocks")
     path_of = {id(module): path for path, module in walked}
     if len({id(block) for block in longest}) < len(longest):
         raise Mismatch("its blocks are one module")
-    reference, unread = longest[REFERENCE], set[tuple[str, str]]()
-    below = walk_modules(reference)
+    unread, below = set[tuple[str, str]](), walk_modules(longest[REFERENCE])
     for block in longest[1:-1]:
         _compare(below, block, unread)
     paths = [path_of[id(block)] for block in longest]
@@ -75,20 +73,18 @@ def _compare(below: list[tuple[str, nn.Module]], block: nn.Module, unread: set[t
         held, theirs = vars(mine), vars(other)
         if held.keys() != theirs.keys():
             raise Mismatch(f"its blocks have other attributes at {path!r}")
-        if mine._parameters.keys() != other._parameters.keys() or mine._buffers.keys() != other._buffers.keys() or any(
-                _specs(a) != _specs(b) for a, b in zip(_tensors(mine), _tensors(other))):
+        if _registered(mine) != _registered(other):
             raise Mismatch(f"its blocks have other parameters or buffers at {path!r}")
         for name, value in held.items():
             if name not in _LEFT_OUT and not _same(value, theirs[name]):
-                if type(value) in (int, float) and type(theirs[name]) is type(value):
-                    unread.add((path, name))
-                else:
+                if type(value) not in (int, float) or type(theirs[name]) is not type(value):
                     raise Mismatch(f"its blocks differ in {path + '.' if path else ''}{name}")
+                unread.add((path, name))
 
 
-def _tensors(module: nn.Module) -> Iterator[Any]:
-    yield from module._parameters.values()
-    yield from module._buffers.values()
+def _registered(module: nn.Module) -> list[Any]:
+    """The specs of a module's parameters and buffers."""
+    return [{name: _specs(tensor) for name, tensor in held.items()} for held in (module._parameters, module._buffers)]
 
 
 def _specs(tensor: Any) -> Any:
@@ -107,7 +103,7 @@ def _same(mine: Any, other: Any, depth: int = 0) -> bool:
     """Whether two values are the same to code that does not ask for their identity."""
     if mine is other:
         return True
-    if type(mine) is not type(other) or depth > _DEEPEST:
+    if type(mine) is not type(other) or depth > _DEEPEST or isinstance(mine, torch.Tensor):
         return False
     if type(mine) in LEAVES and not isinstance(mine, FunctionType):
         return bool(mine == other)
@@ -115,22 +111,20 @@ def _same(mine: Any, other: Any, depth: int = 0) -> bool:
         pairs, is_hooks = zip(mine.items(), other.items()), isinstance(mine, OrderedDict)  # by a number of the process
         return len(mine) == len(other) and all(
             (is_hooks and isinstance(a, int) or a == b) and _same(x, y, depth + 1) for (a, x), (b, y) in pairs)
-    if isinstance(mine, torch.Tensor):
-        return False
     if isinstance(mine, (list, tuple)):
         return len(mine) == len(other) and all(_same(x, y, depth + 1) for x, y in zip(mine, other))
     if isinstance(mine, MethodType):
         return mine.__func__ is other.__func__ and _same_owner(mine.__self__, other.__self__, depth)
-    if isinstance(mine, partial):
-        return _same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
-    if isinstance(mine, FunctionType):
-        return mine.__code__ is other.__code__ and _same(
-            _cells(mine), _cells(other), depth + 1) and _same(mine.__defaults__, other.__defaults__, depth + 1)
+    if isinstance(mine, (partial, FunctionType)):
+        return _same(_parts(mine), _parts(other), depth + 1)
     return _same_owner(mine, other, depth)
 
 
-def _cells(function: FunctionType) -> tuple[Any, ...]:
-    return tuple([look_up(cell, "") for cell in function.__closure__ or ()])
+def _parts(function: Any) -> tuple[Any, ...]:
+    if isinstance(function, partial):
+        return function.func, function.args, function.keywords
+    cells = [look_up(cell, "") for cell in function.__closure__ or ()]
+    return function.__code__, cells, function.__defaults__
 
 
 def _same_owner(mine: Any, other: Any, depth: int) -> bool:
@@ -142,12 +136,8 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
             raise Mismatch("its blocks prefetch blocks that are named")
         settings, groups = zip(sharding_settings(mine), sharding_settings(other))
         return _same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
-            map(_like_field, *groups))
+            a is b or type(a) is type(b) and bool(a == b) for a, b in zip(*groups))
     if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
         return bool(mine == other)
     is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))
     return is_torchs and hasattr(mine, "__dict__") and _same(vars(mine), vars(other), depth + 1)
-
-
-def _like_field(mine: Any, other: Any) -> bool:
-    return mine is other or type(mine) is type(other) and bool(mine == other)

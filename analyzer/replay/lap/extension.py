@@ -21,7 +21,6 @@ from analyzer.replay.attribute_watch import watch_reads
 from analyzer.replay.cache_slot import noting_slots
 from analyzer.replay.match import Mismatch
 
-from ..segment import Names
 from .chain import REFERENCE, Chain
 from .layout import Layout
 from .naming import Naming
@@ -29,79 +28,61 @@ from .replayed_lap import LapSegment, Regions, ReplayedLap, renamed_module_call,
 from .tape import KEPT, ORDERED, STEP, Tape
 from .update import LapKind, Stretch, insert, insert_specs, list_positions
 
-# The log of a whole run, written from that of a run of some blocks: laps are repeated, memory is simulated anew.
 
 class Extension:
-    """Writes a `Log` in which all blocks ran. ``space`` is the memory before the first step, ``regions`` device and
-    place of the storages that were there, by number.
+    """Writes a `Log` in which all blocks ran: laps are repeated, memory is simulated anew. ``space`` is the memory
+    before the first step, ``regions`` device and place of the storages that were there, by number.
     """
 
     def __init__(self, tape: Tape, before: Log, space: AddressSpace,
                  regions: Mapping[int, tuple[torch.device, Any]]) -> None:
-        self.source, self.space = tape.recorder.log, space
+        recorder = tape.recorder
+        self.source, self.log, self.space = recorder.log, before, space
         self.layout = Layout(tape, self.source, regions)
         self.naming = Naming(self.layout, self.source)
         self._regions: Regions = dict(regions)
-        recorder = tape.recorder
-        device = torch.device(self.source.device)
-        mode = MetaTensorMode(recorder.mode.options, space=space)
-        self.writer = MemoryRecorder(mode, device)
-        self.log = self.writer.log = before
+        self.writer = MemoryRecorder(MetaTensorMode(recorder.mode.options, space=space), torch.device(
+            self.source.device), before)
         self._before = tuple(before.storage_table)
         if before.keeps_allocator_events:
-            self.writer.memory.observer = self._observe
+            self.writer.keep_allocator_events()
         self._segments: dict[LapKind, LapSegment] = {}
-        beside = Stretch(None, REFERENCE, [])
-        self._storages: Any = None
-        #: by block that was not run, what stands in lists where the reference block's storages stand
-        self._others: dict[int, Names] = {place: self.naming.names(self._storage, beside, place)
-                                         for place in self.layout.skipped}
-
-    def _observe(self, action: str, address: int, nbytes: int) -> None:
-        self.log.allocator_event_slots.append(action, address, nbytes, len(self.log.call_slots))
 
     def write(self) -> Log:
         """Write the whole log. Raises Mismatch where that is found not to be possible."""
-        clones = self.layout.skipped
+        beside = Stretch(None, REFERENCE, [])
+        # of each block that was not run, what stands in lists where the reference block's storages stand
+        self._others = [self.naming.names(self._storage, beside, place) for place in self.layout.skipped]
         for stretch in self.layout.stretches:
-            here = None if stretch.lap is None else self.layout.run[stretch.block]
-            is_reference = stretch.lap is not None and stretch.block == REFERENCE
-            for place in reversed(clones) if is_reference and stretch.descends else ():
+            clones = self.layout.skipped if stretch.lap is not None and stretch.block == REFERENCE else ()
+            for place in reversed(clones) if stretch.descends else ():
                 self._replay(stretch, place)
-            self._write(stretch, here)
-            for place in clones if is_reference and not stretch.descends else ():
+            self._write(stretch, None if stretch.lap is None else self.layout.run[stretch.block])
+            for place in clones if not stretch.descends else ():
                 self._replay(stretch, place)
         self.writer.end()
         self.writer.memory.observer = None
         self._finish()
-        self._others, self._storages = {}, None  # which know this object: a cycle would keep the log
+        del self._others, self._storages  # which know this object: a cycle would keep the log
         return self.log
 
     def _finish(self) -> None:
-        log, source = self.log, self.source
+        log, source, layout, naming = self.log, self.source, self.layout, self.naming
         log.saved_inputs, log.groups, log.steps = source.saved_inputs, source.groups, source.steps
         for number in self._before:
             mine, theirs = log.storage_table[number], source.storage_table[number]
             mine.category, mine.label, mine.requires_grad = theirs.category, theirs.label, theirs.requires_grad
-        self._copy_layouts()
-        log.outer_calls = [call._replace(position=self.naming.calls.get(call.position, len(log.call_slots)))
+        # layouts of storages that are there as they are here, and of parameters of blocks that were not run
+        log.layouts.update(source.layouts)
+        for number, (place, name) in layout.own.items():
+            for shape, placements in naming.placements.get(number, ()) if place == REFERENCE else ():
+                log.layouts.update(((naming.own[other, name], shape), placements) for other in layout.skipped)
+        log.outer_calls = [call._replace(position=naming.calls.get(call.position, len(log.call_slots)))
                            for call in source.outer_calls]
-        for module, run in zip(log.modules, source.modules):
+        for index, module in enumerate(log.modules):
+            place, path = layout.block_of_module.get(index, (-1, ""))
+            run = source.modules[naming.modules[REFERENCE, path] if place in layout.skipped else index]
             module.calls, module.inputs, module.outputs = run.calls, run.inputs, run.outputs
-        for index, (place, path) in self.layout.block_of_module.items():
-            if place in self.layout.skipped:
-                run, module = source.modules[self.naming.modules[REFERENCE, path]], log.modules[index]
-                module.calls, module.inputs, module.outputs = run.calls, run.inputs, run.outputs
-
-    def _copy_layouts(self) -> None:
-        """Those of storages that are there as they are here, and of parameters of blocks that were not run."""
-        layouts = self.log.layouts
-        layouts.update(self.source.layouts)
-        for number, (place, name) in self.layout.own.items():
-            if place == REFERENCE:
-                for shape, placements in self.naming.placements.get(number, ()):
-                    for other in self.layout.skipped:
-                        layouts[self.naming.own[other, name], shape] = placements
 
     # ---- stretches
 
@@ -120,17 +101,15 @@ class Extension:
             naming.start(stretch, here, log)
             naming.born[stretch.lap, here] = []
         first = len(log.node_slots)
-        for index in stretch.nodes:
-            if stretch.lap is None:
-                naming.nodes[index] = len(log.node_slots)
-            log.node_slots.append(None)
+        if stretch.lap is None:
+            naming.nodes.update(zip(stretch.nodes, range(first, first + len(stretch.nodes))))
+            naming.module_calls.update((index, i) for i, index in enumerate(
+                stretch.module_calls, len(log.module_call_slots)))
+        log.node_slots.extend([None] * len(stretch.nodes))
         for index in stretch.module_calls:
-            if stretch.lap is None:
-                naming.module_calls[index] = len(log.module_call_slots)
             log.module_call_slots.append(renamed_module_call(naming, index, stretch, here))
-        self._storages = self.naming.names(self._storage, stretch, here)
-        self._modules_here = self.naming.names(naming.module, stretch, here)
-        self._nodes_here = self.naming.names(naming.node, stretch, here)
+        self._storages, self._modules_here, self._nodes_here = (naming.names(find, stretch, here) for find in (
+            self._storage, naming.module, naming.node))
         for kind, what in stretch.events:
             if kind == CALLED:
                 self._write_call(what, stretch, here)
@@ -153,18 +132,16 @@ class Extension:
         return mine
 
     def _write_call(self, index: int, stretch: Stretch, here: int | None) -> None:
-        call, log = self.source.call_slots[index], self.log
-        storages = self._storages
+        call, log, storages = self.source.call_slots[index], self.log, self._storages
         self.naming.calls[index] = len(log.call_slots)
         forward = None if call.forward is None else self.naming.forward_call(call.forward, stretch, here)
         signature = call.signature
         if (insertion := self.layout.insertions.get(index)) is None:
             inputs, outputs = [storages[n] for n in call.inputs], [storages[n] for n in call.outputs]
         else:
-            others = [self._others[place] for place in self.layout.skipped]
-            inputs = insert(call.inputs, list_positions(signature), insertion, others, storages)
-            outputs = insert(call.outputs, range(len(call.outputs)), insertion, others, storages)
-            signature = insert_specs(signature, insertion, len(others))
+            inputs = insert(call.inputs, list_positions(signature), insertion, self._others, storages)
+            outputs = insert(call.outputs, range(len(call.outputs)), insertion, self._others, storages)
+            signature = insert_specs(signature, insertion, len(self._others))
         log.call_slots.append(signature, inputs, outputs, call.step, call.phase, self._modules_here[call.module],
                               self._nodes_here[call.node], forward, call.recomputed)
 
@@ -184,25 +161,19 @@ class Extension:
         made = log.storage_table[mine] = StorageLifetime(
             log.lifetime_table, mine, nbytes, region.bytes, region.address, life.device, log.events,
             len(log.call_slots), life.phase, life.step, self._nodes_here[life.node], self._modules_here[life.module])
-        if life.category:
-            made.category = life.category
-        if life.requires_grad:
-            made.requires_grad = True
-        made.spec, made.label = life.spec, life.label
-        if self.writer.memory.allocated_bytes > log.peak_bytes:
-            self.writer.watch_peak(0)
+        made.category, made.requires_grad, made.spec, made.label = (
+            life.category, life.requires_grad, life.spec, life.label)
+        self.writer.watch_peak(0)
 
     def _free(self, number: int) -> None:
         log, placed = self.log, self._regions.pop(number, None)
         if placed is None:
             raise Mismatch("a storage dies that was not known")
         device, region = placed
-        if isinstance(region, Span):
-            region = self.writer.memory.block_of(region)
         life = log.storage_table[number]
         log.events += 1
         life.died, life.died_call = log.events, len(log.call_slots)
-        self.space.give_back(device, region)
+        self.space.give_back(device, self.writer.memory.block_of(region) if isinstance(region, Span) else region)
 
     def _happen(self, kind: int, what: Any, call: int, stretch: Stretch, here: int | None) -> None:
         """What is neither a call nor a birth or death, before the call that will have the index ``call``."""
@@ -224,23 +195,22 @@ class Extension:
             claim = torch.device(life.device)
             region = self.space.library_workspaces[what,] = self.space.reserve(claim, life.nbytes)
             writer.kept_workspace(region, life.nbytes, claim, life.label)
-        elif kind == ORDERED:
-            self._order(what, call, stretch, here)
         else:
-            raise Mismatch("something that is not known happened")
+            assert kind == ORDERED, kind
+            self._order(what, call, stretch, here)
 
     def _order(self, what: tuple[StreamAction, int, int], call: int, stretch: Stretch, here: int | None) -> None:
         """The program asks something of a stream."""
         action, stream, event = what
-        is_copy = here is not None and here != self.layout.run[stretch.block]
         if action is StreamAction.SWITCH:
             self.space.stream = stream
-        elif action is StreamAction.RECORD and is_copy:
-            event = -next_number()
-        elif action is not StreamAction.RECORD and event != NO_EVENT:
+        elif action is StreamAction.RECORD:
+            if here is not None and here != self.layout.run[stretch.block]:
+                event = -next_number()
+            if stretch.lap is not None and here is not None:
+                self.naming.recorded[stretch.lap, here].append(event)
+        elif event != NO_EVENT:
             event = self.naming.mark(event, stretch, here)
-        if action is StreamAction.RECORD and stretch.lap is not None and here is not None:
-            self.naming.recorded[stretch.lap, here].append(event)
         self.log.streams.write(call, action, stream, event)
 
 
@@ -274,16 +244,6 @@ def _list_indices(chain: Chain) -> list[tuple[str, str]]:
                    for place, block in enumerate(chain.blocks[1:-1], 1))]
 
 
-def _run_model(run: Callable[[], None]) -> None:
-    """The model's own code may fail where some blocks are not run; running all shows whether it does without that."""
-    try:
-        run()
-    except Mismatch:
-        raise
-    except Exception as error:
-        raise Mismatch(f"with some of its blocks alone it fails: {first_line(error)}") from error
-
-
 def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
              stands_in: bool) -> WholeRun:
     """The log and memory of what ``run`` does as if all blocks ran; with gradients of blocks that are not run where
@@ -300,7 +260,12 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
     with noting_slots(reference, _list_indices(chain)) as (indices, filled):
         tape = Tape(recorder, chain, stands_in, filled)
         with tape.running(), watch_reads(reference) as reads:
-            _run_model(run)
+            try:
+                run()
+            except Mismatch:
+                raise
+            except Exception as error:  # of the model's own code; running all blocks shows whether it fails then, too
+                raise Mismatch(f"with some of its blocks alone it fails: {first_line(error)}") from error
     unread = {place for place in chain.unread if place not in indices or indices[place].used}
     read = next(((path, name) for path, name in sorted(reads) if (path, name) in unread or (
         name == "*" and any(p == path for p, _ in chain.unread))), None)

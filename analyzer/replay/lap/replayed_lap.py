@@ -58,19 +58,13 @@ class LapSegment(Segment):
         super().__init__(source, events, {n: slot for slot, n in enumerate(older)}, len(older), set(older), elsewhere,
                          memory, takes_workspaces=False)
         self.naming, self.stretch, self.older = naming, stretch, older
-        layout, dead = naming.layout, set(died)
-        #: of each older one: the lap that it is from, how many blocks away, its place there; None: of no lap near
-        self.origins = [
-            None if (origin := layout.storages.get(n)) is None or n in layout.stand_ins or n in layout.own or abs(
-                origin.block - stretch.block) > layout.reach else (origin.lap, origin.block - stretch.block,
-                                                                   origin.place) for n in older]
+        dead = set(died)
         #: places among what is born, slots and devices of what outlives the lap
         self.survivors = [(i, self.first_slot + i, torch.device(table[n].device)) for i, n in enumerate(born)
                           if n not in dead]
         self.births_in_order = born
-        device = naming.source.device
         self.state_bytes = sum([table[n].nbytes for n in born if table[n].category == _STATE
-                                and table[n].device == device])
+                                and table[n].device == source.device])
         self.parts = list(self._divide())
         self.call_places = [what for kind, what in self.events if kind == CALLED]
 
@@ -126,16 +120,14 @@ class ReplayedLap(Pending):
 
     def _list_older(self, regions: Regions, memory: Any) -> list[Any]:
         """The places of what was born before and dies here."""
-        segment, here, born = self.segment, self.here, self.segment.naming.born
+        segment, here, naming = self.segment, self.here, self.segment.naming
         found: list[Any] = []
-        for number, origin in zip(segment.older, segment.origins):
-            mine = segment.naming.storage(number, segment.stretch, here) if origin is None else born[
-                origin[0], here + origin[1]][origin[2]]
-            if (placed := regions.pop(mine, None)) is None:
+        for slot, number in enumerate(segment.older):
+            placed = regions.pop(naming.storage(number, segment.stretch, here), None)
+            if placed is None:
                 raise Mismatch("a storage dies that was not known")
-            region = placed[1]
-            found.append(memory.place_of(region) if isinstance(region, Block) and (
-                len(found) not in segment.elsewhere) else region)
+            is_span = isinstance(placed[1], Block) and slot not in segment.elsewhere
+            found.append(memory.place_of(placed[1]) if is_span else placed[1])
         return found
 
     def placed_parts(self) -> list[PlacedPart]:

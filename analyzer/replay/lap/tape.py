@@ -61,43 +61,41 @@ class Tape:
     def running(self) -> Iterator[None]:
         """Note what happens in a block."""
         recorder: Any = self.recorder
-        recorder.events = self.events
-        recorder.replay_block = self._enter
-        ordered, kept, start, leave, bear = (recorder.ordered, recorder.kept_workspace, recorder.start_step,
-                                             recorder.leave_module, recorder.born)
-        events, mark_states = self.events, recorder.mark_states
+        events, originals = self.events, {name: getattr(recorder, name) for name in (
+            "ordered", "kept_workspace", "start_step", "leave_module", "born", "mark_states")}
+        recorder.events, recorder.replay_block = events, self._enter
 
         def note_birth(storage: MetaStorage) -> None:
-            bear(storage)
+            originals["born"](storage)
             if recorder.events is events:
                 events[-1] = BORN, (storage.number, storage.nbytes())
 
         def note_order(action: StreamAction, stream: int, event: int) -> None:
             events.append((ORDERED, (action, stream, event)))
-            ordered(action, stream, event)
+            originals["ordered"](action, stream, event)
 
         def note_kept(region: Region, nbytes: int, claim: torch.device, label: str) -> None:
-            kept(region, nbytes, claim, label)
+            originals["kept_workspace"](region, nbytes, claim, label)
             events.append((KEPT, next(reversed(recorder.log.storage_table))))
 
         def note_step(step: int, placeholders: bool = True) -> None:
             recorder.end()
             events.append((STEP, step))
-            start(step, placeholders)
+            originals["start_step"](step, placeholders)
 
         def note_output(module: nn.Module, token: int, result: Any) -> None:
-            leave(module, token, result)
-            if recorder.phase != "forward":
-                return
-            if id(module) in self._place:
+            originals["leave_module"](module, token, result)
+            if recorder.phase == "forward" and id(module) in self._place:
                 self._left(result)
-            elif any(module is around for around in self.chain.around):
+            elif recorder.phase == "forward" and any(module is around for around in self.chain.around):
                 with torch._C.DisableTorchFunction():
                     self.returned.update([n for t in tensors_in(result) if (n := self._number(t)) is not None])
 
         def note_states(optimizer: torch.optim.Optimizer) -> None:
-            mark_states(optimizer)
-            self._note_states(optimizer)
+            originals["mark_states"](optimizer)
+            for place, parameter in self._parameters_run():
+                self.states.update((n, place) for tensor in tensors_in(optimizer.state.get(parameter))
+                                   if (n := self._number(tensor)) is not None)
 
         def completing(original: Any) -> Any:
             def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -107,15 +105,14 @@ class Tape:
                 return result
             return run_backward
 
-        recorder.ordered, recorder.kept_workspace, recorder.start_step = note_order, note_kept, note_step
-        recorder.leave_module, recorder.born, recorder.mark_states = note_output, note_birth, note_states
+        vars(recorder).update(zip(originals, (note_order, note_kept, note_step, note_output, note_birth, note_states)))
         undo = replace(torch.autograd, "_engine_run_backward", completing)
         try:
             yield
         finally:
             undo()
-            del recorder.ordered, recorder.kept_workspace, recorder.start_step, recorder.leave_module, recorder.born
-            del recorder.mark_states
+            for name in originals:
+                delattr(recorder, name)
             recorder.events = None
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -136,14 +133,11 @@ class Tape:
 
     def _left(self, result: Any) -> None:
         """A block that was run gave ``result``."""
-        tensors = tensors_in(result)
-        is_plain = isinstance(result, torch.Tensor) or isinstance(result, tuple) and len(tensors) == 1 and all(
+        tensors, is_tensor = tensors_in(result), isinstance(result, torch.Tensor)
+        is_plain = is_tensor or isinstance(result, tuple) and all(
             x is None or isinstance(x, torch.Tensor) for x in result)
-        if len(tensors) != 1 or not is_plain:
-            self._output = None
-            return
-        self._output = weakref.ref(tensors[0]), None if isinstance(result, torch.Tensor) else [
-            x is None for x in result]
+        self._output = None if len(tensors) != 1 or not is_plain else (
+            weakref.ref(tensors[0]), None if is_tensor else [x is None for x in result])
 
     def _given(self, args: Any, kwargs: Any) -> Any:
         output = None if self._output is None else self._output[0]()
@@ -152,38 +146,30 @@ class Tape:
         shape = self._output[1]
         return output if shape is None else tuple([None if is_none else output for is_none in shape])
 
+    def _parameters_run(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parameters of blocks that are run, each with the place of its block."""
+        return ((place, parameter) for place, parameters in enumerate(self._parameters)
+                if place not in self.chain.skipped for parameter in parameters)
+
     # ---- gradients of blocks that are not run
 
     def _complete_gradients(self) -> None:
         """Note whose gradients there are; where they are to stand in for others, make those of blocks that were not
         run.
         """
-        recorder = self.recorder
-        lists = self._parameters
-        for place, parameters in enumerate(lists):
-            if place not in self.chain.skipped:
-                for parameter in parameters:
-                    if parameter.grad is not None and (number := self._number(parameter.grad)) is not None:
-                        self.gradients.setdefault(number, place)
-        if not self.stands_in:
-            return
-        kept: Any = recorder.events
-        recorder.events = []
-        try:
-            for place in self.chain.skipped:
-                made: dict[int, torch.Tensor] = {}
-                for mine, theirs in zip(lists[place], lists[REFERENCE]):
-                    self._stand_in(place, mine, theirs, made)
-        finally:
-            recorder.events = kept
-
-    def _note_states(self, optimizer: torch.optim.Optimizer) -> None:
-        for place, parameters in enumerate(self._parameters):
-            if place not in self.chain.skipped:
-                for parameter in parameters:
-                    for tensor in tensors_in(optimizer.state.get(parameter)):
-                        if (number := self._number(tensor)) is not None:
-                            self.states[number] = place
+        recorder: Any = self.recorder
+        for place, parameter in self._parameters_run():
+            if parameter.grad is not None and (number := self._number(parameter.grad)) is not None:
+                self.gradients.setdefault(number, place)
+        if self.stands_in:
+            recorder.events = []
+            try:
+                for place in self.chain.skipped:
+                    made: dict[int, torch.Tensor] = {}
+                    for mine, theirs in zip(self._parameters[place], self._parameters[REFERENCE]):
+                        self._stand_in(place, mine, theirs, made)
+            finally:
+                recorder.events = self.events
 
     def _number(self, tensor: Any) -> int | None:
         storage = self.recorder.storage_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
