@@ -4,7 +4,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 import torch
 from torch import nn
 
@@ -15,6 +14,10 @@ import torch, torch.autograd.forward_ad as forward_ad, warnings
 from torch import nn
 from analyzer import profile
 warnings.filterwarnings("error", "tensors without data")
+
+# torch's first layer norm on meta imports numpy's generator, which was taken for one that had changed
+rows = profile(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.ones(4, 8)).replay.rows
+print(rows)
 
 class Net(nn.Module):
     def __init__(self):
@@ -38,19 +41,18 @@ def nested(self, x):
     rows = torch.nested.as_nested_tensor([x[0, :4], x[1, :2]], layout=torch.jagged)
     return self.a(x) + torch.nested.to_padded_tensor(rows, 0.).sum()
 
-run = {}
-found = [profile(Net(), torch.rand(3, 6), mode="infer", device="h100", reuse=False) for _ in range(3)]
-assert found[0] == found[1] == found[2]
-saved = [[t.storage for n in p.nodes for t in n.saved_tensors] for p in found]
-assert saved[0] == saved[1]
+for run in dual, nested, jvp, hessian:
+    found = [profile(Net(), torch.rand(3, 6), mode="infer", device="h100", reuse=False) for _ in range(3)]
+    assert found[0] == found[1] == found[2], run
+    saved = [[t.storage for n in p.nodes for t in n.saved_tensors] for p in found]
+    assert saved[0] == saved[1], run
 """
 
 
-@pytest.mark.parametrize("feature", ["jvp", "hessian", "dual", "nested"])
-def test_the_first_profile_of_a_process_is_that_of_the_second(feature):
-    done = subprocess.run([sys.executable, "-c", _PROGRAM.replace("run = {}", f"run = {feature}")], capture_output=True,
-                          text=True, check=False)
+def test_the_first_profile_of_a_process_is_that_of_the_second(replaying_torch):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "replayed=True" in done.stdout and "generators" not in done.stdout
 
 
 class Keeping(nn.Module):

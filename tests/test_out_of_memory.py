@@ -85,7 +85,7 @@ def test_a_later_step_leaves_the_first_one_known():
     assert enough.out_of_memory is None and enough.peak_allocated_bytes == whole.peak_allocated_bytes
 
 
-@pytest.mark.parametrize("capacity_mib", [90, 143, 150, 200, 260])
+@pytest.mark.parametrize("capacity_mib", [143, 260])
 def test_holders_are_those_of_the_moment_it_ran_out(capacity_mib):
     p = run(capacity_mib)
     assert sum(h.bytes for h in p.holders) == p.out_of_memory.allocated_bytes
@@ -104,7 +104,7 @@ def test_the_text_tells_it():
     assert "placing the model and its inputs in setup" in run(79).summary()
 
 
-@pytest.mark.parametrize("capacity_mib", [79, 143, 200, 260])
+@pytest.mark.parametrize("capacity_mib", [79, 260])
 def test_every_view_works(capacity_mib):
     p = run(capacity_mib)
     assert Profile.from_json(p.to_json()) == p
@@ -118,7 +118,7 @@ def test_all_is_as_it_was():
     model = blocks()
     before = {name: (p, p.data_ptr(), p.requires_grad) for name, p in model.named_parameters()}
     call = nn.Module.__call__
-    for capacity_mib in (20, 79, 143, 200, 260):
+    for capacity_mib in (79, 260):
         p = profile(model, args=(torch.empty(2048, 2048), ), optimizer="momentum",
                     options=ProfileOptions(capacity_bytes=capacity_mib * MIB))
         assert p.out_of_memory is not None

@@ -18,7 +18,7 @@ from analyzer.meta.structure import tensors_of
 from analyzer.output import hold_over_forks
 
 # Keeps Python's garbage collector from walking a run's records again and again while they grow.
-
+#
 # The records' objects would start collections that an eager run does not have (two eager steps of a ResNet-50 on a CPU
 # with AdamW make none), and most are kept: `profile(reuse=False)` of a ResNet-152 makes 6 at ten times Python's
 # threshold and 1 at a hundred, and its resident peak is the same, 20 MiB above what was there (`gc.callbacks`,

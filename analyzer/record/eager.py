@@ -145,21 +145,16 @@ class EagerStep:
             self._custom()
         elif not self.takes_closure:
             self.run_model()
-            self.drop_gradients()
 
     def run_model(self) -> None:
-        """The forward pass and, in training, its loss and backward pass."""
+        """The forward pass and, in training, its loss and backward pass; without an optimizer gradients are dropped."""
         if self.mode == "infer":
             self._infer()
-        else:
-            self._train()
-
-    def drop_gradients(self) -> None:
-        """What ends a step that has no optimizer."""
-        if self.mode != "train" or self.optimizer is not None:
             return
-        with self.recorder.during("zero_grad"), torch._C._EnableTorchFunction():
-            self.model.zero_grad(set_to_none=self.options.set_to_none)
+        self._train()
+        if self.optimizer is None:
+            with self.recorder.during("zero_grad"), torch._C._EnableTorchFunction():
+                self.model.zero_grad(set_to_none=self.options.set_to_none)
 
     def _infer(self) -> None:
         self.recorder.begin("forward")

@@ -182,14 +182,12 @@ def _join_records(records: Sequence[PhaseRecord], evaluation: set[int]) -> Itera
         is_empty = record.first_call == record.last_call and record.phase in _KEPT
         if last is not None and last.phase in _KEPT and (
                 is_empty or (record.step, record.phase) == (last.step, last.phase)):
-            last.last_call, last.end_event = record.last_call, record.end_event
-            last.end_allocator_event = record.end_allocator_event
-            last.allocated_bytes, last.requested_bytes = record.allocated_bytes, record.requested_bytes
-            last.reserved_bytes = record.reserved_bytes
-            last.peak_allocated_bytes = max(last.peak_allocated_bytes, record.peak_allocated_bytes)
-            last.peak_requested_bytes = max(last.peak_requested_bytes, record.peak_requested_bytes)
-            if last.peak_reserved_bytes is not None and record.peak_reserved_bytes is not None:
-                last.peak_reserved_bytes = max(last.peak_reserved_bytes, record.peak_reserved_bytes)
+            for name in ("last_call", "end_event", "end_allocator_event", "allocated_bytes", "requested_bytes",
+                         "reserved_bytes"):
+                setattr(last, name, getattr(record, name))
+            for name in ("peak_allocated_bytes", "peak_requested_bytes", "peak_reserved_bytes"):
+                before, peak = getattr(last, name), getattr(record, name)
+                setattr(last, name, before if before is None or peak is None else max(before, peak))
             continue
         if last is not None:
             yield last

@@ -35,11 +35,6 @@ def listen(recorder: Any, *, is_simulated: bool = False) -> Iterator[None]:
         yield
 
 
-def _find_simulated() -> Any:
-    state = current()
-    return None if state is None else state.recorder
-
-
 def _replacements(hearing: Callable[[], Any]) -> Iterator[Undo]:
     """What is replaced for recorders: ``hearing()`` is the one that hears what this thread runs now, or None."""
     yield replace(torch.nn.Module, "__call__", _reporting_calls(hearing))
@@ -57,9 +52,7 @@ def _while_heard(hearing: Callable[[], Any], run: Callable[..., Any]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             recorder = hearing()
             return original(*args, **kwargs) if recorder is None else run(recorder, original, *args, **kwargs)
-
         return call
-
     return make
 
 
@@ -139,13 +132,11 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
             finally:
                 with torch._C.DisableTorchFunction():
                     recorder.leave_module(module, token, result)
-
         return __call__
-
     return module_call
 
 
-_simulated = SharedReplacements(partial(_replacements, _find_simulated))
+_simulated = SharedReplacements(partial(_replacements, lambda: getattr(current(), "recorder", None)))
 hold_over_forks(_simulated.lock)
 
 

@@ -294,9 +294,14 @@ class Log:
         return self._tally()[1]
 
     def _tally(self) -> tuple[list[Tally], Collection[Signature]]:
-        state = len(self.call_slots), len(self.pending)
+        state, slots, table = (len(self.call_slots), len(self.pending)), self.call_slots, self.storage_table
         if self._tallies is None or self._tallies[0] != state:
-            tallies = self._count_calls()
+            parts = Counter(part[2:6] for pending in self.pending for part in pending.placed_parts())
+            written = self.count_alike(slots.written_places(0, len(slots)))
+            tallies = [*(Tally(step, call, storages, number * count)
+                         for (step, part, start, stop), number in parts.items()
+                         for call, storages, count in part.tally(start, stop, self)),
+                       *(Tally(call.step, call, table, count) for call, count in written)]
             self._tallies = state, tallies, dict.fromkeys([tally.call.signature for tally in tallies])
         return self._tallies[1:]
 
@@ -305,15 +310,6 @@ class Log:
         storages = self.storage_table
         return self.call_slots.count_alike(
             places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]))
-
-    def _count_calls(self) -> list[Tally]:
-        slots, table = self.call_slots, self.storage_table
-        written = self.count_alike(slots.written_places(0, len(slots)))
-        parts = Counter(part[2:6] for pending in self.pending for part in pending.placed_parts())
-        return [
-            *(Tally(step, call, storages, number * count) for (step, part, start, stop), number in parts.items()
-              for call, storages, count in part.tally(start, stop, self)),
-            *(Tally(call.step, call, table, count) for call, count in written)]
 
     def placed_parts(self) -> list[PlacedPart]:
         """The calls that are replayed and not written out, in order: they stand between those of `call_slots`."""
@@ -326,14 +322,12 @@ class Log:
 
     def write_out(self) -> None:
         """Write replays into the places that were left for them."""
-        if not self.pending:
-            return
-        while self.pending:
-            self.pending.popleft().expand(self)
-        table = self.storage_table
-        ordered = sorted(table.values(), key=lambda lifetime: lifetime.born)
-        table.clear()
-        table.update((lifetime.number, lifetime) for lifetime in ordered)
+        if self.pending:
+            while self.pending:
+                self.pending.popleft().expand(self)
+            ordered = sorted(self.storage_table.values(), key=attrgetter("born"))
+            self.storage_table.clear()
+            self.storage_table.update((lifetime.number, lifetime) for lifetime in ordered)
 
     def _name_nodes(self) -> None:
         """Make the names of each step's nodes unique, as torch.fx does."""

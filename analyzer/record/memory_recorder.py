@@ -102,11 +102,10 @@ class MemoryRecorder:
         if self.events is not None:
             self.events.append((BORN, storage.number))
         region = storage.region
-        log.storage_table[storage.number] = StorageLifetime(log.lifetime_table, storage.number,
-                                                            storage.nbytes(), region.bytes, region.address,
-                                                            str(storage.device), log.events, len(log.call_slots),
-                                                            self.phase, self.step, self.node,
-                                                            self._stack[-1] if self._stack else self.outermost)
+        log.storage_table[storage.number] = StorageLifetime(
+            log.lifetime_table, storage.number, storage.nbytes(), region.bytes, region.address, str(storage.device),
+            log.events, len(log.call_slots), self.phase, self.step, self.node,
+            self._stack[-1] if self._stack else self.outermost)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:
@@ -168,10 +167,9 @@ class MemoryRecorder:
         log = self.log
         log.events += 1
         number = -1 - len(self.space.library_workspaces)  # storages count from 0
-        lifetime = log.storage_table[number] = StorageLifetime(log.lifetime_table, number, nbytes, region.bytes,
-                                                               region.address, str(claim), log.events,
-                                                               len(log.call_slots), self.phase, self.step, OUTSIDE,
-                                                               ROOT)
+        lifetime = log.storage_table[number] = StorageLifetime(
+            log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
+            len(log.call_slots), self.phase, self.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
         self.watch_peak(0)
 

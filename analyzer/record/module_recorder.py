@@ -54,7 +54,7 @@ class ModuleRecorder(MemoryRecorder):
         self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
         self._leaf_depth = 0
         self._parameter_owner: dict[int, int] = {}
-        self._producer: dict[int, int] = {}  # storage number -> node that wrote it last
+        self.producers: dict[int, int] = {}  #: by number of a storage the node that wrote it last
         self._collect_modules(walk_modules(root) if walked is None else walked)
         if around:
             self.outermost = len(self.log.modules)
@@ -70,12 +70,12 @@ class ModuleRecorder(MemoryRecorder):
         self.check()
         self.step, self.log.steps = step, step + 1
         self.first_node = len(self.log.node_slots)
-        self._producer.clear()
+        self.producers.clear()
         self.node = OUTSIDE
         for lifetime in self.log.lifetimes_in("input") if placeholders else ():
             node = self.add_node("placeholder", lifetime.label or "input", lifetime.label or "input", ROOT)
             self.node_at(node).outputs += ((lifetime.number, lifetime.spec),)
-            self._producer[lifetime.number] = node
+            self.producers[lifetime.number] = node
 
     def describe_step(self, step: int) -> None:
         """Write down the calls of modules of this step, and forget those of an earlier one."""
@@ -133,36 +133,27 @@ class ModuleRecorder(MemoryRecorder):
     def set_outputs(self, node: int, result: Any) -> None:
         """Let the tensors in ``result`` be what a node gave."""
         record = self.node_at(node)
-        for tensor in map(local_part, tensors_in(result)):
-            if tensor.layout is torch.strided:
-                storage = self.storage_of(tensor)
-                if storage is not None:
-                    record.outputs += ((storage.number, describe(tensor)),)
-                    self._producer[storage.number] = node
+        for tensor, number in self._numbered(tensors_in(result)):
+            record.outputs += ((number, describe(tensor)),)
+            self.producers[number] = node
 
     def read(self, node: int, tensors: Iterable[torch.Tensor]) -> None:
         """Let ``tensors`` be what a node reads."""
         record = self.node_at(node)
-        for tensor in map(local_part, tensors):
-            if tensor.layout is torch.strided:
-                storage = self.storage_of(tensor)
-                if storage is not None:
-                    self._read_storage(record, node, storage.number)
+        for _, number in self._numbered(tensors):
+            self._read_storage(record, node, number)
+
+    def _numbered(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
+        """The strided tensors whose storages are in the books, with the numbers of these."""
+        return ((tensor, storage.number) for tensor in map(local_part, tensors) if tensor.layout is torch.strided
+                and (storage := self.storage_of(tensor)) is not None)
 
     def _read_storage(self, record: LogNode, node: int, number: int) -> None:
         if number not in record.reads:
             record.reads += (number,)
-        producer = self._producer.get(number)
+        producer = self.producers.get(number)
         if producer is not None and producer != node and producer not in record.inputs:
             record.inputs += (producer,)
-
-    def producer_of(self, number: int) -> int | None:
-        """The node that wrote a storage last."""
-        return self._producer.get(number)
-
-    def set_producer(self, number: int, node: int) -> None:
-        """Let a node be the one that wrote a storage last."""
-        self._producer[number] = node
 
     # ---- modules
 
@@ -182,6 +173,10 @@ class ModuleRecorder(MemoryRecorder):
         """The path of a module of the model's."""
         return self.log.modules[self._module_index[id(module)]].path
 
+    def _running(self) -> int:
+        """The module that runs."""
+        return self._stack[-1] if self._stack else self.outermost
+
     def where(self) -> str:
         """The path of the module that runs, for messages."""
         below = self.log.modules[self._stack[-1]].path if self._stack else ""
@@ -200,10 +195,13 @@ class ModuleRecorder(MemoryRecorder):
         """A module's call begins; the result is what `leave_module` needs: its node, or -1."""
         index = own = self._module_index.get(id(module))
         if index is None:  # made on the way, or behind a wrapper: it runs for its caller
-            index = self._stack[-1] if self._stack else self.outermost
+            index = self._running()
         record = self.log.modules[index]
         if own is not None and not self._stack and self.phase == "forward":
-            self._note_outer_call(module, own, (args, kwargs))
+            if next(module.parameters(), None) is not None:
+                self.log.outer_calls.append(OuterCall(
+                    self.step, len(self.log.call_slots), own, count_samples([*args, *kwargs.values()]),
+                    count_tokens(name_tensors((args, kwargs)))))
         is_described = self.step == self.described_step
         record.calls += is_described
         if not self._stack:
@@ -230,13 +228,6 @@ class ModuleRecorder(MemoryRecorder):
             self.read(self.node, tensors_in((args, kwargs)))
             return self.node
         return -1
-
-    def _note_outer_call(self, module: torch.nn.Module, index: int, arguments: Any) -> None:
-        if next(module.parameters(), None) is not None:
-            args, kwargs = arguments
-            self.log.outer_calls.append(OuterCall(
-                self.step, len(self.log.call_slots), index, count_samples([*args, *kwargs.values()]),
-                count_tokens(name_tensors(arguments))))
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; ``token`` is what `enter_module` gave for it."""
@@ -293,15 +284,13 @@ class ModuleRecorder(MemoryRecorder):
                     if tensor is None or is_lazy(tensor):
                         continue
                     self._parameter_owner.setdefault(id(tensor), index)
-                    label = f"{path}.{name}" if path else name
+                    parts: Iterable[tuple[str, str, torch.Tensor]] = [("", category, tensor)]
                     if tensor.layout in SPARSE_LAYOUTS:
-                        for part in parts_of(tensor):
-                            self._own(part, category, label, index)
+                        parts = [("", category, part) for part in parts_of(tensor)]
                     elif category == "parameter" and (type(tensor) not in _PLAIN or partition_of(tensor) is not None):
-                        for suffix, kind, part in parts_of_parameter(tensor):
-                            self._own(part, kind, label + suffix, index)
-                    else:
-                        self._own(tensor, category, label, index)
+                        parts = parts_of_parameter(tensor)
+                    for suffix, kind, part in parts:
+                        self._own(part, kind, (f"{path}.{name}" if path else name) + suffix, index)
 
     def _own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
         storage = self.storage_of(tensor)

@@ -26,13 +26,9 @@ _observers: tuple[tuple[Callable[..., None], Callable[..., None], Callable[..., 
 _handles: list[Any] = []
 
 
-def _as_given(closure: Any) -> Any:
-    return closure
-
-
 @contextmanager
 def observed_steps(before: Callable[..., None], after: Callable[..., None],
-                   around: Callable[[Any], Any] = _as_given) -> Iterator[None]:
+                   around: Callable[[Any], Any] = lambda closure: closure) -> Iterator[None]:
     """Calls ``before`` and ``after`` every step of any optimizer in any thread, with the optimizer, and lets it call
     what ``around`` makes of the closure that a step is given.
 

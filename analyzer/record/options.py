@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -101,12 +101,9 @@ def progress_part(start: float, stop: float, what: str) -> Iterator[None]:
     if outer is None:
         yield
         return
-
-    def watch(share: float, inner: str) -> None:
-        outer(start + (stop - start) * share, f"{what}: {inner}" if inner else what)
-
     report_progress(start, what)
-    with watch_progress(watch):
+    with watch_progress(lambda share, inner: outer(start + (stop - start) * share,
+                                                   f"{what}: {inner}" if inner else what)):
         yield
 
 
@@ -147,8 +144,8 @@ def count_listed(arguments: Collection[Any]) -> tuple[int, ...]:
 
 def count_samples(arguments: Collection[Any]) -> int | None:
     """How many samples the arguments of a call are: the rows of the first tensor, or as `count_listed`; else None."""
-    rows = next((int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None)
-    return choose_samples(count_listed(arguments), rows)
+    return choose_samples(count_listed(arguments), next((
+        int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None))
 
 
 def choose_samples(listed: tuple[int, ...], rows: int | None) -> int | None:
@@ -164,22 +161,11 @@ _NOT_TOKENS = ("mask", "label", "target", "position", "segment", "type")  # in n
 _EMBEDDED = "inputs_embeds"  # as transformers calls tokens that are embedded already
 
 
-class Shaped(Protocol):
-    """A tensor, or what is known of one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
-
-    @property
-    def dtype(self) -> object:
-        """Of its elements, or its name."""
-
-
-def count_tokens(inputs: Iterable[tuple[str, Shaped]]) -> int | None:
-    """Batch times sequence length of the first input that holds indices of tokens: 32- or 64-bit integers in two
-    dimensions, whose name says nothing else (a mask, labels, positions); else of embedded tokens, which transformers
-    calls ``inputs_embeds``. None where there is neither, as of images and of classes.
+def count_tokens(inputs: Iterable[tuple[str, Any]]) -> int | None:
+    """Of tensors, or what has their shape and dtype, by name: batch times sequence length of the first input that holds
+    indices of tokens: 32- or 64-bit integers in two dimensions, whose name says nothing else (a mask, labels,
+    positions); else of embedded tokens, which transformers calls ``inputs_embeds``. None where there is neither, as of
+    images and of classes.
 
     >>> ids, image, classes = torch.empty(8, 512, dtype=torch.int64), torch.empty(8, 3, 224, 224), torch.arange(8)
     >>> count_tokens([("attention_mask", ids), ("input_ids", ids)]), count_tokens([("x", image), ("y", classes)])

@@ -127,18 +127,15 @@ def describe_group(group: Any) -> ProcessGroupSpec:
     """A process group of torch as plain data; made once, since the ranks of a large one are many."""
     found = _described.get(group)
     if found is None:
-        found = _described[group] = _describe(group)
+        known = dist.distributed_c10d._world.pg_group_ranks.get(group)
+        found = _described[group] = ProcessGroupSpec(
+            str(group.group_name), str(group.group_desc), int(group.size()),
+            None if known is None else tuple(sorted(known, key=known.__getitem__)),
+            None if (rank := group.rank()) < 0 else int(rank), group is dist.group.WORLD)
     return found
 
 
 _described: WeakKeyDictionary[Any, ProcessGroupSpec] = WeakKeyDictionary()
-
-
-def _describe(group: Any) -> ProcessGroupSpec:
-    known = dist.distributed_c10d._world.pg_group_ranks.get(group)
-    return ProcessGroupSpec(str(group.group_name), str(group.group_desc), int(group.size()),
-                            None if known is None else tuple(sorted(known, key=known.__getitem__)),
-                            None if (rank := group.rank()) < 0 else int(rank), group is dist.group.WORLD)
 
 
 def list_mesh_dimensions(tensors: Iterable[Any]) -> Iterator[tuple[str, int, str]]:
@@ -150,16 +147,11 @@ def list_mesh_dimensions(tensors: Iterable[Any]) -> Iterator[tuple[str, int, str
         mesh = getattr(tensor, "device_mesh", None)
         if mesh is not None and id(mesh) not in seen:
             seen[id(mesh)] = mesh
-            root = _root_of(mesh)
+            root = mesh._get_root_mesh() if hasattr(
+                mesh, "_get_root_mesh") else dist.device_mesh._mesh_resources.get_root_mesh(mesh)  # torch 2.9
             for one in (root, mesh) if id(root) not in seen else (mesh, ):
                 seen[id(one)] = one
                 yield from zip(one.mesh_dim_names or (), one.shape, getattr(one, "_dim_group_names", ()))
-
-
-def _root_of(mesh: Any) -> Any:
-    if hasattr(mesh, "_get_root_mesh"):
-        return mesh._get_root_mesh()
-    return dist.device_mesh._mesh_resources.get_root_mesh(mesh)  # torch 2.9
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -59,8 +59,9 @@ class Recorder(ModuleRecorder):
         #: replays a block's record instead of running it, where it can
         self.replay_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
         self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
-        self.touched: Callable[[int, Signature], None] = _nothing
-        self.before_backward: Callable[[bool], None] = _keep  #: told whether one pass computes all gradients, once
+        self.touched: Callable[[int, Signature], None] = lambda number, signature: None
+        #: told whether one pass computes all gradients, once
+        self.before_backward: Callable[[bool], None] = lambda is_plain: None
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError where an optimizer that is about to step holds parameters of before the run."""
@@ -99,7 +100,8 @@ class Recorder(ModuleRecorder):
             if isinstance(self.memory, CachingAllocator):
                 self.memory.journal = None
             # a recorder that outlives the run keeps no model
-            self.replay_block, self.touched, self.before_backward, self._modules = None, _nothing, _keep, []
+            self.replay_block, self._modules = None, []
+            del self.touched, self.before_backward
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world
 
@@ -112,9 +114,8 @@ class Recorder(ModuleRecorder):
             self.begin(phase)
         forward: int | None = None
         recomputed = made_grad = False
-        owner = module_worked_for()
-        module = self._module_now(owner)
-        node = self.node
+        owner, node = module_worked_for(), self.node
+        module = self._module_index.get(id(owner), self._running())  # that a wrapper works for, else the one that runs
         index = len(log.call_slots)
         if phase == "backward":
             recomputed = self._recomputes()
@@ -136,7 +137,7 @@ class Recorder(ModuleRecorder):
                 node = self._add_operator(signature, inputs, outputs, module)
             elif recomputed and node == OUTSIDE and owner is None:
                 node = self._node_run_again(index)
-        self._note_group(signature, owner, module, node)
+        self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
         if phase == "forward" and not self.watched.isdisjoint(in_numbers) and torch.is_grad_enabled():
             for number in self.watched.intersection(in_numbers):
@@ -151,18 +152,13 @@ class Recorder(ModuleRecorder):
                 lifetime.module, lifetime.node = module, node
                 lifetime.requires_grad = made_grad
 
-    def _module_now(self, owner: torch.nn.Module | None) -> int:
-        """The module that a wrapper works for, else the one that runs."""
-        running = self._stack[-1] if self._stack else self.outermost
-        return running if owner is None else self._module_index.get(id(owner), running)
-
-    def _note_group(self, signature: Signature, owner: torch.nn.Module | None, module: int, node: int) -> None:
+    def _note_group(self, signature: Signature, module: int | None, node: int) -> None:
         """Read the process group of a call while it is there, and keep the node at which a wrapper communicates for a
-        module in forward: what it does in backward is there too.
+        ``module`` in forward: what it does in backward is there too.
         """
         if not takes_group(signature):
             return
-        if owner is not None and self.phase == "forward":
+        if module is not None:
             self._gathered_at[module] = node
         if signature not in self.log.groups:
             self.log.groups[signature] = find_group(signature)
@@ -196,9 +192,8 @@ class Recorder(ModuleRecorder):
         record.source = self.source_line()
         for storage in inputs:
             self._read_storage(record, node, storage.number)
-        for storage, spec in zip(outputs, signature.outputs):
-            record.outputs += ((storage.number, spec),)
-            self._producer[storage.number] = node
+        record.outputs = tuple([(storage.number, spec) for storage, spec in zip(outputs, signature.outputs)])
+        self.producers.update((storage.number, node) for storage in outputs)
         return node
 
     def lies_over(self, number: int, shape: Any, tensor: Any, describe: Callable[[Any], tuple[str, ...]]) -> None:
@@ -219,9 +214,8 @@ class Recorder(ModuleRecorder):
         (a checkpoint within a checkpoint, a custom function), and of a gradient that is to be differentiated they are
         on.
         """
-        if self.recomputing:
-            return True
-        return torch.is_grad_enabled() and not self.creates_graph and torch._C._current_autograd_node() is not None
+        return self.recomputing > 0 or (torch.is_grad_enabled() and not self.creates_graph
+                                        and torch._C._current_autograd_node() is not None)
 
     def _node_run_again(self, index: int) -> int:
         """The node of the forward pass that the recomputed call at ``index`` is for."""
@@ -293,7 +287,7 @@ class Recorder(ModuleRecorder):
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
         if error is self._shortage_cause():
             return  # the operators that called it see the same error
-        module, node = self._stack[-1] if self._stack else self.outermost, self.node
+        module, node = self._running(), self.node
         if self.phase == "backward" and not self._recomputes():
             _, module, node = self._forward_of_gradient(module, False)
         self.end()
@@ -309,11 +303,3 @@ class Recorder(ModuleRecorder):
         self.log.shortage = self.shortage
         if self.shortage.step:
             self.log.steps = self.shortage.step  # the steps before it are whole
-
-
-def _nothing(number: int, signature: Signature) -> None:
-    """Reads of storages are not followed."""
-
-
-def _keep(is_plain: bool) -> None:
-    """Nothing was replayed that a backward pass could reach."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any
 
 import torch
@@ -109,7 +110,9 @@ class ScriptRecorder(Recorder):
             is_model = next(module.parameters(), None) is not None
             if self.phase == SETUP and is_model:
                 self._follow_device()
-                self._hold_what_is_there()
+                for lifetime in self.log.storages.values():
+                    if lifetime.died is None and not lifetime.category:
+                        lifetime.category = HELD
             if self.phase == "forward" or self.phase in (SETUP, "optimizer") and is_model:
                 self.begin("forward")
                 self._outer = self._count_all(), is_model, torch.is_grad_enabled(), shapes
@@ -163,10 +166,8 @@ class ScriptRecorder(Recorder):
                 self._module_index[id(module)] = self._stateless[type(module)]
                 return
             self._stateless[type(module)] = len(self.log.modules)
-        name, count = type(module).__name__, 1
-        while name in self.script._modules:
-            count += 1
-            name = f"{type(module).__name__}_{count}"
+        kind = type(module).__name__
+        name = next(name for i in count(1) if (name := f"{kind}_{i}" if i > 1 else kind) not in self.script._modules)
         self.script.add_module(name, module)  # which keeps it alive, so that no other gets its id
         self._collect_modules(walk_modules(module, name))
         self.own_parameters(module)
@@ -188,10 +189,9 @@ class ScriptRecorder(Recorder):
     def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
         """What a module is called with from outside and no module made is an input; the shapes by name."""
         shapes: dict[str, tuple[int, ...]] = {}
-        try:
-            names = list(inspect.signature(module.forward).parameters)
-        except (TypeError, ValueError):
-            names = []
+        names: list[str] = []
+        with suppress(TypeError, ValueError):
+            names += inspect.signature(module.forward).parameters
         for i, (name, value) in enumerate([*((None, a) for a in args), *kwargs.items()]):
             label = name or (names[i] if i < len(names) else f"input_{i}")
             inputs = [t for t in tensors_in(value) if self._is_input(t)]
@@ -210,11 +210,6 @@ class ScriptRecorder(Recorder):
     def resume(self, phase: str) -> None:
         """What follows a backward pass, such as clipping, is the optimizer's, until a model is called again."""
         super().resume("optimizer" if self.phase == "backward" else phase)
-
-    def _hold_what_is_there(self) -> None:
-        for lifetime in self.log.storages.values():
-            if lifetime.died is None and not lifetime.category:
-                lifetime.category = HELD
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """All of a script runs under the mode: its parameters are those of the run."""

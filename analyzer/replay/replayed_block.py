@@ -53,7 +53,7 @@ class ReplayedBlock:
         given = [number_of(tensor) for tensor in tensors]
         first = take_numbers()
         numbers = [*given, *captured.held, *range(first, first + segment.births)]
-        producers = {row: recorder.producer_of(given[slot]) for row, slot in captured.placeholders}
+        producers = {row: recorder.producers.get(given[slot]) for row, slot in captured.placeholders}
         site = self.site = BlockSite(captured, path, numbers, producers, recorder)
         self.slots = [None] * len(numbers)
         log.pending.append(site)
@@ -61,8 +61,8 @@ class ReplayedBlock:
         site.reserve(log)
         for slot, row in captured.writers:
             number = site.numbers[slot]
-            recorder.set_producer(number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"],
-                                  site.rows[row])
+            recorder.producers[number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"]] = (
+                site.rows[row])
         with without_modes():
             return [self._revive(segment, o.slot, o.like) for o in captured.made]
 

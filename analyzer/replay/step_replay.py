@@ -254,7 +254,6 @@ class ReplayedStep(EagerStep):
         recorder.events = events
         try:
             self.run_model()
-            self.drop_gradients()
             recorder.end()
         except BaseException:  # the run may begin again: what it changed would be changed twice
             before.put_back()

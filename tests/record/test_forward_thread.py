@@ -65,8 +65,7 @@ class Parallel(Model):
 
 @pytest.mark.parametrize("kind", [Thread, Unused, Pool, OwnPool, OwnThreads, Parallel])
 @pytest.mark.parametrize("run", [
-    lambda model: symbolic_trace(model, meta_args={"x": X}), lambda model: profile(model, (X,), mode="train"),
-    lambda model: profile(model, (X,), mode="infer", reuse=False)])
+    lambda model: symbolic_trace(model, meta_args={"x": X}), lambda model: profile(model, (X,), mode="train")])
 def test_work_of_a_thread_is_refused(kind, run, capsys):
     model = kind()
     start = threading.Thread.start, ThreadPoolExecutor.submit, ThreadPool.imap

@@ -15,13 +15,13 @@ def test_threads_do_not_disturb_each_other():
     before = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
     calls = [
         lambda b=b: profile(MODELS["resnet18"].factory, args=(torch.empty(b, 3, 64, 64, device="meta"), ), optimizer=
-                            "sgd") for b in (2, 3, 4)
+                            "sgd") for b in (2, 3)
     ]
     calls.append(lambda: symbolic_trace(nn.Linear(3, 4), meta_args={"input": torch.empty(2, 3)}).code)
     alone = [call() for call in calls]
     with ThreadPoolExecutor(4) as pool:
-        together = [f.result() for f in [pool.submit(call) for _ in range(3) for call in calls]]
-    assert together == alone * 3
+        together = [f.result() for f in [pool.submit(call) for _ in range(2) for call in calls]]
+    assert together == alone * 2
     assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad) == before
 
 

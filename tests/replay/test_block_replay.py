@@ -29,13 +29,11 @@ def assert_same(model, *, blocks, **call):
 IDS = torch.ones(2, 32, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("mode", ["train", "infer"])
-@pytest.mark.parametrize(("factory", "kwargs", "blocks"), [
-    (MODELS["vit_b_16"].factory, {"x": torch.empty(1, 3, 224, 224, device="meta")}, 12),
+@pytest.mark.parametrize(("factory", "kwargs", "blocks", "mode"), [
     # 3+5 of layer2 and layer3; fewer are alike elsewhere
-    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8),
-    (MODELS["gpt2"].factory, {"input_ids": IDS, "labels": IDS}, 12),
-    (llama_1b, {"input_ids": IDS, "labels": IDS}, 16),
+    (MODELS["resnet50"].factory, {"x": torch.empty(2, 3, 64, 64, device="meta")}, 8, "train"),
+    (MODELS["gpt2"].factory, {"input_ids": IDS, "labels": IDS}, 12, "infer"),
+    (llama_1b, {"input_ids": IDS, "labels": IDS}, 16, "train"),
 ])
 def test_models_of_equal_blocks(factory, kwargs, blocks, mode):
     assert_same(factory, blocks=blocks, kwargs=kwargs, mode=mode, optimizer="adamw")
@@ -69,10 +67,6 @@ def test_gradients_that_are_added_up_one_by_one():
     assert_same(Stack(Sums() for _ in range(6)), blocks=6, args=(X,))  # here nobody reads it again
 
 
-def test_an_index_that_is_not_read_is_no_difference():
-    assert_same(Stack(Block(i) for i in range(5)), blocks=5, args=(X,))
-
-
 class Reading(Block):
     def forward(self, x):
         return super().forward(x) if self.index % 2 else super().forward(super().forward(x))
@@ -103,12 +97,6 @@ class Checkpointed(Stack):
         return x
 
 
-class Writing(Block):
-    def forward(self, x):
-        self.last = x.detach()
-        return super().forward(x)
-
-
 class InPlace(Block):
     def forward(self, x):
         x = x * 2
@@ -128,47 +116,11 @@ class Tied(Stack):
             block.up = self.blocks[0].up
 
 
-class WithObject(Stack):
-    def forward(self, x):
-        cache = Cache()
-        for block in self.blocks:
-            x = block(x, cache)
-        return x
-
-
-class Cache:
-    def __init__(self):
-        self.seen = []
-
-
-class UsingCache(Block):
-    def forward(self, x, cache):
-        y = super().forward(x)
-        cache.seen.append(y)
-        return y
-
-
-class Counting(Block):
-    def forward(self, x, count):
-        count[0] += 1
-        return super().forward(x) if count[0] < 3 else super().forward(super().forward(x))
-
-
-class WithList(Stack):
-    def forward(self, x):
-        count = [0]
-        for block in self.blocks:
-            x = block(x, count)
-        return x
-
-
 @pytest.mark.parametrize(("model", "blocks"), [
-    (lambda: WithList(Counting(i) for i in range(4)), 0),
     (lambda: Hooked(), 3), (lambda: Checkpointed(Block(i) for i in range(4)), 0),
-    (lambda: Stack(Writing(i) for i in range(4)), 0),
     (lambda: Stack(InPlace(i) for i in range(4)), 4), (lambda: Stack(OnInput(i) for i in range(4)), 0),
     (lambda: Tied(), 0),
-    (lambda: WithObject(UsingCache(i) for i in range(4)), 0), (lambda: Stack(Block(i) for i in range(2)), 0),
+    (lambda: Stack(Block(i) for i in range(2)), 0),
 ])
 def test_what_could_differ_is_run(model, blocks):
     assert_same(model(), blocks=blocks, args=(X,), optimizer="sgd")
@@ -276,11 +228,9 @@ class Penalized(Stack):
         return x.sum() + penalty
 
 
-@pytest.mark.parametrize("optimizer", [None, "sgd"])
 @pytest.mark.parametrize("first", [True, False])
-def test_parameters_that_are_used_outside_of_their_block(first, optimizer):
-    model = Penalized(first)
-    assert_same(model, blocks=2 if first else 0, args=(X,), optimizer=optimizer)
+def test_parameters_that_are_used_outside_of_their_block(first):
+    assert_same(Penalized(first), blocks=2 if first else 0, args=(X,), optimizer="sgd")
 
 
 class Branches(nn.Module):
@@ -319,20 +269,3 @@ def test_atrous_branches_of_a_segmentation_model():
     assert len(reused.spans) == len(run.spans) and {span[:7] for span in reused.spans} == {
         span[:7] for span in run.spans}
     assert "Bottleneck" in {row.type for row in list_replayed(reused)}
-
-
-class CountingRuns(Block):
-    """Runs as often as a number of its class says, which grows."""
-
-    runs = 0
-
-    def forward(self, x):
-        type(self).runs += 1
-        for _ in range(1 + self.runs % 3):
-            x = super().forward(x)
-        return x
-
-
-def test_blocks_that_keep_count_outside_of_their_modules():
-    found = profile(Stack(CountingRuns(i) for i in range(6)), args=(X,))
-    assert found.fwd_macs % (4 * 2 * 16 * 32) == 0 and not list_replayed(found)

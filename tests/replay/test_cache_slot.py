@@ -40,11 +40,10 @@ def gpt2(**settings):
     return build("GPT2LMHeadModel", transformers.GPT2Config(**GPT2, **settings))
 
 
-@pytest.mark.parametrize("mode", ["train", "infer"])
-@pytest.mark.parametrize(("make", "blocks"), [
-    (llama, 5), (gpt2, 5),
+@pytest.mark.parametrize(("make", "blocks", "mode"), [
+    (llama, 5, "train"), (gpt2, 5, "infer"),
     # the index scales the attention: what one block did, no other does
-    (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), 1),
+    (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), 1, "train"),
 ])
 def test_defaults_of_the_library_fill_a_cache(make, blocks, mode):
     model = make()
@@ -84,9 +83,8 @@ def test_what_is_in_the_cache_afterwards_and_slots_that_are_taken(filled, blocks
 
 
 @pytest.mark.parametrize("ask",
-                         [lambda i: i == 3, lambda i: i + 1, lambda i: [0, 1, 2, 3][i], bool, hash, str,
-                          lambda i: f"{i}", float, lambda i: i < 4,
-                                 lambda i: {3: 1}.get(i), lambda i: 2 ** i, round, lambda i: range(i)])
+                         [lambda i: i == 3, lambda i: i + 1, lambda i: [0, 1, 2, 3][i], bool, hash, lambda i: f"{i}",
+                          lambda i: {3: 1}.get(i), lambda i: 2 ** i, round, lambda i: range(i)])
 def test_an_index_tells_whether_it_was_used(ask):
     index = Index(3)
     assert isinstance(index, int) and index is not None and not index.used

@@ -3,14 +3,14 @@ import warnings
 
 import pytest
 
-from benchmarks.random_program import Program, draw_program, list_features
+from benchmarks.random_program import Program, draw_program
 from benchmarks.replay_equality import ALIKE, EQUAL, PER_SEED, compare, compare_number, run_program, show_difference
 
 #: Numbers of programs whose replay is known to differ.
 KNOWN: frozenset[int] = frozenset()
 
 
-@pytest.mark.parametrize("first", range(PER_SEED, PER_SEED + 100, 10))
+@pytest.mark.parametrize("first", range(PER_SEED, PER_SEED + 40, 10))
 def test_replayed_equals_run(first):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -51,15 +51,6 @@ def test_programs_that_were_replayed_wrongly(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert compare(program) == (EQUAL, ())
-
-
-def test_a_number_is_one_program():
-    assert draw_program(7) == draw_program(7) != draw_program(8)
-
-
-def test_features_are_many_and_named_once():
-    names = list_features()
-    assert len(names) > 100 and len(set(names)) == len(names)
 
 
 def test_state_outside_of_the_model_is_reset():

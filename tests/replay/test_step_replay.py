@@ -1,9 +1,6 @@
 """The second step, played from the first one's events, equals a second run of the model's code."""
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -21,10 +18,9 @@ def image(batch, size=64):
 IDS = torch.ones(2, 16, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("optimizer", [None, "sgd", "adamw", "adamw_fused"])
-@pytest.mark.parametrize(("name", "kwargs"), [("resnet18", {"x": image(2)}),
-                                             ("vit_b_16", {"x": image(1, 224)}),
-                                              ("gpt2", {"input_ids": IDS, "labels": IDS})])
+@pytest.mark.parametrize(("name", "kwargs", "optimizer"), [
+    ("resnet18", {"x": image(2)}, None), ("resnet18", {"x": image(2)}, "adamw_fused"),
+    ("vit_b_16", {"x": image(1, 224)}, "sgd"), ("gpt2", {"input_ids": IDS, "labels": IDS}, "adamw")])
 def test_a_played_step_is_a_run_step_to_the_byte(name, kwargs, optimizer):
     played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse)
                    for reuse in (True, False))
@@ -53,27 +49,12 @@ def test_what_dies_after_a_failed_step_is_given_back(monkeypatch):
     assert unraisable == []
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_inference_autocast_and_more_steps(autocast):
-    for mode in ("train", "infer"):
-        played, run = (profile(MODELS["resnet18"].factory, args=(image(2), ), mode=mode, autocast=autocast,
-                               options=ProfileOptions(steps=4), optimizer="momentum", reuse=reuse)
-                       for reuse in (True, False))
-        assert played == run
-
-
-class Growing(nn.Module):
-    """Does more at each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.calls = nn.Linear(4, 4), 0
-
-    def forward(self, x):
-        self.calls += 1
-        for _ in range(self.calls):
-            x = self.layer(x)
-        return x
+@pytest.mark.parametrize(("mode", "autocast"), [("train", torch.bfloat16), ("infer", None)])
+def test_inference_autocast_and_more_steps(mode, autocast):
+    played, run = (profile(MODELS["resnet18"].factory, args=(image(2), ), mode=mode, autocast=autocast,
+                           options=ProfileOptions(steps=4), optimizer="momentum", reuse=reuse)
+                   for reuse in (True, False))
+    assert played == run
 
 
 class Keeping(nn.Module):
@@ -118,7 +99,7 @@ def test_random_control_flow_takes_one_path_in_every_step():
     assert run.first_step["forward"].flops == run.phases["forward"].flops
 
 
-@pytest.mark.parametrize("model", [Growing, Keeping, Remembering])
+@pytest.mark.parametrize("model", [Keeping, Remembering])
 def test_a_model_that_may_differ_is_run_again(model):
     played = profile(model(), args=(torch.empty(2, 4),), optimizer="sgd")
     step = next(row for row in played.replay if row.kind == "step")
@@ -131,18 +112,6 @@ def test_gradients_that_are_kept_are_added_to_and_not_played(monkeypatch):
     played, run = (profile(nn.Linear(4, 4), args=(torch.empty(2, 4), ), optimizer="sgd", options=options, reuse=r)
                    for r in (True, False))
     assert played == run
-
-
-def test_the_first_run_of_a_process_is_replayed_as_any_other(replaying_torch):
-    """Torch's first layer norm on meta imports numpy's generator, which was taken for one that had changed."""
-    code = """if True:
-        import torch
-        from analyzer import profile
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
-        print(profile(model, (torch.ones(4, 8),)).replay.rows)
-        """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert "replayed=True" in done.stdout and "generators" not in done.stdout
 
 
 class TrainsItself(nn.Module):
@@ -159,7 +128,7 @@ class TrainsItself(nn.Module):
 
 
 @pytest.mark.parametrize("of_input", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_that_a_forward_pass_leaves_are_added_to_by_the_next(steps, of_input):
     """The second backward pass of a module adds to the 36 + 6 gradients of its layer, or to those of the input."""
     model, x = nn.Sequential(TrainsItself(of_input)), torch.rand(3, 6, requires_grad=of_input)
