@@ -26,7 +26,7 @@ with rare_collections():
     from analyzer.meta.operator_info import register_memory_impl, register_shape_impl
     from analyzer.meta.tensor import MetaTensor
     from analyzer.profilers.flop_registry import register_flop_impl
-    from analyzer.profilers.kernel_time.call import register_time_impl
+    from analyzer.profilers.operator.registration import register_time_impl
     from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
     from analyzer.results.run_cost import Roofline, RunCost
     from analyzer.results.verdict import Advice, FitTable, Verdict

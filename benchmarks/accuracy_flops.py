@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES
 from analyzer.profilers.flops import make_flops_profiler
+from analyzer.profilers.operator.zero import ZERO_FLOP_NAMES
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 define_torchvision_ops()

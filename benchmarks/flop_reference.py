@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from analyzer import Profile, profile
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.flop_formula.registration import tensors
 from analyzer.profilers.flop_registry import count_call, is_zero_flop_op, result_of
+from analyzer.profilers.operator.registration import tensors
 from analyzer.record.eager import default_loss
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions

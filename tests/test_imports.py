@@ -66,7 +66,7 @@ opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 import analyzer
 print([path for path in opened if "fitted" in path])
-late = "analyzer.profilers.kernel_time.matmul", "analyzer.profilers.fus", "torch.distributed.optim"
+late = "analyzer.profilers.operator.matmul", "analyzer.profilers.fus", "torch.distributed.optim"
 print([name for name in sys.modules if name.startswith(late)])
 """
 

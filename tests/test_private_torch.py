@@ -142,7 +142,7 @@ NAMES = {
         "torch.distributed.distributed_c10d._world.pg_group_ranks",
         "torch.distributed.device_mesh.DeviceMesh._get_root_mesh"
     ],
-    "profilers/kernel_time/call.py": ["torch._C._get_fp32_precision_getter"],
+    "profilers/operator/registration.py": ["torch._C._get_fp32_precision_getter"],
     "tools/runtime/clock.py": ["torch.UntypedStorage._cdata"],
     "cuda/kernel_registry.py": ["torch._C._AutoDispatchBelowAutograd"],
     "record/hooks.py": [

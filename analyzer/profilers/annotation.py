@@ -11,14 +11,12 @@ from analyzer.record.log import Log
 from .deferred_free import InferredPeaks
 from .schedule import Lanes
 
-
-def _rows() -> defaultdict[Any, dict[str, Any]]:
-    return defaultdict(dict)
+_ROWS = "nodes", "modules", "operators", "communication"
 
 
 class Annotation:
-    """Named quantities by index in ``log.nodes``, index in ``log.modules``, (step, phase), operator, and index in
-    ``log.calls``, as given below.
+    """Named quantities by index in ``log.nodes``, index in ``log.modules`` (what a module does outside its submodules),
+    (step, phase), operator (see `operator_key`), and index in ``log.calls`` of what communicates.
 
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo`, `CommInfo` or `Profile` fill those
     fields; others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one
@@ -29,49 +27,30 @@ class Annotation:
     the last step; they are asked when these are read first.
     """
 
+    nodes: defaultdict[int, dict[str, Any]]
+    modules: defaultdict[int, dict[str, Any]]
+    operators: defaultdict[tuple[int, str, str], dict[str, Any]]
+    communication: defaultdict[int, dict[str, Any]]
+
     def __init__(self, fill: Callable[[Annotation], None] | None = None,
                  find_lanes: Callable[[], Lanes] | None = None) -> None:
-        self.phases: defaultdict[tuple[int, str], dict[str, Any]] = _rows()
+        self.phases: defaultdict[tuple[int, str], dict[str, Any]] = defaultdict(dict)
         self.totals: dict[str, Any] = {}
-        self.module_calls: defaultdict[int, dict[str, Any]] = _rows()  #: by index in ``log.module_calls``
+        self.module_calls: defaultdict[int, dict[str, Any]] = defaultdict(dict)  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
         self.find_lanes = find_lanes
         self.find_peaks: Callable[[], InferredPeaks] | None = None
         self.find_step_range: Callable[[], tuple[float, float]] | None = None
         self._fill = fill
-        self._nodes: defaultdict[int, dict[str, Any]] = _rows()
-        self._modules: defaultdict[int, dict[str, Any]] = _rows()
-        self._operators: defaultdict[tuple[int, str, str], dict[str, Any]] = _rows()
-        self._communication: defaultdict[int, dict[str, Any]] = _rows()
 
-    def _complete(self) -> None:
-        fill, self._fill = self._fill, None
-        if fill is not None:
-            fill(self)
-
-    @property
-    def nodes(self) -> defaultdict[int, dict[str, Any]]:
-        """Columns of each node, by its number."""
-        self._complete()
-        return self._nodes
-
-    @property
-    def modules(self) -> defaultdict[int, dict[str, Any]]:
-        """What a module does outside its submodules."""
-        self._complete()
-        return self._modules
-
-    @property
-    def operators(self) -> defaultdict[tuple[int, str, str], dict[str, Any]]:
-        """By index of the module, part of the step and operator: what its calls in the last step do."""
-        self._complete()
-        return self._operators
-
-    @property
-    def communication(self) -> defaultdict[int, dict[str, Any]]:
-        """By index in ``log.calls``: what the calls of the last step that communicate do."""
-        self._complete()
-        return self._communication
+    def __getattr__(self, name: str) -> Any:  # of rows that are read first
+        if name not in _ROWS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        for rows in _ROWS:
+            setattr(self, rows, defaultdict(dict))
+        if self._fill is not None:
+            self._fill(self)
+        return self.__dict__[name]
 
     def start_rows(self, log: Log, row: Mapping[str, Any]) -> None:
         """Give each node of the last step, and each module, these quantities to begin with."""

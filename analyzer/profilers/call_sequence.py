@@ -4,6 +4,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from analyzer.record.log import Log, PhaseRecord, PlacedPart
 from analyzer.record.process_group import communicates
 
 from .host_time import HostTime
-from .kernel_time.call import COMMUNICATION, find_kind, find_turn, kernel_time
+from .kernel_time import COMMUNICATION, find_kind, find_turn, kernel_time
 from .schedule import PICOSECONDS, Work
 
 # What the host and the device do for each call of a log.
@@ -72,7 +73,16 @@ class CallTimer:
 
     def at_pace(self, pace: Pace) -> list[TimedCall]:
         """`timed` at another pace; the gap between two kernels stays as it is."""
-        return [timed._replace(work=self._work_at(timed, pace)) for timed in self.timed]
+        def work_at(timed: TimedCall) -> Work:
+            work, kernel = timed.work, timed.kernel
+            kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
+            more = round(kernel.seconds * PICOSECONDS * (kernels - 1))
+            if self.is_host:  # the host runs the kernels itself
+                device = self._on_device(kernel)
+                return Work(round((work.host - device) * pace.host) + device + more, 0)
+            return Work(round(work.host * pace.host), work.device + more, work.waits, work.notice)
+
+        return [timed._replace(work=work_at(timed)) for timed in self.timed]
 
     def _number(self, call: OpCall) -> int:
         key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
@@ -91,8 +101,7 @@ class CallTimer:
         device = self._on_device(kernel)
         work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
         # what rows and phases add up is whole picoseconds, too
-        seconds = round(kernel.seconds * PICOSECONDS) / PICOSECONDS
-        kernel = KernelTime(seconds, kernel.spread, kernel.bound, kernel.kernels)
+        kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
         kind = find_kind(call.signature)
         turn = find_turn(call.signature, kind, kernel, self.device, self.log)
         return TimedCall(work, kernel, kind, turn, call.signature)
@@ -100,15 +109,6 @@ class CallTimer:
     def _on_device(self, kernel: KernelTime) -> int:
         """Picoseconds of kernels and of the gaps behind them."""
         return round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
-
-    def _work_at(self, timed: TimedCall, pace: Pace) -> Work:
-        work, kernel = timed.work, timed.kernel
-        kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
-        more = round(kernel.seconds * PICOSECONDS * (kernels - 1))
-        if self.is_host:  # the host runs the kernels itself
-            device = self._on_device(kernel)
-            return Work(round((work.host - device) * pace.host) + device + more, 0)
-        return Work(round(work.host * pace.host), work.device + more, work.waits, work.notice)
 
 
 # The calls of a log in order, each with what it takes; replays need not be written out for that.

@@ -1,11 +1,13 @@
 """What a collective sends: how its call is read, rules by operator, bytes on the wire, and what is not known."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.meta.spec import Signature
 from analyzer.record.process_group import ProcessGroupSpec, takes_group
+
+from .operator.registration import tensors
 
 # A call that communicates, with what is asked of its arguments.
 
@@ -36,75 +38,33 @@ class CollectiveCall(NamedTuple):
 
 
 def _sum_bytes(value: Any) -> int | None:
-    total = 0
-    for spec in _specs(value):
-        if not spec.stride and len(spec):  # sparse: how many values it has is not known
-            return None
-        total += spec.nbytes
-    return total
+    specs = list(tensors(value))
+    if any(not spec.stride and len(spec) for spec in specs):  # sparse: how many values it has is not known
+        return None
+    return sum(spec.nbytes for spec in specs)
 
 
-def _specs(value: Any) -> Iterator[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _specs(one)
+# Operators of torch.distributed that send nothing, and those of which it is not known what they send.
 
-
-# Operators of torch.distributed that send nothing, and those of which it is not known what they send, with why.
-
-#: Operators that send nothing.
-SILENT = {
-    "c10d::check_for_nan": "looks at a tensor of this rank",
-    "_c10d_functional::wait_tensor": "waits for a collective that counts where it began",
-    "_c10d_functional::_wrap_tensor_autograd": "wraps the result of a collective",
-    "_dtensor::mesh_get_process_group": "looks up a group",
-    "symm_mem::_rendezvous": "exchanges addresses on the host, once for a buffer",
-    "symm_mem::_barrier": "sets and reads signals of four bytes",
-    "symm_mem::get_remote_tensors": "maps the others' memory",
-    "symm_mem::memset32_": "sets signals of this rank",
-    "symm_mem::stream_write_value32_": "sets a signal of this rank",
-    "symm_mem::nccl_wait_for_signal": "waits",
-    "symm_mem::nccl_wait_signal": "waits",
-    "symm_mem::nvshmem_wait_for_signal": "waits",
-    "symm_mem::_async_input_mm": "a product of what was gathered",
-}
-
-_SWITCH = "how much of it a switch that adds up or copies carries for one rank is not documented"
-_SPLITS = "how much goes where stands in tensors on the device"
-_PEER = "one-sided: the whole is what the kernel that calls it makes of it"
-
-#: Operators that communicate bytes which are unknown.
-NOT_UNDERSTOOD = {
-    "symm_mem::fused_all_gather_scaled_matmul": "its scales are gathered too, or not, which their shapes do not tell",
-    "symm_mem::all_to_all_vdev": _SPLITS,
-    "symm_mem::all_to_all_vdev_2d": _SPLITS,
-    "symm_mem::all_to_all_vdev_2d_offset": _SPLITS,
-    "symm_mem::nvshmem_all_to_all": _PEER,
-    "symm_mem::nvshmem_broadcast": _PEER,
-    "symm_mem::_low_contention_all_gather_ce_multicast": _SWITCH,
-    "symm_mem::_low_contention_all_gather_ce_multicast_out": _SWITCH,
-    "symm_mem::memcpy_to_multicast_": _SWITCH,
-    "symm_mem::multimem_all_gather_out": _SWITCH,
-    "symm_mem::multimem_all_reduce_": _SWITCH,
-    "symm_mem::multimem_one_shot_all_reduce": _SWITCH,
-    "symm_mem::multimem_one_shot_all_reduce_out": _SWITCH,
-    "symm_mem::multimem_one_shot_reduce_out": _SWITCH,
-    "symm_mem::multi_root_tile_reduce": _PEER,
-    "symm_mem::tile_reduce": _PEER,
-    "symm_mem::nccl_all_to_all_nd": _PEER,
-    "symm_mem::nccl_get": _PEER,
-    "symm_mem::nccl_get_out": _PEER,
-    "symm_mem::nccl_put": _PEER,
-    "symm_mem::nccl_put_signal": _PEER,
-    "symm_mem::nccl_put_with_signal": _PEER,
-    "symm_mem::nccl_reduce_scatter_offset": _PEER,
-    "symm_mem::nvshmem_get": _PEER,
-    "symm_mem::nvshmem_get_out": _PEER,
-    "symm_mem::nvshmem_put": _PEER,
-    "symm_mem::nvshmem_put_with_signal": _PEER,
-}
+#: Operators that send nothing: they look at or mark what this rank has, wait, or exchange addresses once for a buffer.
+SILENT = frozenset((
+    "c10d::check_for_nan _c10d_functional::wait_tensor _c10d_functional::_wrap_tensor_autograd "
+    "_dtensor::mesh_get_process_group symm_mem::_rendezvous symm_mem::_barrier symm_mem::get_remote_tensors "
+    "symm_mem::memset32_ symm_mem::stream_write_value32_ symm_mem::nccl_wait_for_signal symm_mem::nccl_wait_signal "
+    "symm_mem::nvshmem_wait_for_signal symm_mem::_async_input_mm").split())
+#: Operators that communicate bytes which are unknown, and why.
+NOT_UNDERSTOOD = {f"symm_mem::{name}": reason for reason, names in {
+    "its scales are gathered too, or not, which their shapes do not tell": "fused_all_gather_scaled_matmul",
+    "how much goes where stands in tensors on the device":
+        "all_to_all_vdev all_to_all_vdev_2d all_to_all_vdev_2d_offset",
+    "how much of it a switch that adds up or copies carries for one rank is not documented":
+        "_low_contention_all_gather_ce_multicast _low_contention_all_gather_ce_multicast_out memcpy_to_multicast_ "
+        "multimem_all_gather_out multimem_all_reduce_ multimem_one_shot_all_reduce multimem_one_shot_all_reduce_out "
+        "multimem_one_shot_reduce_out",
+    "one-sided: the whole is what the kernel that calls it makes of it":
+        "nvshmem_all_to_all nvshmem_broadcast multi_root_tile_reduce tile_reduce nccl_all_to_all_nd nccl_get "
+        "nccl_get_out nccl_put nccl_put_signal nccl_put_with_signal nccl_reduce_scatter_offset nvshmem_get "
+        "nvshmem_get_out nvshmem_put nvshmem_put_with_signal"}.items() for name in names.split()}
 
 
 # The bytes that one rank sends of a message, by the algorithms of NCCL, whose bandwidths are defined so.
@@ -119,19 +79,14 @@ NOT_UNDERSTOOD = {
 WireRule = Callable[[CollectiveCall, int, ProcessGroupSpec], "int | None"]
 
 
-def _part(nbytes: int, numerator: int, denominator: int) -> int:
-    """A fraction of bytes, rounded up to whole ones."""
-    return -(-nbytes * numerator // denominator)
+def around(times: int) -> WireRule:
+    """A ring in which each rank passes on every block but one, as large as the others, so many times: twice for a
+    reduce-scatter and then an all-gather. Rounded up to whole bytes.
+    """
+    return lambda call, whole, group: -(-whole * times * (group.size - 1) // group.size)
 
 
-def once_around(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """A ring in which each rank passes on every block but one, as large as the others."""
-    return _part(whole, group.size - 1, group.size)
-
-
-def twice_around(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """A reduce-scatter, then an all-gather."""
-    return _part(whole, 2 * (group.size - 1), group.size)
+once_around, twice_around = around(1), around(2)
 
 
 def all_but_block(name: str, after: int) -> WireRule:
@@ -154,7 +109,7 @@ def all_but_own(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> in
         return once_around(call, whole, group)
     if group.rank is None:
         return None
-    return _part(whole, sum(parts) - parts[group.rank], sum(parts)) if sum(parts) else 0
+    return -(-whole * (sum(parts) - parts[group.rank]) // sum(parts)) if sum(parts) else 0
 
 
 def passed_on(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
@@ -164,23 +119,18 @@ def passed_on(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
     return whole if group.size > 1 else 0
 
 
-def towards_root(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int | None:
-    """A chain that ends at the root."""
-    return _by_role(call, group, 0, passed_on(call, whole, group))
+def by_role(of_root: WireRule, of_others: WireRule) -> WireRule:
+    """The root sends something else than the other ranks."""
+    def sent(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int | None:
+        if group.rank is None:
+            return None
+        return (of_root if group.rank == call.given.get("root_rank") else of_others)(call, whole, group)
+    return sent
 
 
-def own_to_root(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int | None:
-    """Every rank but the root sends its part."""
-    return _by_role(call, group, 0, whole // group.size)
-
-
-def from_root(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int | None:
-    """The root sends each other rank its part."""
-    return _by_role(call, group, once_around(call, whole, group), 0)
-
-
-def _by_role(call: CollectiveCall, group: ProcessGroupSpec, of_root: int, of_others: int) -> int | None:
-    return None if group.rank is None else of_root if group.rank == call.given.get("root_rank") else of_others
+def own_part(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
+    """What every rank has an equal part of."""
+    return whole // group.size
 
 
 def read_by_each(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
@@ -208,8 +158,7 @@ def sends_of_batch(call: CollectiveCall, whole: int, group: ProcessGroupSpec) ->
 #
 # The whole message is the gathered output of an all-gather or gather, the unscattered input of a reduce-scatter or
 # scatter, the whole input of an all-to-all, and what is reduced, broadcast or sent of the others. The operators'
-# schemas
-# are those of torch/csrc/distributed/c10d/Ops.cpp and Functional.cpp.
+# schemas are those of torch/csrc/distributed/c10d/Ops.cpp and Functional.cpp.
 
 #: The kinds of communication; ``"send_recv"`` is a batch of both.
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
@@ -230,24 +179,18 @@ class Message(NamedTuple):
 _Reader = Callable[[CollectiveCall], "int | None"]
 
 
-def _no_peer(call: CollectiveCall) -> None:
-    return None
-
-
-def _no_bytes(call: CollectiveCall) -> int:
-    return 0
-
-
 class _Rule(NamedTuple):
     kind: str
     whole: _Reader
     sent: WireRule
-    peer: _Reader = _no_peer
+    peer: _Reader
 
 
-def _rule(kind: str, name: str, sent: WireRule, peer: _Reader = _no_peer) -> _Rule:
-    """Of an operator whose argument (or result) of that name is the whole message."""
-    return _Rule(kind, lambda call: call.nbytes(name), sent, peer)
+def _rules(kind: str, message: str | _Reader, sent: WireRule, names: str,
+           peer: _Reader = lambda call: None) -> dict[str, _Rule]:
+    """Of operators whose argument (or result) of a name is the whole message."""
+    whole = message if callable(message) else lambda call: call.nbytes(message)
+    return {name if "::" in name else f"c10d::{name}": _Rule(kind, whole, sent, peer) for name in names.split()}
 
 
 def _times_ranks(name: str) -> _Reader:
@@ -262,74 +205,55 @@ def _rank_at(name: str) -> _Reader:
     return lambda call: call.rank_at(name)
 
 
-def _given(name: str) -> _Reader:
-    return lambda call: call.given.get(name)
-
-
-_ROOT = _rank_at("root_rank")
+_ROOT, _F, _A = _rank_at("root_rank"), "_c10d_functional::", "_c10d_functional_autograd::"
 _RULES: dict[str, _Rule] = {
-    "c10d::allreduce_": _rule("all_reduce", "tensors", twice_around),
-    "c10d::allreduce_coalesced_": _rule("all_reduce", "tensors", twice_around),
-    "c10d::allgather_": _rule("all_gather", "output_tensors", all_but_block("output_tensors", 1)),
-    "c10d::_allgather_base_": _rule("all_gather", "output_tensor", once_around),
-    "c10d::allgather_coalesced_": _rule("all_gather", "output_lists", once_around),
-    "c10d::allgather_into_tensor_coalesced_": _rule("all_gather", "outputs", once_around),
-    "c10d::reduce_scatter_": _rule("reduce_scatter", "input_tensors", all_but_block("input_tensors", 0)),
-    "c10d::_reduce_scatter_base_": _rule("reduce_scatter", "input_tensor", once_around),
-    "c10d::reduce_scatter_tensor_coalesced_": _rule("reduce_scatter", "inputs", once_around),
-    "c10d::alltoall_": _rule("all_to_all", "input_tensors", all_but_own),
-    "c10d::alltoall_base_": _rule("all_to_all", "input", all_but_own),
-    "c10d::broadcast_": _rule("broadcast", "tensors", passed_on, _ROOT),
-    "c10d::reduce_": _rule("reduce", "tensors", towards_root, _ROOT),
+    **_rules("all_reduce", "tensors", twice_around, "allreduce_ allreduce_coalesced_"),
+    **_rules("all_gather", "output_tensors", all_but_block("output_tensors", 1), "allgather_"),
+    **_rules("all_gather", "output_tensor", once_around, "_allgather_base_"),
+    **_rules("all_gather", "output_lists", once_around, "allgather_coalesced_"),
+    **_rules("all_gather", "outputs", once_around, "allgather_into_tensor_coalesced_"),
+    **_rules("reduce_scatter", "input_tensors", all_but_block("input_tensors", 0), "reduce_scatter_"),
+    **_rules("reduce_scatter", "input_tensor", once_around, "_reduce_scatter_base_"),
+    **_rules("reduce_scatter", "inputs", once_around,
+             f"reduce_scatter_tensor_coalesced_ {_F}reduce_scatter_tensor_coalesced"),
+    **_rules("all_to_all", "input_tensors", all_but_own, "alltoall_"),
+    **_rules("all_to_all", "input", all_but_own,
+             f"alltoall_base_ {_F}all_to_all_single {_A}all_to_all_single _dtensor::shard_dim_alltoall"),
+    **_rules("broadcast", "tensors", passed_on, "broadcast_", _ROOT),
+    **_rules("reduce", "tensors", by_role(nothing, passed_on), "reduce_", _ROOT),  # a chain that ends at the root
     # ranks other than the root hold no outputs of a gather, and no inputs of a scatter
-    "c10d::gather_": _Rule("gather", _times_ranks("input_tensors"), own_to_root, _ROOT),
-    "c10d::gather_into_tensor_": _Rule("gather", _times_ranks("input_tensor"), own_to_root, _ROOT),
-    "c10d::scatter_": _Rule("scatter", _times_ranks("output_tensors"), from_root, _ROOT),
-    "c10d::send": _rule("send", "tensors", everything, _rank_at("dst")),
-    "c10d::recv_": _rule("recv", "tensors", nothing, _rank_at("src")),
-    "c10d::recv_any_source_": _rule("recv", "tensors", nothing),
+    **_rules("gather", _times_ranks("input_tensors"), by_role(nothing, own_part), "gather_", _ROOT),
+    **_rules("gather", _times_ranks("input_tensor"), by_role(nothing, own_part), "gather_into_tensor_", _ROOT),
+    **_rules("scatter", _times_ranks("output_tensors"), by_role(once_around, nothing), "scatter_", _ROOT),
+    **_rules("send", "tensors", everything, "send", _rank_at("dst")),
+    **_rules("recv", "tensors", nothing, "recv_", _rank_at("src")),
+    **_rules("recv", "tensors", nothing, "recv_any_source_"),
     # what the backend sends, a number of its own (ProcessGroupNCCL.cpp, `barrier`), is no message of the program's
-    "c10d::barrier": _Rule("barrier", _no_bytes, nothing),
-    "c10d::monitored_barrier_": _Rule("barrier", _no_bytes, nothing),
-    "_c10d_functional::all_reduce_coalesced": _rule("all_reduce", "inputs", twice_around),
-    "_c10d_functional::all_reduce_coalesced_": _rule("all_reduce", "inputs", twice_around),
-    "_c10d_functional::all_gather_into_tensor_out": _rule("all_gather", RESULT, once_around),
-    "_c10d_functional::all_gather_into_tensor_coalesced": _rule("all_gather", RESULT, once_around),
-    "_c10d_functional::reduce_scatter_tensor_out": _rule("reduce_scatter", "input", once_around),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": _rule("reduce_scatter", "inputs", once_around),
-    # peers are global ranks here: torch/distributed/_functional_collectives.py, `isend_inplace`
-    "_c10d_functional::isend": _rule("send", "tensor", everything, _given("dst")),
-    "_c10d_functional::irecv": _rule("recv", "tensor", nothing, _given("src")),
-    "_c10d_functional::batch_p2p_ops": _rule("send_recv", "tensors", sends_of_batch),
-    "_dtensor::shard_dim_alltoall": _rule("all_to_all", "input", all_but_own),
-    # each rank reads the others' shards, or their products: torch/distributed/_symmetric_memory/__init__.py,
+    **_rules("barrier", lambda call: 0, nothing, "barrier monitored_barrier_"),
+    **_rules("all_reduce", "input", twice_around,
+             f"{_F}all_reduce {_F}all_reduce_ symm_mem::two_shot_all_reduce_ symm_mem::two_shot_all_reduce_out"),
+    **_rules("all_reduce", "inputs", twice_around, f"{_F}all_reduce_coalesced {_F}all_reduce_coalesced_"),
+    **_rules("broadcast", "input", passed_on, f"{_F}broadcast {_F}broadcast_", _rank_at("src")),
+    # of symm_mem each rank reads the others' shards or products: torch/distributed/_symmetric_memory/__init__.py,
     # `_pipelined_multi_all_gather_and_consume` and `_pipelined_produce_and_all2all`
-    "symm_mem::_low_contention_all_gather": _rule("all_gather", RESULT, once_around),
-    "symm_mem::_low_contention_reduce_scatter": _rule("reduce_scatter", "tensor", once_around),
-    "symm_mem::fused_all_gather_matmul": _Rule("all_gather", _times_ranks("A"), once_around),
-    "symm_mem::fused_matmul_reduce_scatter": _Rule("reduce_scatter", _times_ranks(RESULT), once_around),
-    "symm_mem::fused_scaled_matmul_reduce_scatter": _Rule("reduce_scatter", _times_ranks(RESULT), once_around),
-    "symm_mem::one_shot_all_reduce": _rule("all_reduce", "input", read_by_each),
-    "symm_mem::one_shot_all_reduce_out": _rule("all_reduce", "input", read_by_each),
-    "symm_mem::one_shot_all_reduce_copy": _rule("all_reduce", "local_input", read_by_each),
-    "symm_mem::one_shot_all_reduce_copy_out": _rule("all_reduce", "local_input", read_by_each),
-    "symm_mem::two_shot_all_reduce_": _rule("all_reduce", "input", twice_around),
-    "symm_mem::two_shot_all_reduce_out": _rule("all_reduce", "input", twice_around),
-    "symm_mem::reduce_scatter_out": _rule("reduce_scatter", "input", once_around),
-    **{f"_c10d_functional::{name}": _rule("all_reduce", "input", twice_around)
-       for name in ("all_reduce", "all_reduce_")},
-    **{f"_c10d_functional::{name}": _rule("broadcast", "input", passed_on, _rank_at("src"))
-       for name in ("broadcast", "broadcast_")},
+    **_rules("all_gather", RESULT, once_around,
+             f"{_F}all_gather_into_tensor {_A}all_gather_into_tensor {_F}all_gather_into_tensor_out "
+             f"{_F}all_gather_into_tensor_coalesced symm_mem::_low_contention_all_gather"),
+    **_rules("reduce_scatter", "input", once_around,
+             f"{_F}reduce_scatter_tensor {_A}reduce_scatter_tensor {_F}reduce_scatter_tensor_out "
+             "symm_mem::reduce_scatter_out"),
+    **_rules("reduce_scatter", "tensor", once_around, "symm_mem::_low_contention_reduce_scatter"),
+    **_rules("all_gather", _times_ranks("A"), once_around, "symm_mem::fused_all_gather_matmul"),
+    **_rules("reduce_scatter", _times_ranks(RESULT), once_around,
+             "symm_mem::fused_matmul_reduce_scatter symm_mem::fused_scaled_matmul_reduce_scatter"),
+    **_rules("all_reduce", "input", read_by_each, "symm_mem::one_shot_all_reduce symm_mem::one_shot_all_reduce_out"),
+    **_rules("all_reduce", "local_input", read_by_each,
+             "symm_mem::one_shot_all_reduce_copy symm_mem::one_shot_all_reduce_copy_out"),
+    # peers are global ranks here: torch/distributed/_functional_collectives.py, `isend_inplace`
+    **_rules("send", "tensor", everything, f"{_F}isend", lambda call: call.given.get("dst")),
+    **_rules("recv", "tensor", nothing, f"{_F}irecv", lambda call: call.given.get("src")),
+    **_rules("send_recv", "tensors", sends_of_batch, f"{_F}batch_p2p_ops"),
 }
-for _namespace in ("_c10d_functional", "_c10d_functional_autograd"):
-    _RULES[f"{_namespace}::all_gather_into_tensor"] = _rule("all_gather", RESULT, once_around)
-    _RULES[f"{_namespace}::reduce_scatter_tensor"] = _rule("reduce_scatter", "input", once_around)
-    _RULES[f"{_namespace}::all_to_all_single"] = _rule("all_to_all", "input", all_but_own)
-
-
-def is_understood(name: str) -> bool:
-    """Whether there is a rule for the operator of that name, as ``"c10d::send"``."""
-    return name in _RULES
 
 
 def _name_of(signature: Signature) -> str:

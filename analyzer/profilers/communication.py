@@ -20,8 +20,7 @@ from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends, outlives_forward
 
 # Which part of a step a message between two ranks is for: that which made what is sent, or reads what is received.
 #
-# Pipeline schedules send and receive outside of modules and of the backward pass, whichever of them the message is
-# for.
+# Pipeline schedules send and receive outside of modules and of the backward pass, whichever the message is for.
 
 class Purpose(NamedTuple):
     """The phase, module and node that a message is for."""
@@ -77,7 +76,6 @@ def _is_view(call: OpCall) -> bool:
 
 CAST = "cast copy"  #: of a parameter
 _GATHERS = {"_allgather_base_", "allgather_into_tensor_coalesced_"}
-_SENDS = {"send"}  # what is sent is what a stage computed
 _COPIES = {"aten::copy_", "aten::_to_copy"}  # of FSDP1: a shard in the dtype of computation, or from the host
 
 
@@ -108,13 +106,12 @@ class _Namer:
 
     def hear(self, call: OpCall) -> None:
         """Name what a call uses."""
-        op = call.signature.op
-        namespace = getattr(op, "namespace", "")
-        if namespace == "fsdp":
-            self._hear_fsdp(op._schema.name, call)
-        elif namespace == "c10d":
-            self._hear_c10d(op._schema.name.rpartition("::")[2], call)
-        elif namespace == "aten" and op._schema.name in _COPIES and self._category(call.inputs[-1]) == "parameter":
+        name = str(getattr(getattr(call.signature.op, "_schema", None), "name", ""))
+        if name.startswith("fsdp::"):
+            self._hear_fsdp(name, call)
+        elif name.startswith("c10d::"):
+            self._hear_c10d(name.removeprefix("c10d::"), call)
+        elif name in _COPIES and self._category(call.inputs[-1]) == "parameter":
             self.copies.add(call.inputs[0] if len(call.inputs) == 2 else call.outputs[0])
 
     def _hear_fsdp(self, name: str, call: OpCall) -> None:
@@ -133,7 +130,7 @@ class _Namer:
             self.name(call.inputs[-1], BUFFER)  # out=
 
     def _hear_c10d(self, name: str, call: OpCall) -> None:
-        if name in _SENDS:
+        if name == "send":  # what a stage computed
             return
         if name in _GATHERS and (call.inputs[-1] in self.copies or self._category(call.inputs[-1]) == "parameter"):
             for number in call.inputs[:-1]:
@@ -154,14 +151,14 @@ class _Namer:
 
 # What collectives and messages between ranks move, per call, node, module and phase.
 
-def is_message(signature: Signature) -> bool:
-    """Whether calls of a signature communicate."""
-    return communicates(signature) or takes_group(signature)
-
-
 def find_message(log: Log, call: OpCall) -> Message | None:
     """What a call communicates; None where it is no communication."""
     return message_of(call.signature, log.group_of(call.signature)) if is_message(call.signature) else None
+
+
+def is_message(signature: Signature) -> bool:
+    """Whether calls of a signature communicate."""
+    return communicates(signature) or takes_group(signature)
 
 
 def profile_communication(log: Log) -> Annotation:

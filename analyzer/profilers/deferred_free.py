@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
@@ -21,8 +21,7 @@ from .host_time import waits_for_device
 #
 # What the allocator did is asked of another one again, with other workspaces; where blocks lie follows from that.
 # Reserved bytes need not grow with the workspaces: a large one that is free again holds what would else take a segment
-# of
-# its own.
+# of its own.
 
 _ROUNDED_BYTES = 2**20  # a block is at most so much larger than what it was asked for
 _Choose = Callable[[Inferred], int]
@@ -43,22 +42,12 @@ class InferredPeaks(NamedTuple):
     most: Peaks
 
     def range_of(self, name: str) -> tuple[int, int] | None:
-        """Low and high of one of the fields of `Peaks`; None where that is not known.
-
-        >>> peaks = InferredPeaks(Peaks(8, 10), Peaks(5, 12), Peaks(9, 11))
-        >>> peaks.range_of("allocated_bytes"), peaks.range_of("reserved_bytes")
-        ((5, 9), (10, 12))
-        """
+        """Low and high of one of the fields of `Peaks`; None where that is not known."""
         ends = [getattr(peaks, name) for peaks in self]
         return None if None in ends else (min(ends), max(ends))
 
     def describe(self) -> str | None:
-        """How many bytes rest on them, as an assumption; None where none do.
-
-        >>> print(InferredPeaks(Peaks(8000, 10000), Peaks(5000, 12000), Peaks(9000, 12000)).describe())
-        cuDNN: workspaces of convolutions are in no source and inferred from measured steps. 3,000 bytes of \
-peak_allocated_bytes rest on them, 0 of peak_reserved_bytes (without them 2,000 more would be reserved)
-        """
+        """How many bytes rest on them, as an assumption; None where none do."""
         if self.least == self.predicted:
             return None
         text = ("cuDNN: workspaces of convolutions are in no source and inferred from measured steps. "
@@ -88,7 +77,13 @@ def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> Inferre
         for i, signature in enumerate(log.call_slots.signatures):
             if signature is not None and (known := [w for w in list_inferred(signature) if any(w)]):
                 calls[i] = known
-    freed_at = dict(_find_frees(events))
+    made: dict[int, int] = {}
+    freed_at: dict[int, int] = {}  # for each allocation, by its number, the call in which it is given back
+    for number, (action, address, _, call) in enumerate(events):
+        if action == "alloc":
+            made[address] = number
+        elif action == "free" and address in made:
+            freed_at[made.pop(address)] = call
     again, least, most = (_Repeat(log.memory_at_start, calls, choose).run(events, freed_at) for choose in (
         lambda known: known.nbytes, lambda known: 0, lambda known: known.most_bytes))
     if again.reserved_bytes != predicted.reserved_bytes:  # memory was given back, or taken on several streams
@@ -115,21 +110,16 @@ class _Repeat:
             while waiting and waiting[0] < call:
                 self._hold_missing(waiting.popleft())
             if action == "alloc":
-                found = self._find(call, nbytes) if freed_at.get(number) == call else None
+                missing = self.missing.get(call, []) if freed_at.get(number) == call else []
+                found = next((w for w in missing if 0 < w.nbytes <= nbytes < w.nbytes + _ROUNDED_BYTES), None)
+                if found is not None:  # the workspace of this call
+                    missing.remove(found)
                 self._take(address, nbytes if found is None else self.choose(found), nbytes if found is None else None)
             elif action == "free" and address in self.sizes:
                 self._give_back(address)
         for call in waiting:
             self._hold_missing(call)
         return Peaks(self.peak_bytes, self.memory.peak_reserved_bytes)
-
-    def _find(self, call: int, nbytes: int) -> Inferred | None:
-        """The workspace of a call that a block given back within it is, no longer missing then."""
-        missing = self.missing.get(call, [])
-        found = next((w for w in missing if 0 < w.nbytes <= nbytes < w.nbytes + _ROUNDED_BYTES), None)
-        if found is not None:
-            missing.remove(found)
-        return found
 
     def _hold_missing(self, call: int) -> None:
         for workspace in self.missing.pop(call):
@@ -149,20 +139,9 @@ class _Repeat:
         self.allocated_bytes -= self.sizes.pop(address)
 
 
-def _find_frees(events: Sequence[AllocatorEvent]) -> Iterator[tuple[int, int]]:
-    """For each allocation, by its number, the call in which it is given back."""
-    made: dict[int, int] = {}
-    for number, (action, address, _, call) in enumerate(events):
-        if action == "alloc":
-            made[address] = number
-        elif action == "free" and address in made:
-            yield made.pop(address), call
-
-
 # Memory that ``record_stream`` holds back: blocks which return to their pool when other streams have caught up.
 #
-# Source: ``free``, ``insert_events`` and ``process_events`` in c10/cuda/CUDACachingAllocator.cpp. A block that is
-# freed
+# Source: ``free``, ``insert_events`` and ``process_events`` in c10/cuda/CUDACachingAllocator.cpp. A block that is freed
 # while other streams may use it gets an event on each of these, which the allocator polls before it allocates. How far
 # the device is then depends on its speed. Two bounds hold on any device: each block is free at once, or not before the
 # host knows that it is, since it waited for something that comes after.
@@ -294,11 +273,10 @@ class _Replay:
 
     def _give_back(self) -> None:
         """Free what the host knows to be unused."""
-        waiting = []
-        for block, streams in self._held:
+        held, self._held = self._held, []
+        for block, streams in held:
             if self.host.is_done(streams):
                 self._held_bytes -= block.bytes
                 self.memory.free(block)
             else:
-                waiting.append((block, streams))
-        self._held = waiting
+                self._held.append((block, streams))

@@ -1,7 +1,7 @@
 """Floating-point operations of one operator call, from its signature alone.
 
 One multiply-add is 2 FLOPs and 1 MAC; only multiply-accumulate operators (matrix products, convolutions, attention,
-recurrent layers) have MACs. Conventions for other classes stand at the head of their files in `flop_formula`.
+recurrent layers) have MACs. Conventions for other classes stand at the head of their files in `operator`.
 """
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError, is_count
-from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.flop_formula.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
-from analyzer.profilers.operator_registry import name_key
+from analyzer.meta.spec import Signature
 
-from .flop_formula.matmul import SPARSE_FORMULAS
-from .flop_formula.registration import FlopCount, Formula, is_inexact, register_flop_impl, tensors
+from .operator.registration import (
+    SPARSE_FORMULAS,
+    FlopCount,
+    Formula,
+    OfSignature,
+    family,
+    foreach_single,
+    is_inexact,
+    is_list,
+    name_key,
+    register_flop_impl,
+    tensors,
+)
+from .operator.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
 
 __all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
 
@@ -25,8 +35,6 @@ NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"
 # Products of quantized numbers, which stand for products of floating ones and are counted as such.
 QUANTIZED_PRODUCTS = frozenset({"aten::_int_mm", "bitsandbytes::int8_linear_matmul"})
-# Where the name without `_foreach_` is not the operator's.
-SINGLE = {"norm": "linalg_vector_norm", "max": "amax", "powsum": "linalg__powsum"}
 
 
 def count_call(signature: Signature) -> FlopCount | None:
@@ -36,9 +44,8 @@ def count_call(signature: Signature) -> FlopCount | None:
     A call none of whose tensors is floating point or complex counts zero, but for products of quantized numbers. Raises
     what the operator's formula raises.
 
-    >>> a = TensorSpec.of((2, 3), (3, 1), torch.float32, "cpu")
-    >>> b = TensorSpec.of((3, 4), (4, 1), torch.float32, "cpu")
-    >>> c = TensorSpec.of((2, 4), (4, 1), torch.float32, "cpu")
+    >>> from analyzer.meta.spec import TensorSpec
+    >>> a, b, c = (TensorSpec.of(s, (s[1], 1), torch.float32, "cpu") for s in ((2, 3), (3, 4), (2, 4)))
     >>> count_call(Signature(torch.ops.aten.mm.default, (a, b), {}, (a, b), (c,)))
     FlopCount(flops=48, macs=24, executed_flops=None)
     """
@@ -53,11 +60,14 @@ def count_call(signature: Signature) -> FlopCount | None:
 
 def apply_formula(formula: Formula, signature: Signature) -> FlopCount | None:
     """Call the formula with the call's arguments, its out arguments left out."""
+    op = signature.op
     is_inexact_call = any(is_inexact(spec) for spec in (*signature.inputs, *signature.outputs))
-    if not is_inexact_call and family(signature.op)[-1] not in QUANTIZED_PRODUCTS:
+    if not is_inexact_call and family(op)[-1] not in QUANTIZED_PRODUCTS:
         return NO_FLOPS
-    kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(signature.op)}
-    return to_count(formula(*signature.args, out=result_of(signature), **kwargs), signature.op)
+    if isinstance(formula, OfSignature):
+        return to_count(formula(signature), op)
+    kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(op)}
+    return to_count(formula(*signature.args, out=result_of(signature), **kwargs), op)
 
 
 def to_count(result: Any, op: Hashable) -> FlopCount | None:
@@ -94,24 +104,19 @@ def out_names(op: Any) -> frozenset[str]:
 
 def find_formula(op: Hashable) -> Formula | None:
     """The formula of an operator: its own, its packet's, or that of the operator it is a variant of."""
-    for key in family(op):
-        formula = register_flop_impl.find(key)
-        if formula is not None:
-            return formula
-    single = foreach_single(op)
-    if single is not None:
-        key = f"aten::{single}"
-        formula = register_flop_impl.find(key)
+    formula = register_flop_impl.find_variant(op)
+    if formula is None and (single := foreach_single(op)) is not None:
+        formula = register_flop_impl.find(key := f"aten::{single}")
         return None if formula is None else of_each(formula, key)
-    return None
+    return formula
 
 
 def find_sparse_formula(op: Hashable) -> Formula | None:
     """The formula of an operator of sparse tensors: one that was registered from outside, or the package's own."""
     if (own := register_flop_impl.find(name_key(op))) is not None:
         return own
-    names = [str(key).removeprefix("aten::") for key in family(op)]
-    return next((SPARSE_FORMULAS[name] for name in names if name in SPARSE_FORMULAS), None)
+    return next((SPARSE_FORMULAS[name] for key in family(op)
+                 if (name := str(key).removeprefix("aten::")) in SPARSE_FORMULAS), None)
 
 
 def is_zero_flop_op(op: Hashable) -> bool:
@@ -124,49 +129,9 @@ def is_zero_flop_op(op: Hashable) -> bool:
 
 
 @cache
-def family(op: Hashable) -> tuple[Hashable, ...]:
-    """Keys under which an operator's formula may be found, its own first.
-
-    >>> family(torch.ops.aten.add_.Tensor)
-    ('aten::add_.Tensor', 'aten::add_', 'aten::add')
-    >>> family(torch.ops.aten.view_copy.default)[1:], family(torch.ops.prims.add.default)[1:]
-    (('aten::view_copy', 'aten::view'), ('prims::add', 'aten::add'))
-    """
-    if not isinstance(op, torch._ops.OpOverload):
-        return (op,)
-    namespace, _, name = op._schema.name.partition("::")
-    names = [name]
-    if name.endswith("_") and not name.endswith("__"):  # in place; __and__ is a name of its own
-        names.append(name[:-1])
-    for suffix in ("_copy", "_functional"):
-        if name.endswith(suffix):
-            names.append(name.removesuffix(suffix))
-    spaces = (namespace, "aten") if namespace == "prims" else (namespace,)
-    return (name_key(op), *(f"{space}::{n}" for space in spaces for n in names))
-
-
-@cache
-def foreach_single(op: Hashable) -> str | None:
-    """The operator that a `_foreach_` operator applies to each element."""
-    if not isinstance(op, torch._ops.OpOverload) or not op._schema.name.startswith("aten::_foreach_"):
-        return None
-    name = op._schema.name.removeprefix("aten::_foreach_").removesuffix("_")
-    return SINGLE.get(name, name)
-
-
-def is_list(value: Any) -> bool:
-    """Whether ``value`` is a list of tensors or numbers."""
-    return isinstance(value, (list, tuple)) and not isinstance(value, TensorSpec)
-
-
-@cache
 def of_each(formula: Formula, op: Hashable) -> Formula:
     """The formula of an operator over lists (`_foreach_mul_` and the like), which applies ``formula``, that of ``op``,
     to each element in turn; in place there is no result, but self.
-
-    >>> a, b = (TensorSpec.of((n,), (1,), torch.float32, "cpu") for n in (3, 5))
-    >>> of_each(lambda x, y, out: out.numel, "aten::mul")([a, b], 2.0, out=None)
-    FlopCount(flops=8, macs=0, executed_flops=None)
     """
     def each_flops(*args: Any, out: Any = None, **kwargs: Any) -> FlopCount | None:
         lists = [a for a in args if is_list(a) and any(True for _ in tensors(a))]

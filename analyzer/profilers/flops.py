@@ -14,26 +14,22 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log, Tally
 
 from .annotation import WAYS, Annotation, operator_key
-from .flop_formula.registration import GATES, FlopCount, Formula, per_input, per_output
-from .flop_registry import apply_formula, count_call, family
+from .flop_registry import apply_formula, count_call
+from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, per_input, per_output
 from .traffic import traffic_bytes
 
 # Ways of counting FLOPs: the project's own, and those of two profilers whose figures are often quoted.
 #
-# ``own`` is the convention that stands at the head of each file of `flop_formula`: every operator, forward, backward
-# and
-# optimizer.
-# ``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what fvcore's
-# ``FlopCountAnalysis`` gives. Both count the forward pass alone, so under them all else is unknown (None), and both
-# know
-# few operators: those with arithmetic that they do not see are listed in `Profile.uncounted`, and count nothing in the
-# totals.
+# ``own`` is the convention that stands at the head of each file of `operator`: every operator, forward, backward and
+# optimizer. ``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what
+# fvcore's ``FlopCountAnalysis`` gives. Both count the forward pass alone, so under them all else is unknown (None), and
+# both know few operators: those with arithmetic that they do not see are listed in `Profile.uncounted`, and count
+# nothing in the totals.
 #
 # Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common
 # reading is taken: sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike
 # ``torch.add``), softmax comes from ``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is
-# not
-# seen), ReLU6 from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from
+# not seen), ReLU6 from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from
 # ``torch.baddbmm`` rather than the method.
 
 NO_FLOPS = FlopCount(0)
@@ -67,32 +63,21 @@ def find_convention(name: str) -> Convention:
     return CONVENTIONS[name]
 
 
-def count_under(log: Log, convention: str = "own") -> FlopCount:
-    """FLOPs and MACs of the forward pass of the log's last step, loss included, under a named convention.
-
-    Operators without a rule count nothing here; the profiler lists them. Raises InputError for an unknown convention.
+def from_table(name: str, table: dict[str, Formula], products: Callable[[FlopCount], FlopCount],
+               sees: Callable[[set[str]], bool]) -> Rule:
+    """Count by the table's formula, else by ``products`` where an operator that it ``sees``, by its family's names,
+    multiplies and accumulates; else unseen.
     """
-    chosen = find_convention(convention)
-    total = NO_FLOPS
-    for call in log.calls:
-        if call.step == log.steps - 1 and call.phase == "forward":
-            total += chosen.count(call, log) or NO_FLOPS
-    return total
-
-
-def from_table(name: str, table: dict[str, Formula], products: Callable[[Signature, FlopCount],
-                                                                        FlopCount | None]) -> Rule:
-    """Count by the table's formula, else by ``products`` where the operator multiplies and accumulates; else unseen."""
     memo_key = f"flops of {name}"
 
     def count(signature: Signature) -> FlopCount | None:
         if memo_key in signature.memo:
             return signature.memo[memo_key]  # type: ignore[no-any-return]
-        own = count_call(signature)
-        formula = next((table[key] for key in map(str, family(signature.op)) if key in table), None)
+        own, names = count_call(signature), list(map(str, family(signature.op)))
+        formula = next((table[key] for key in names if key in table), None)
         result = None if formula is None else apply_formula(formula, signature)
-        if result is None and own is not None:
-            result = products(signature, own) if own.macs else NO_FLOPS if not own.flops else None
+        if result is None and own is not None and (own.macs or not own.flops):
+            result = products(own) if not own.macs or sees(set(names)) else None
         signature.memo[memo_key] = result
         return result
 
@@ -155,8 +140,8 @@ def recurrent_flops(x: Spec, weight: list[Spec], weight_stride0: int, weight_buf
         return NO_FLOPS
     per_layer = weight_stride0 * (2 if bidirectional else 1)
     # of the forward direction, doubled below
-    layers = [weight[layer * per_layer:layer * per_layer + weight_stride0] for layer in range(num_layers)]
-    flops = sum(one_layer_flops(own, mode, hidden_size) for own in layers)
+    flops = sum(one_layer_flops(weight[layer * per_layer:layer * per_layer + weight_stride0], mode, hidden_size)
+                for layer in range(num_layers))
     return FlopCount(flops * prod(x[:-1]) * (2 if bidirectional else 1))
 
 
@@ -196,11 +181,6 @@ DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_en
 DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
 
 
-def two_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
-    """Products of any operator, attention kernels too; what else they do, and layers in one call, is not seen."""
-    return None if DEEPSPEED_UNSEEN.intersection(map(str, family(signature.op))) else FlopCount(2 * own.macs, own.macs)
-
-
 # ---- fvcore: fvcore/nn/flop_count.py and jit_handles.py, version 0.1.5
 
 
@@ -216,17 +196,15 @@ FVCORE_PRODUCTS = {f"aten::{name}" for name in (
     "_convolution", "cudnn_convolution", "convolution_overrideable")}
 
 
-def one_to_a_product(signature: Signature, own: FlopCount) -> FlopCount | None:
-    """A multiply-add counts as one FLOP; attention kernels and recurrent layers are not seen."""
-    return FlopCount(own.macs, own.macs) if FVCORE_PRODUCTS.intersection(map(str, family(signature.op))) else None
-
-
 CONVENTIONS = {
     c.name: c for c in (
         Convention("own", count_call),
-        Convention("deepspeed", from_table("deepspeed", DEEPSPEED, two_to_a_product), forward_only=True,
-                   hidden=DEEPSPEED_HIDDEN),
-        Convention("fvcore", from_table("fvcore", FVCORE, one_to_a_product), forward_only=True))}
+        # products of any operator, attention kernels too; what else they do, and layers in one call, is not seen
+        Convention("deepspeed", from_table("deepspeed", DEEPSPEED, lambda own: FlopCount(2 * own.macs, own.macs),
+                                           DEEPSPEED_UNSEEN.isdisjoint), forward_only=True, hidden=DEEPSPEED_HIDDEN),
+        # a multiply-add counts as one FLOP; attention kernels and recurrent layers are not seen
+        Convention("fvcore", from_table("fvcore", FVCORE, lambda own: FlopCount(own.macs, own.macs),
+                                        lambda names: not FVCORE_PRODUCTS.isdisjoint(names)), forward_only=True))}
 
 
 # FLOPs and MACs per node, module, operator and phase.
@@ -248,14 +226,6 @@ def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
     """A profiler that counts as ``convention`` says: ``own``, ``deepspeed`` or ``fvcore`` (see `flop_convention`).
 
     The last two count the forward pass alone: what they say nothing of is None. Raises InputError for another name.
-
-    >>> import torch
-    >>> from analyzer import profile
-    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU())
-    >>> own, theirs = (profile(model, args=(torch.empty(8, 16),), mode="infer",
-    ...                        profilers={"flops": make_flops_profiler(name)}) for name in ("own", "deepspeed"))
-    >>> own.fwd_flops - 2 * own.fwd_macs, theirs.fwd_flops - 2 * theirs.fwd_macs  # GELU: five an element, or one
-    (1280, 256)
     """
     chosen = find_convention(convention)
     return lambda log: _Count(log, chosen).run()
@@ -305,7 +275,8 @@ class _Count:
             way = "recompute" if call.recomputed else WAYS[phase]
             totals[f"{way}_flops"] += flops
             totals[f"{way}_macs"] += macs
-            products[_product_dtype(call.signature)] += macs
+            floating = max(filter(is_inexact, call.signature.inputs), key=lambda spec: spec.numel, default=None)
+            products[None if floating is None else str(floating.dtype).removeprefix("torch.")] += macs
         if self.convention.forward_only:
             for (_, phase), row_of_phase in out.phases.items():
                 if phase != "forward":
@@ -341,18 +312,10 @@ class _Count:
                 continue
             if call.recomputed:
                 out.add_where(call, "recompute_flops", count.flops)
-            else:
-                out.add_where(call, f"{WAYS[call.phase]}_flops", count.flops)
-                out.add_where(call, f"{WAYS[call.phase]}_macs", count.macs)
+                continue
+            out.add_where(call, f"{WAYS[call.phase]}_flops", count.flops)
+            out.add_where(call, f"{WAYS[call.phase]}_macs", count.macs)
         if forward_only:  # what the convention says nothing of is unknown, not zero
             for rows in (out.nodes, out.modules):
                 for row in rows.values():
                     row.update(dict.fromkeys(("bwd_flops", "bwd_macs", "recompute_flops")))
-
-
-def _product_dtype(signature: Signature) -> str | None:
-    """The dtype of the largest floating tensor that is multiplied; None where there is none."""
-    floating = [spec for spec in signature.inputs if spec.dtype.is_floating_point or spec.dtype.is_complex]
-    if not floating:
-        return None
-    return str(max(floating, key=lambda spec: spec.numel).dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ from analyzer.record.log import Log
 
 from .fused_lowering import Reduction, lower
 from .host_time import waits_for_device
-from .kernel_time.call import is_view
+from .kernel_time import is_view
 from .traffic import NOTHING, plan_of, touched_bytes
 
 #: ``config.realize_reads_threshold``: what reads more than so many buffers and is read more than once is stored.

@@ -13,7 +13,7 @@ import torch
 
 from analyzer.meta.spec import Signature, TensorSpec
 
-from .traffic import bind
+from .operator.registration import bind
 
 #: Lowered as functions of single elements of their inputs, without `torch.Tag.pointwise`.
 POINTWISE = frozenset((
@@ -114,7 +114,7 @@ def find_reduction(signature: Signature, name: str) -> Reduction | None:
     if source is None or not source.numel or not signature.outputs:
         return None
     if "group_norm" in name:
-        given = bind(signature, signature.op._schema)
+        given = bind(signature)
         groups = given["group"] * source[0]
         return Reduction(groups, source.numel // groups, True)
     dims = reduced_dims(signature, name, source)
@@ -129,7 +129,7 @@ def find_reduction(signature: Signature, name: str) -> Reduction | None:
 def reduced_dims(signature: Signature, name: str, source: TensorSpec) -> set[int]:
     """The dimensions of ``source`` that an operator reduces."""
     every = set(range(len(source)))
-    given = bind(signature, signature.op._schema)
+    given = bind(signature)
     if name in _BATCH_NORMS:
         return every - {1} if given.get("training", True) else set()  # else by statistics that are there
     if "layer_norm" in name or "rms_norm" in name:

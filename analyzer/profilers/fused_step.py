@@ -20,9 +20,9 @@ from .fused_graph import COMPILED, Loop, build_graph
 from .fused_lowering import operator_name
 from .fusion import Kernel, fuse
 from .host_time import HostTime, waits_for_device
-from .kernel_time.call import kernel_time
-from .kernel_time.pointwise import COSTLY
+from .kernel_time import kernel_time
 from .latency import range_at_paces
+from .operator.pointwise import COSTLY
 from .schedule import PICOSECONDS, Clock, Work
 from .traffic import traffic_bytes
 

@@ -1,8 +1,6 @@
 """Picoseconds of the host for each operator call of a step."""
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
@@ -16,7 +14,6 @@ _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzer
                         "aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim",
                         "aten::bincount", "aten::repeat_interleave", "aten::_unique"})
 MEMO_KEY = "host_work"
-_COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 
 class HostTime:
@@ -26,68 +23,48 @@ class HostTime:
 
     def __init__(self, host: HostSpec, log: Log) -> None:
         self.host = host
-        trains = any(record.phase == "backward" for record in log.phases)
-        calls = again = 0
-        for tally in log.tallies():
-            if tally.step == log.steps - 1:
-                calls += tally.number if tally.call.phase == "forward" else 0
-                again += tally.number if tally.call.recomputed else 0
-        seconds = forward_seconds(host, calls, again, log.count_module_calls(), trains)
-        self._of = {"forward": seconds.forward, "recompute": seconds.again, "backward": host.backward_seconds}
+        steady = [(call, number) for step, call, _, number in log.tallies() if step == log.steps - 1]
+        self._paces = find_paces(
+            host, sum(number for call, number in steady if call.phase == "forward"),
+            sum(number for call, number in steady if call.recomputed), log.count_module_calls(),
+            any(record.phase == "backward" for record in log.phases))
         #: how long the host takes to see that what it waited for is done
         self.notice_picoseconds = round(host.synchronize_seconds * PICOSECONDS)
 
     def picoseconds(self, call: OpCall, kernels: int) -> int:
         """The host's time for a call that launches ``kernels``."""
-        host = self.host
-        pace = self._of.get("recompute" if call.recomputed else call.phase, host.update_seconds)
-        work = _host_work(call.signature)
-        return round(add_launches(host, pace, kernels, work.convolutions, work.listed) * PICOSECONDS)
+        pace = self._paces.get("recompute" if call.recomputed else call.phase, self.host.update_seconds)
+        convolutions, listed, _ = _read(call.signature)
+        return round(add_launches(self.host, pace, kernels, convolutions, listed) * PICOSECONDS)
 
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""
-        return self.notice_picoseconds if _host_work(call.signature).waits else None
+        return self.notice_picoseconds if _read(call.signature)[2] else None
 
 
-class _HostWork(NamedTuple):
-    """What a signature alone tells of the host's work."""
-
-    convolutions: int
-    listed: int
-    waits: bool
-
-
-def _host_work(signature: Signature) -> _HostWork:
-    """Worked out once for a signature, which never changes."""
-    found: _HostWork | None = signature.memo.get(MEMO_KEY)
+def _read(signature: Signature) -> tuple[int, int, bool]:
+    """What a signature alone tells of the host's work: convolutions, tensors in lists, and whether it waits."""
+    found: tuple[int, int, bool] | None = signature.memo.get(MEMO_KEY)
     if found is None:
-        found = signature.memo[MEMO_KEY] = _HostWork(count_convolutions(signature), count_listed(signature),
-                                                     waits_for_device(signature))
+        found = signature.memo[MEMO_KEY] = (count_convolutions(signature), count_listed(signature),
+                                            waits_for_device(signature))
     return found
 
 
-class ForwardSeconds(NamedTuple):
-    """What the host takes for an operator that the model's code calls, the first time and when it runs again."""
-
-    forward: float
-    again: float
-
-
 def add_launches(host: HostSpec, seconds: float, kernels: int, convolutions: int, listed: int) -> float:
-    """The host's time for an operator that takes ``seconds`` itself, with what it launches and the tensors of its
-    lists.
-    """
+    """The host's time for an operator that takes ``seconds`` itself, with its launches and the tensors of its lists."""
     seconds += kernels * host.launch_seconds + convolutions * host.library_seconds
     return seconds + listed * host.list_tensor_seconds
 
 
-def forward_seconds(host: HostSpec, calls: int, again: int, module_calls: int, trains: bool) -> ForwardSeconds:
-    """The pace of the model's code, which makes ``calls`` of operators, and ``again`` of recomputation, in so many
-    calls of modules.
+def find_paces(host: HostSpec, calls: int, again: int, module_calls: int, trains: bool) -> dict[str, float]:
+    """Seconds of an operator by phase: the model's code makes ``calls`` of operators, and ``again`` of recomputation,
+    in so many calls of modules.
     """
     base = host.forward_seconds + (host.gradient_seconds if trains else 0.0)
     base += host.module_seconds * module_calls / max(1, calls + again)
-    return ForwardSeconds(base + host.checkpoint_seconds * again / max(1, calls), base + host.checkpoint_seconds)
+    return {"forward": base + host.checkpoint_seconds * again / max(1, calls),
+            "recompute": base + host.checkpoint_seconds, "backward": host.backward_seconds}
 
 
 def count_convolutions(signature: Signature) -> int:
@@ -107,15 +84,9 @@ def count_listed(signature: Signature) -> int:
 
 def waits_for_device(signature: Signature) -> bool:
     """Whether the host waits until the device has computed the result."""
-    schema = getattr(signature.op, "_schema", None)
-    name = "" if schema is None else schema.name
-    if name not in _READ_BACK and name not in _COPIES:
+    name = getattr(getattr(signature.op, "_schema", None), "name", "")
+    is_copy = name in ("aten::_to_copy", "aten::copy_")
+    if name not in _READ_BACK and not is_copy or not any(s.device.startswith("cuda") for s in signature.inputs):
         return False
-    if not any(spec.device.startswith("cuda") for spec in signature.inputs):
-        return False
-    if name in _READ_BACK:
-        return True
-    to_host = any(not spec.device.startswith("cuda") for spec in signature.outputs)
-    is_blocking = not (signature.kwargs.get("non_blocking") or (name == "aten::copy_" and len(signature.args) > 2
-                                                                and signature.args[2]))
-    return to_host and is_blocking
+    is_blocking = not (signature.kwargs.get("non_blocking") or name == "aten::copy_" and any(signature.args[2:]))
+    return not is_copy or is_blocking and any(not s.device.startswith("cuda") for s in signature.outputs)

@@ -3,48 +3,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import BOUNDS, ErrorSum, find_range
-from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
-from analyzer.record.log import Log, Tally
+from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
-from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
-from .kernel_time.call import COMMUNICATION, kernel_time
+from .call_sequence import CallSequence, CallTimer, Pace, UnknownTimeError
+from .kernel_time import COMMUNICATION, kernel_time
 from .schedule import PICOSECONDS, Clock, PhaseTime
-from .stream_schedule import KernelRun, find_end, find_lanes, runs_in_turn, schedule_steps, time_phases
+from .stream_schedule import KernelRun, find_lanes, runs_in_turn, schedule_steps, time_phases
 
 # Low and high seconds of a step: what becomes of it if what it waits for is slower or faster than predicted.
 
-def find_step_range(tallies: Iterable[tuple[TimedCall, int]], host_spread: float, seconds: float,
-                    run: Callable[[Pace], float]) -> tuple[float, float]:
-    """Low and high of a step that takes ``seconds``: nine in ten measured steps lie between. ``tallies``: what its
-    calls take, and how many of each there are; ``run`` gives the seconds of the step at a pace.
+def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
+                   run: Callable[[Pace], float]) -> tuple[float, float]:
+    """Low and high of a step that takes ``seconds``: nine in ten measured steps lie between. ``run`` gives the seconds
+    of the step at a pace.
 
     Three things are off each on its own: the pace of the host, the kernels that compute, and those that communicate.
     The step is run again with each at both ends of its range, so what hides behind something else does no harm, and
     what comes to the fore does.
     """
-    compute, communication = ErrorSum(), ErrorSum()
-    for timed, number in tallies:
-        if timed.kernel.kernels:
-            errors = communication if timed.kind == COMMUNICATION else compute
-            errors.add(_kernel_of(timed.signature), number, timed.kernel.seconds, timed.kernel.spread)
-    return range_at_paces(seconds, host_spread, compute, communication, run)
-
-
-def _kernel_of(signature: Signature) -> Hashable:
-    """The same for one operator on the same specs: calls in other process groups have signatures of their own."""
-    return signature.op, tuple(map(id, signature.inputs)), tuple(map(id, signature.outputs))
-
-
-def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
-                   run: Callable[[Pace], float]) -> tuple[float, float]:
-    """The range of ``seconds`` that ``run`` gives at the pace that was predicted, by what it gives at others."""
     spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
     ends = [(run(Pace(**{name: 1 + spread})), run(Pace(**{name: 1 / (1 + spread)})))
             for name, spread in spreads.items() if spread]
@@ -86,8 +69,6 @@ def make_latency_profiler(device: DeviceSpec) -> Callable[[Log], Annotation]:
 
 
 class _Latency:
-    """The clock of each step of a log."""
-
     def __init__(self, log: Log, device: DeviceSpec) -> None:
         self.log, self.timer = log, CallTimer(log, device)
         #: where there are several streams: the kernels of the last step, by index of their call
@@ -100,7 +81,10 @@ class _Latency:
         sequence = CallSequence(log, self.timer)
         in_turn = self.timer.is_host or runs_in_turn(log)
         times = time_phases(sequence, self.timer.timed) if in_turn else self._schedule(sequence)
-        spent = self._sum_kernels(tallies)
+        spent: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in log.phases}
+        for tally, (_, kernel, *_) in tallies:  # picoseconds of kernels by what bounds them
+            if kernel.kernels:
+                spent[tally.step, tally.call.phase][kernel.bound] += tally.number * round(kernel.seconds * PICOSECONDS)
         for key, time in times.items():
             out.phases[key].update(_divide(time, spent[key]))
         steady = {phase: row for (step, phase), row in out.phases.items() if step == last}
@@ -112,10 +96,20 @@ class _Latency:
             timed = self.timer.at_pace(pace)
             if in_turn:
                 return sum(time.total for time in time_phases(sequence, timed, last).values()) / PICOSECONDS
-            return find_end(sequence, timed) / PICOSECONDS
+            *_, schedule = schedule_steps(sequence, timed, last)
+            return schedule.end() / PICOSECONDS
 
-        steps = [(timed, tally.number) for tally, timed in tallies if tally.step == last]
-        out.find_step_range = lambda: find_step_range(steps, self.timer.host.host.spread, seconds, run)
+        def find_step_range() -> tuple[float, float]:
+            errors = {True: ErrorSum(), False: ErrorSum()}  # of what communicates, and of the rest
+            for tally, timed in tallies:
+                if tally.step == last and timed.kernel.kernels:
+                    signature = timed.signature  # one operator on the same specs, whatever the process group
+                    key = signature.op, tuple(map(id, signature.inputs)), tuple(map(id, signature.outputs))
+                    errors[timed.kind == COMMUNICATION].add(key, tally.number, timed.kernel.seconds,
+                                                            timed.kernel.spread)
+            return range_at_paces(seconds, self.timer.host.host.spread, errors[False], errors[True], run)
+
+        out.find_step_range = find_step_range
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
                       "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values())}
         return out
@@ -123,19 +117,12 @@ class _Latency:
     def _schedule(self, sequence: CallSequence) -> dict[tuple[int, str], PhaseTime]:
         """The time of each phase of each step on several streams."""
         times: dict[tuple[int, str], PhaseTime] = {}
-        for step in schedule_steps(sequence):
+        for schedule in schedule_steps(sequence):
+            step = schedule.finish()
             times.update({(step.step, phase): time for phase, time in step.phases.items()})
             if step.step == self.log.steps - 1:
                 self._runs = {run.call: run for run in step.runs}
         return times
-
-    def _sum_kernels(self, tallies: Iterable[tuple[Tally, TimedCall]]) -> dict[tuple[int, str], Counter[str]]:
-        """Of each phase of each step, the picoseconds of kernels by what bounds them."""
-        sums: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in self.log.phases}
-        for tally, (_, kernel, *_) in tallies:
-            if kernel.kernels:
-                sums[tally.step, tally.call.phase][kernel.bound] += tally.number * round(kernel.seconds * PICOSECONDS)
-        return sums
 
     def _fill_rows(self, out: Annotation) -> None:
         log = self.log

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from .deferred_free import Peaks, find_inferred_peaks, has_inferred, hold_back
 
 # Which tensors a node keeps for backward, and which its gradient reads.
 
-_OF_THE_MODEL = frozenset(("parameter", "buffer"))
+_HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
 
 class SavedRow(NamedTuple):
@@ -32,8 +33,14 @@ def list_saved(log: Log, saved: Collection[int]) -> dict[int, list[SavedRow]]:
     others made and of the model's own tensors.
     """
     last = log.steps - 1
-    read = _find_reads(log, last, saved)
-    made: dict[int, dict[int, Any]] = {}
+    made: defaultdict[int, dict[int, Any]] = defaultdict(dict)
+    read: defaultdict[int, dict[int, Any]] = defaultdict(dict)  # the storages, with the spec of a tensor in each
+    for call in log.calls:
+        if call.step == last and call.phase == "backward" and call.node >= 0:
+            for number, spec in zip(call.inputs, call.signature.inputs):
+                lifetime = log.storages.get(number)
+                if number in saved or lifetime is not None and lifetime.category in _HELD_BY_THE_MODEL:
+                    read[call.node].setdefault(number, spec)
     for i, node in enumerate(log.nodes):
         if node.step == last and node.op == "placeholder":
             made[i] = {number: spec for number, spec in node.outputs if number in saved}
@@ -45,26 +52,12 @@ def list_saved(log: Log, saved: Collection[int]) -> dict[int, list[SavedRow]]:
             specs = dict(zip(call.outputs, call.signature.outputs))
             specs.update(zip(call.inputs, call.signature.inputs))  # a collective writes into what it is given
             if number in specs:
-                made.setdefault(lifetime.node, {})[number] = specs[number]
+                made[lifetime.node][number] = specs[number]
     found: dict[int, list[SavedRow]] = {}
     for node_index in sorted({*made, *read}):
         own, used = made.get(node_index, {}), read.get(node_index, {})
         found[node_index] = [SavedRow(number, spec, number in used) for number, spec in own.items()]
         found[node_index] += [SavedRow(number, spec, True) for number, spec in used.items() if number not in own]
-    return found
-
-
-def _find_reads(log: Log, last: int, saved: Collection[int]) -> dict[int, dict[int, Any]]:
-    """By node: the storages, with the spec of a tensor in each, that its calls in backward read."""
-    storages = log.storages
-    found: dict[int, dict[int, Any]] = {}
-    for call in log.calls:
-        if call.step != last or call.phase != "backward" or call.node < 0:
-            continue
-        for number, spec in zip(call.inputs, call.signature.inputs):
-            lifetime = storages.get(number)
-            if number in saved or lifetime is not None and lifetime.category in _OF_THE_MODEL:
-                found.setdefault(call.node, {}).setdefault(number, spec)
     return found
 
 
@@ -74,7 +67,6 @@ def _find_reads(log: Log, last: int, saved: Collection[int]) -> dict[int, dict[i
 UNSHARDED, RESHARDED, BUFFER = "unsharded parameter", "resharded parameter", "communication buffer"
 #: categories of what the forward pass makes, and no module computes
 NO_ACTIVATIONS = frozenset({"loss", "workspace", "host copy", UNSHARDED, RESHARDED, BUFFER})
-_HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
 
 def profile_memory(log: Log) -> Annotation:
@@ -97,26 +89,20 @@ def profile_memory(log: Log) -> Annotation:
                                    default=None),
         "peak_reserved_bytes_range": None, "peak_allocated_bytes_range": None,
         "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
-        "optimizer_bytes": _held_by_optimizers(log)}
-    _find_bounds(log, out)
+        "optimizer_bytes": _held(log, "optimizer state")}
+    low = out.totals["peak_reserved_bytes"]
+    if low is not None and (held := hold_back(log)) is not None:  # the bounds where ``record_stream`` holds blocks back
+        high = max(low, held.peak_reserved_bytes)
+        out.totals["peak_reserved_bytes_range"] = (low, high)
+        out.assumptions.append(
+            f"record_stream: {held.blocks} blocks are used on other streams when they die. peak_reserved_bytes takes "
+            "them to be free at once, as the allocator has them where memory is short; held until the host has waited "
+            f"for those streams (at the latest at the end of a step) they are up to {held.peak_bytes:,} bytes, and up "
+            f"to {high:,} bytes are reserved. Allocated bytes are the same")
     spec, predicted = simulated_spec(), Peaks(log.peak_bytes, out.totals["peak_reserved_bytes"])
     if has_inferred(log, spec):
         out.find_peaks = functools.partial(find_inferred_peaks, log, spec, predicted)
     return out
-
-
-def _find_bounds(log: Log, out: Annotation) -> None:
-    """The bounds of reserved memory where ``record_stream`` holds blocks back."""
-    low = out.totals["peak_reserved_bytes"]
-    if low is None or (held := hold_back(log)) is None:
-        return
-    high = max(low, held.peak_reserved_bytes)
-    out.totals["peak_reserved_bytes_range"] = (low, high)
-    out.assumptions.append(
-        f"record_stream: {held.blocks} blocks are used on other streams when they die. peak_reserved_bytes takes them "
-        f"to be free at once, as the allocator has them where memory is short; held until the host has waited for "
-        f"those streams (at the latest at the end of a step) they are up to {held.peak_bytes:,} bytes, and up to "
-        f"{high:,} bytes are reserved. Allocated bytes are the same")
 
 
 def _fill_rows(log: Log, out: Annotation) -> None:
@@ -155,17 +141,16 @@ def _fill_rows(log: Log, out: Annotation) -> None:
 
 
 def _held(log: Log, category: str) -> int:
-    return sum([lifetime.nbytes for lifetime in log.lifetimes_in(category)]) + log.unwritten[category]
-
-
-def _held_by_optimizers(log: Log) -> int:
-    """Bytes of states that are on the device at the end of the last step. AdamW's step counters stay on the host unless
-    it is fused or capturable (``_init_group`` of torch/optim/adam.py); LBFGS lets go of the oldest of its vectors.
+    """Bytes of a category. Of the optimizer's states those that are on the device at the end of the last step: AdamW's
+    step counters stay on the host unless it is fused or capturable (``_init_group`` of torch/optim/adam.py), LBFGS lets
+    go of the oldest of its vectors.
     """
-    end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
-    return log.unwritten["optimizer state"] + sum([
-        lifetime.nbytes for lifetime in log.lifetimes_in("optimizer state")
-        if lifetime.device == log.device and (lifetime.died is None or lifetime.died > end)])
+    held = list(log.lifetimes_in(category))
+    if category == "optimizer state":
+        end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
+        held = [lifetime for lifetime in held
+                if lifetime.device == log.device and (lifetime.died is None or lifetime.died > end)]
+    return sum([lifetime.nbytes for lifetime in held]) + log.unwritten[category]
 
 
 def forward_ends(log: Log) -> dict[int, list[int]]:
@@ -284,19 +269,12 @@ def category_of(lifetime: StorageLifetime, log: Log, forward_ends: Mapping[int, 
     """What a storage is held for."""
     if lifetime.category:
         return lifetime.category
-    if lifetime.phase == "forward" and outlives_forward(lifetime, forward_ends.get(lifetime.step, ()), log):
-        return "cast copy" if _is_cast_of_parameter(lifetime, log) else "activation"
-    return "temporary"
-
-
-def _is_cast_of_parameter(lifetime: StorageLifetime, log: Log) -> bool:
-    if lifetime.born_call >= len(log.calls):
-        return False
-    call = log.calls[lifetime.born_call]
-    if not call.inputs or call.signature.op.__name__.partition(".")[0] != "_to_copy":
-        return False
-    source = log.storages.get(call.inputs[0])
-    return source is not None and source.category == "parameter"
+    if lifetime.phase != "forward" or not outlives_forward(lifetime, forward_ends.get(lifetime.step, ()), log):
+        return "temporary"
+    call = log.calls[lifetime.born_call] if lifetime.born_call < len(log.calls) else None
+    is_cast = call is not None and call.inputs and call.signature.op.__name__.partition(".")[0] == "_to_copy"
+    source = log.storages.get(call.inputs[0]) if call is not None and is_cast else None
+    return "cast copy" if source is not None and source.category == "parameter" else "activation"
 
 
 def alive_at(log: Log, event: int) -> list[StorageLifetime]:

@@ -1,12 +1,13 @@
 """When each call of a step runs: clocks of streams, and lanes."""
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Hashable
 from typing import NamedTuple
 
 # The last step of a log as lanes, one of the host and one of each stream that runs kernels.
 
+PICOSECONDS = 10**12  #: in a second; whole ones, so that sums do not depend on how parts of a step are put together
 #: The lane of the host; that of a stream is its number, 0 that of the default one, or the name of a process group.
 HOST = "host"
 LAUNCH, WAIT, SYNCHRONIZE = "launch", "wait", "synchronize"
@@ -38,10 +39,9 @@ class Lanes(NamedTuple):
 
 # When kernels run that a host launches on several streams.
 #
-# The rules are those of CUDA (CUDA C++ Programming Guide, "Streams" and "Events"): what is on one stream runs in
-# order; a
-# stream that waits for an event goes on when the event's stream has done what it was given before; the host waits for
-# what it synchronizes with, and for nothing else. Times are whole picoseconds.
+# The rules are those of CUDA (CUDA C++ Programming Guide, "Streams" and "Events"): what is on one stream runs in order;
+# a stream that waits for an event goes on when the event's stream has done what it was given before; the host waits for
+# what it synchronizes with, and for nothing else.
 
 class Moment:
     """When an event happens; None until that is known."""
@@ -87,15 +87,6 @@ class StreamClock:
     """The host, and streams that it launches kernels on. A kernel begins when it is launched, its stream is free, what
     the stream waits for has happened, and it is its turn: kernels that are launched with the same ``turn`` run one at a
     time, the one that could begin first before the others; with None they wait for no other stream's.
-
-    >>> clock = StreamClock()
-    >>> for stream, length, turn in (("main", 50, "compute"), ("side", 70, "link"), ("side", 20, "compute")):
-    ...     clock.launch(stream, host=10, length=length, turn=turn)
-    >>> clock.wait("main", clock.record("side"))
-    >>> clock.launch("main", host=10, length=5, turn="compute")
-    >>> clock.settle()
-    >>> clock.host, list(zip(clock.starts, clock.ends))
-    (40, [(10, 60), (20, 90), (90, 110), (110, 115)])
     """
 
     def __init__(self) -> None:
@@ -103,31 +94,25 @@ class StreamClock:
         self.latest = 0  #: end of what is settled
         self.starts: list[int] = []  #: of each launch
         self.ends: list[int] = []
-        self._streams: dict[Hashable, _Stream] = {}
+        self._streams: defaultdict[Hashable, _Stream] = defaultdict(_Stream)
         self._turns: dict[Hashable, int] = {}  # when the last one ends
-
-    def _stream(self, stream: Hashable) -> _Stream:
-        found = self._streams.get(stream)
-        if found is None:
-            found = self._streams[stream] = _Stream()
-        return found
 
     def launch(self, stream: Hashable, host: int, length: int, turn: Hashable) -> None:
         """The host takes its time for a call, then launches kernels that take ``length`` on a stream."""
         self.host += host
-        self._stream(stream).waiting.append(_Launch(len(self.starts), self.host, length, turn))
+        self._streams[stream].waiting.append(_Launch(len(self.starts), self.host, length, turn))
         self.starts.append(-1)
         self.ends.append(-1)
 
     def record(self, stream: Hashable) -> Moment:
         """When the stream has done what it was given until now."""
         moment = Moment()
-        self._stream(stream).waiting.append((False, moment))
+        self._streams[stream].waiting.append((False, moment))
         return moment
 
     def wait(self, stream: Hashable, moment: Moment) -> None:
         """Let what the stream is given from now on wait."""
-        self._stream(stream).waiting.append((True, moment))
+        self._streams[stream].waiting.append((True, moment))
 
     def synchronize(self, moment: Moment | None, notice: int) -> None:
         """The host waits for a moment, or for all that was launched, and takes ``notice`` to see it.
@@ -169,12 +154,7 @@ class StreamClock:
             pass
 
 
-# How a step runs: the host launches at its own pace, kernels wait for their launch and for one another.
-#
-# Times are whole picoseconds, so that sums do not depend on the order in which parts of a step are put together.
-
-PICOSECONDS = 10**12  #: in a second
-
+# A step whose kernels run one after the other: they wait for their launch, which the host makes at its own pace.
 
 class Work(NamedTuple):
     """One operator call: picoseconds of the host and of its kernels (gaps between kernels included), and whether the
@@ -190,9 +170,6 @@ class Work(NamedTuple):
 class PhaseTime(NamedTuple):
     """Picoseconds of a phase: until all that it launched is done; of these, those in which nothing runs (None: what its
     kernels leave), and those of what it communicates in which nothing is computed.
-
-    >>> PhaseTime(10, 2, 3) + PhaseTime(5, 1)
-    PhaseTime(total=15, idle=3, exposed=3)
     """
 
     total: int = 0
@@ -210,18 +187,8 @@ class Clock(NamedTuple):
     host: int = 0
     device: int = 0
 
-    def after(self, work: Work) -> Clock:
-        """The clock after a call: its kernels begin when they are launched and the device is free.
-
-        >>> Clock(host=10, device=50).after(Work(host=5, device=20))
-        Clock(host=15, device=70)
-        >>> Clock(host=10, device=50).after(Work(host=5, device=20, waits=True))
-        Clock(host=70, device=70)
-        """
-        return self.after_all((work,))
-
-    def after_all(self, works: Iterable[Work]) -> Clock:
-        """The clock after calls one after the other."""
+    def after(self, *works: Work) -> Clock:
+        """The clock after calls one after the other: kernels begin when they are launched and the device is free."""
         host, device = self
         for cost, kernels, waits, notice in works:
             host += cost
@@ -247,16 +214,7 @@ class Stretch(NamedTuple):
     device_host: int = NEVER
     device_device: int = 0
 
-    def then(self, work: Work) -> Stretch:
-        """The stretch with one more call.
-
-        >>> stretch = Stretch().then(Work(5, 20)).then(Work(5, 0)).then(Work(5, 1))
-        >>> stretch.end(Clock(10, 50)), Clock(10, 50).after(Work(5, 20)).after(Work(5, 0)).after(Work(5, 1))
-        (Clock(host=25, device=71), Clock(host=25, device=71))
-        """
-        return self.then_all((work,))
-
-    def then_all(self, works: Iterable[Work]) -> Stretch:
+    def then(self, *works: Work) -> Stretch:
         """The stretch with more calls."""
         hh, hd, dh, dd = self
         for cost, device, waits, notice in works:

@@ -14,7 +14,7 @@ from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional
-from .kernel_time.call import COMMUNICATION, COMPUTE
+from .kernel_time import COMMUNICATION, COMPUTE
 from .schedule import (
     HOST,
     LAUNCH,
@@ -56,29 +56,12 @@ class Cover:
 
     def before(self, time: int) -> int:
         """How much is covered before a time."""
-        count = bisect_right(self._starts, time)
-        if not count:
-            return 0
-        return self._sums[count - 1] + min(self._lengths[count - 1], time - self._starts[count - 1])
+        last = bisect_right(self._starts, time) - 1
+        return 0 if last < 0 else self._sums[last] + min(self._lengths[last], time - self._starts[last])
 
     def within(self, start: int, end: int) -> int:
         """How much is covered from ``start`` to ``end``."""
         return self.before(end) - self.before(start)
-
-
-def find_exposed(intervals: Sequence[Interval], cover: Cover) -> list[int]:
-    """Of each interval the time that is not covered; where several are at once, it is of the one that began first.
-
-    >>> find_exposed([(10, 30), (0, 15), (28, 45)], Cover([(5, 12), (40, 50)]))
-    [15, 8, 10]
-    """
-    exposed, reached = [0] * len(intervals), 0
-    for place in sorted(range(len(intervals)), key=intervals.__getitem__):
-        start, end = intervals[place]
-        start = max(start, reached)
-        if end > start:
-            exposed[place], reached = end - start - cover.within(start, end), end
-    return exposed
 
 
 # The steps of a log on the streams that the program uses.
@@ -123,28 +106,19 @@ def runs_in_turn(log: Log) -> bool:
     return not log.streams and not any(map(communicates, log.signatures()))
 
 
-def schedule_steps(sequence: CallSequence, *, notes_host: bool = False) -> Iterator[ScheduledStep]:
-    """Each step of a log, which begins on an idle device; what the host did is left out unless it ``notes_host``."""
-    for step, schedule in _run_steps(sequence, sequence.timer.timed, notes_host=notes_host):
-        yield schedule.finish(step)
-
-
-def find_end(sequence: CallSequence, timed: Sequence[TimedCall]) -> int:
-    """Picoseconds of the last step alone, of calls that take what ``timed`` says."""
-    *_, (_, schedule) = _run_steps(sequence, timed, sequence.log.steps - 1)
-    return schedule.end()
-
-
-def _run_steps(sequence: CallSequence, timed: Sequence[TimedCall], first: int = NO_STEP, *,
-               notes_host: bool = False) -> Iterator[tuple[int, _StepSchedule]]:
-    """Steps from the ``first`` on, each when all of it is launched."""
+def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = None, first: int = NO_STEP, *,
+                   notes_host: bool = False) -> Iterator[StepSchedule]:
+    """Steps from the ``first`` on, each of which begins on an idle device, when all of it is launched. Calls take what
+    ``timed`` says, by default as predicted; what the host did is left out unless it ``notes_host``.
+    """
+    timed = sequence.timer.timed if timed is None else timed
     phases = [phase for phase in sequence.phases if phase[0].step >= first]
     if not phases:  # a script that computes nothing
         return
     marks: deque[StreamMark] = deque()
     current = sequence.log.streams.stream_at(phases[0][0].first_call - 1)
     for step, parts in groupby(phases, key=lambda phase: phase[0].step):
-        schedule = _StepSchedule(sequence, current, notes_host)
+        schedule = StepSchedule(sequence, step, current, notes_host)
         for record, runs, asked in parts:
             marks.extend(asked)
             for run in runs:
@@ -152,20 +126,20 @@ def _run_steps(sequence: CallSequence, timed: Sequence[TimedCall], first: int = 
                     while marks and marks[0].call <= index:
                         schedule.ask(index, marks.popleft())
                     schedule.run(index, timed[number], may_wait)
-            schedule.end_phase(record.phase)
-        yield step, schedule
+            schedule.boundaries.append((record.phase, len(schedule.launches), schedule.clock.host))
+        yield schedule
         current = schedule.current
 
 
-class _StepSchedule:
+class StepSchedule:
     """One step, call by call."""
 
-    def __init__(self, calls: CallSequence, current: int, notes_host: bool) -> None:
-        self._calls, self.current, self._notes_host = calls, current, notes_host
+    def __init__(self, calls: CallSequence, step: int, current: int, notes_host: bool) -> None:
+        self._calls, self.step, self.current, self._notes_host = calls, step, current, notes_host
         self.clock = StreamClock()
-        self._launches: list[tuple[int, Hashable, TimedCall]] = []
+        self.launches: list[tuple[int, Hashable, TimedCall]] = []
         self._hosts: list[HostRun] = []
-        self._boundaries: list[tuple[str, int, int]] = []  # phase, launches before its end, the host's time then
+        self.boundaries: list[tuple[str, int, int]] = []  #: phase, launches before its end, the host's time then
         self._events: dict[int, Moment] = {}     # by number
         self._results: dict[int, Moment] = {}    # when a functional collective is done, by storage
 
@@ -223,7 +197,7 @@ class _StepSchedule:
 
     def _launch(self, index: int, timed: TimedCall, stream: Hashable) -> None:
         self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn)
-        self._launches.append((index, stream, timed))
+        self.launches.append((index, stream, timed))
 
     def _run_functional(self, call: OpCall, index: int, timed: TimedCall) -> None:
         """A functional collective runs on its group's stream, after what was launched on the current one
@@ -235,21 +209,17 @@ class _StepSchedule:
         self._launch(index, timed, stream)
         self._results.update(dict.fromkeys(call.outputs, clock.record(stream)))
 
-    def end_phase(self, phase: str) -> None:
-        """What is launched from now on is of another phase."""
-        self._boundaries.append((phase, len(self._launches), self.clock.host))
-
     def end(self) -> int:
         """When all is done."""
         self.clock.settle()
         return max(self.clock.host, self.clock.latest)
 
-    def finish(self, step: int) -> ScheduledStep:
+    def finish(self) -> ScheduledStep:
         """When all ran. The gaps between the kernels of a call are put before them."""
         clock = self.clock
         clock.settle()
         runs = [KernelRun(index, stream, end - round(timed.kernel.seconds * PICOSECONDS), end, timed.kind)
-                for (index, stream, timed), end in zip(self._launches, clock.ends)]
+                for (index, stream, timed), end in zip(self.launches, clock.ends)]
         busy, computing = (Cover((run.start, run.end) for run in chosen) for chosen in (
             runs, [run for run in runs if run.kind == COMPUTE]))
         reached = 0
@@ -257,28 +227,28 @@ class _StepSchedule:
             if (start := clock.starts[place]) > reached:
                 runs[place] = runs[place]._replace(waited=start - reached)
             reached = max(reached, clock.ends[place])
-        talks = [i for i, run in enumerate(runs) if run.kind == COMMUNICATION]
-        for i, exposed in zip(talks, find_exposed([(runs[i].start, runs[i].end) for i in talks], computing)):
-            runs[i] = runs[i]._replace(exposed=exposed)
-        return ScheduledStep(step, runs, self._hosts, self._sum_phases(runs, busy))
-
-    def _sum_phases(self, runs: Sequence[KernelRun], busy: Cover) -> dict[str, PhaseTime]:
-        """The time of each phase: it ends when all is done that was launched before its end."""
+        reached = 0  # of communication at one time, what is exposed is of the one that began first
+        for i in sorted((i for i, run in enumerate(runs) if run.kind == COMMUNICATION),
+                        key=lambda i: (runs[i].start, runs[i].end)):
+            start, end = max(runs[i].start, reached), runs[i].end
+            if end > start:
+                runs[i], reached = runs[i]._replace(exposed=end - start - computing.within(start, end)), end
         phases: defaultdict[str, PhaseTime] = defaultdict(PhaseTime)
-        begin = first = 0
-        for phase, last, host in self._boundaries:
+        begin = first = 0  # a phase ends when all is done that was launched before its end
+        for phase, last, host in self.boundaries:
             end = max([begin, host, *self.clock.ends[first:last]])
             phases[phase] += PhaseTime(end - begin, end - begin - busy.within(begin, end),
                                        sum(run.exposed for run in runs[first:last]))
             begin, first = end, last
-        return phases
+        return ScheduledStep(self.step, runs, self._hosts, phases)
 
 
 # When the host makes each call of the last step, and when the kernels of each stream run.
 
 def find_lanes(log: Log, timer: CallTimer) -> Lanes:
     """The lanes of a log on the timer's device. Raises UnknownTimeError where the time of a call is not known."""
-    steps = [step for step in schedule_steps(CallSequence(log, timer), notes_host=True) if step.step != NO_STEP]
+    steps = [schedule.finish() for schedule in schedule_steps(CallSequence(log, timer), notes_host=True)
+             if schedule.step != NO_STEP]
     starts: dict[int, int] = {}
     begin = 0
     for step in reversed(steps):  # each begins when the one before it is done
@@ -286,7 +256,11 @@ def find_lanes(log: Log, timer: CallTimer) -> Lanes:
         starts.update((run.call, begin + run.start) for run in step.hosts if not run.is_asked)
     if steps and steps[-1].hosts:
         starts[len(log.call_slots)] = steps[-1].hosts[-1].end
-    return Lanes(_order(list(_list_spans(steps[-1], timer))) if steps else [], starts)
+    spans = list(_list_spans(steps[-1], timer)) if steps else []
+    order = sorted(range(len(spans)), key=lambda i: spans[i].start)
+    place_of = {place: new for new, place in enumerate(order)}
+    return Lanes([span if (span := spans[i]).launch is None else span._replace(launch=place_of[span.launch])
+                  for i in order], starts)
 
 
 def _list_spans(step: ScheduledStep, timer: CallTimer) -> Iterator[LaneSpan]:
@@ -314,13 +288,6 @@ def _find_inline(host: HostRun, timer: CallTimer) -> KernelRun | None:
     return KernelRun(host.call, 0, host.end - length, host.end, COMPUTE) if length else None
 
 
-def _order(spans: list[LaneSpan]) -> list[LaneSpan]:
-    """By their beginnings, with ``launch`` in that order."""
-    order = sorted(range(len(spans)), key=lambda i: spans[i].start)
-    place_of = {place: new for new, place in enumerate(order)}
-    return [span if (span := spans[i]).launch is None else span._replace(launch=place_of[span.launch]) for i in order]
-
-
 # The steps of a log whose kernels run one after the other.
 
 def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
@@ -340,10 +307,10 @@ def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
         start = max(clock)
         for run in runs:
             if not run.replayed:
-                clock = clock.after_all([works[number] for number in run.calls])
+                clock = clock.after(*[works[number] for number in run.calls])
                 continue
             if (stretch := stretches.get(id(run.calls))) is None:
-                stretch = stretches[id(run.calls)] = Stretch().then_all([works[number] for number in run.calls])
+                stretch = stretches[id(run.calls)] = Stretch().then(*[works[number] for number in run.calls])
             clock = stretch.end(clock)
         times[step, record.phase] += PhaseTime(max(clock) - start)
     return times

@@ -7,6 +7,7 @@ roofline take it. Where data decides (how much of a mask is set), the most that 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation, operator_key
-from .flop_formula.registration import indexed_elements, tensors
+from .operator.registration import bind, indexed_elements, tensors
 
 MEMO_KEY = "traffic"
 
@@ -34,16 +35,10 @@ NOTHING = Traffic(0, 0)
 
 
 def touched_bytes(spec: TensorSpec) -> int:
-    """Bytes of the distinct elements of a tensor: expanded dimensions and overlapping windows lie in the same place.
-
-    >>> f32 = lambda shape, stride: TensorSpec.of(shape, stride, torch.float32, "cpu")
-    >>> touched_bytes(f32((4, 8), (8, 1))), touched_bytes(f32((4, 8), (0, 1))), touched_bytes(f32((6, 3), (1, 1)))
-    (128, 32, 32)
-    """
+    """Bytes of the distinct elements of a tensor: expanded dimensions and overlapping windows lie in the same place."""
     if spec.numel == 0 or spec.parts:
         return spec.nbytes if spec.parts else 0
-    span = 1
-    distinct = 1
+    span = distinct = 1
     for size, stride in zip(spec, spec.stride):
         if stride:
             distinct *= size
@@ -132,24 +127,22 @@ def make_plan(signature: Signature) -> Plan:
         return Plan(packed, Traffic(sum(packed), sum(packed)), False)
     if is_view or name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
         return nothing
-    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature, schema),
+    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature),
                 signature)
-    reads, written = [], 0
     alike: dict[tuple[str, int], tuple[int, int]] = {}  # lists hold one spec many times
     for argument in arguments:
-        found = alike.get(key := (argument.name, id(argument.spec)))
-        if found is None:
+        if (key := (argument.name, id(argument.spec))) not in alike:
             writes = argument.mutated or argument.name in RUNNING and name in BATCH_NORMS and call.given["training"]
-            found = alike[key] = read_bytes(call, argument), written_bytes(call, argument) if writes else 0
-        reads.append(found[0])
-        written += found[1]
-    given: dict[int, int] = {}
-    for output, mutated in zip(signature.outputs, mutated_outputs(signature, schema)):
-        if not mutated:
-            if (nbytes := given.get(id(output))) is None:
-                nbytes = given[id(output)] = touched_bytes(output)
-            written += nbytes
-    return Plan(tuple(reads), Traffic(sum(reads), written), not mutates)
+            alike[key] = read_bytes(call, argument), written_bytes(call, argument) if writes else 0
+    moved = [alike[argument.name, id(argument.spec)] for argument in arguments]
+    flags = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]  # an argument was written into
+    if len(flags) != len(signature.outputs):  # a list, or gradients of which some are None
+        flags = [any(flags)] * len(signature.outputs)
+    given = Counter(id(output) for output, mutated in zip(signature.outputs, flags) if not mutated)
+    specs = {id(output): output for output in signature.outputs}
+    written = sum(nbytes for _, nbytes in moved) + sum(touched_bytes(specs[i]) * number for i, number in given.items())
+    reads = tuple(read for read, _ in moved)
+    return Plan(reads, Traffic(sum(reads), written), not mutates)
 
 
 def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
@@ -160,20 +153,6 @@ def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
         mutated = argument.alias_info is not None and argument.alias_info.is_write
         for spec in tensors(value):
             yield Argument(argument.name, spec, mutated, argument.is_out)
-
-
-def bind(signature: Signature, schema: Any) -> dict[str, Any]:
-    """Argument values by name, defaults included."""
-    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    return given | signature.named_arguments()
-
-
-def mutated_outputs(signature: Signature, schema: Any) -> list[bool]:
-    """For each output, whether it is an argument that the call wrote into."""
-    flags = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
-    if len(flags) == len(signature.outputs):
-        return flags
-    return [any(flags)] * len(signature.outputs)  # a list, or gradients of which some are None
 
 
 # Give memory as it is.
@@ -220,8 +199,10 @@ def read_bytes(call: Call, argument: Argument) -> int:
             return min(touched, rows_bytes(call, spec)) if accumulates(call) else 0
         if name.startswith("_fused_") and argument.name == "max_exp_avg_sqs" and not call.given.get("amsgrad"):
             return 0
-    if first and name in LOOKS_UP:
-        return min(touched, looked_up(call, spec))
+    if first and name in LOOKS_UP:  # as many as it gives; a loss one for each target
+        picked = call.given["target"].numel if name.startswith("nll_loss") else sum(
+            o.numel for o in call.signature.outputs)
+        return min(touched, picked * spec.dtype.itemsize)
     if first and name == "_embedding_bag":
         indices: TensorSpec = call.given["indices"]
         return min(touched, indices.numel * spec[-1] * spec.dtype.itemsize)
@@ -232,14 +213,6 @@ def read_bytes(call: Call, argument: Argument) -> int:
         if argument.name == "input" and not of_weight or argument.name == "weight" and not of_input:
             return 0
     return touched
-
-
-def looked_up(call: Call, source: TensorSpec) -> int:
-    """Bytes of the elements that a call picks: those that it gives; of a loss, one for each target."""
-    if call.name.startswith("nll_loss"):
-        target: TensorSpec = call.given["target"]
-        return target.numel * source.dtype.itemsize
-    return sum(o.numel for o in call.signature.outputs) * source.dtype.itemsize
 
 
 # bitsandbytes' schemas mark all tensors of an update as written; its kernels (csrc/kernels.cu) read these.
@@ -271,39 +244,31 @@ def sparse_addend(call: Call) -> TensorSpec | None:
     return other.parts[-1] if isinstance(other, TensorSpec) and other.parts else None
 
 
-def elements_of(argument: str) -> Callable[[Call, TensorSpec], int]:
-    """As many elements as the argument of that name has."""
-    def elements(call: Call, target: TensorSpec) -> int:
-        numel: int = call.given[argument].numel
-        return numel
-
-    return elements
-
-
-def filled_elements(call: Call, target: TensorSpec) -> int:
-    """index_fill: whole slices of the target."""
-    dim = call.given["dim"]
-    index: TensorSpec = call.given["index"]
-    return index.numel * (target.numel // target[dim] if target and target[dim] else 1)
-
-
 def put_elements(call: Call, target: TensorSpec) -> int:
     """index_put: what the indices address; a mask addresses what data says, at most all that it covers."""
     addressed = indexed_elements(target, call.given["indices"])
     return target.numel if addressed is None else addressed
 
 
-# In place these change only the elements that they address.
-ROWS: dict[str, Callable[[Call, TensorSpec], int]] = {
-    "scatter": elements_of("index"), "scatter_add": elements_of("index"), "scatter_reduce": elements_of("index"),
-    "put": elements_of("index"), "index_copy": elements_of("source"), "index_add": elements_of("source"),
-    "index_reduce": elements_of("source"), "index_fill": filled_elements, "index_put": put_elements,
-    "_index_put_impl": put_elements, "masked_scatter": elements_of("mask")}
+def filled_elements(call: Call, target: TensorSpec) -> int:
+    """index_fill: whole slices of the target."""
+    size = target[call.given["dim"]] if target else 0
+    index: TensorSpec = call.given["index"]
+    return index.numel * (target.numel // size if size else 1)
+
+
+# In place these change only the elements that they address: as many as an argument has, or as a function says.
+ROWS: dict[str, str | Callable[[Call, TensorSpec], int]] = {
+    "scatter": "index", "scatter_add": "index", "scatter_reduce": "index", "put": "index", "index_copy": "source",
+    "index_add": "source", "index_reduce": "source", "index_fill": filled_elements, "index_put": put_elements,
+    "_index_put_impl": put_elements, "masked_scatter": "mask"}
 
 
 def rows_bytes(call: Call, target: TensorSpec) -> int:
     """Bytes of the rows that a call picks of ``target``."""
-    return ROWS[call.name](call, target) * target.dtype.itemsize
+    rule = ROWS[call.name]
+    elements: int = call.given[rule].numel if isinstance(rule, str) else rule(call, target)
+    return elements * target.dtype.itemsize
 
 
 def accumulates(call: Call) -> bool:

@@ -120,9 +120,10 @@ for _name in ("adamw_8bit", "adamw_32bit"):
     _library.impl(_name, lambda *_: None, "Meta")
 
 
-# AdamW's 14 an element (profilers/flop_formula/pointwise.py); each state is dequantized and quantized again, 1 each.
-register_flop_impl(ops.adamw_8bit, lambda parameter, *_, **__: 18 * parameter.numel)
-register_flop_impl(ops.adamw_32bit, lambda parameter, *_, **__: 14 * parameter.numel)
+# AdamW's 14 an element (profilers/operator/optimizer.py); each state is dequantized and quantized again, 1 each. Added
+# as they are: `import analyzer` needs no other formula.
+register_flop_impl.add("analyzer::adamw_8bit", lambda parameter, *_, **__: 18 * parameter.numel)
+register_flop_impl.add("analyzer::adamw_32bit", lambda parameter, *_, **__: 14 * parameter.numel)
 
 
 class OffloadedAdamW(torch.optim.Optimizer):

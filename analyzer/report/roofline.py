@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.listing import find_peak
-from analyzer.profilers.kernel_time.call import convolutions_use_tf32, products_use_tf32
+from analyzer.profilers.operator.registration import uses_tf32
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import Roofline, RooflinePeak, RooflineRow
 from analyzer.results.view import register_view
@@ -30,8 +30,8 @@ def find_roofline(profile: Profile) -> Roofline:
     if profile.device is None:
         raise InputError("roofline(): the profile names no device; profile with device=, e.g. device='h100'")
     spec, kind = profile.find_device(profile.device), find_product_dtype(profile) or "float32"
-    peaks = _Peaks(find_peak(kind, spec, True, allow_tf32=products_use_tf32()),
-                   find_peak(kind, spec, True, allow_tf32=convolutions_use_tf32()),
+    peaks = _Peaks(find_peak(kind, spec, True, allow_tf32=uses_tf32("matmul")),
+                   find_peak(kind, spec, True, allow_tf32=uses_tf32("conv")),
                    find_peak(kind, spec, False))
     rows = [*_list_operators(profile, spec, peaks), *_list_modules(profile, spec, peaks)]
     return Roofline(spec.name, spec.memory_bandwidth, _name_peaks(profile, kind, peaks), tuple(rows),

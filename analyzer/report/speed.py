@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.listing import find_peak
-from analyzer.profilers.kernel_time.call import convolutions_use_tf32, products_use_tf32
+from analyzer.profilers.operator.registration import uses_tf32
 from analyzer.results.info import BOUNDS, OperatorInfo, bound_seconds, longest_bound
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
@@ -71,7 +71,7 @@ def list_faster_formats(profile: Profile) -> list[str] | None:
         device = profile.find_device(profile.device)
     except AnalyzerError:  # that the catalogue does not have
         return None
-    now = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=products_use_tf32())
+    now = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=uses_tf32("matmul"))
     peaks = {name: find_peak(dtype, device, uses_tensor_cores=True, allow_tf32=True) for name, dtype in _FORMATS}
     faster = [name for name, peak in peaks.items() if now is not None and peak is not None and peak > now]
     return [name for name in faster if name != "float16" or "bfloat16" not in faster]
@@ -119,10 +119,10 @@ def find_least_seconds(profile: Profile, parts: tuple[str, ...], device: DeviceS
     if total is None or kind is None:
         return None
     convolved = 0
-    if dtype is None and kind == "float32" and convolutions_use_tf32() != products_use_tf32():
+    if dtype is None and kind == "float32" and uses_tf32("conv") != uses_tf32("matmul"):
         convolved = sum(row.macs or 0 for row in profile.operators if row.phase in parts and is_convolution(row))
     least = 0.0
-    for count, is_tf32 in ((total - convolved, products_use_tf32()), (convolved, convolutions_use_tf32())):
+    for count, is_tf32 in ((total - convolved, uses_tf32("matmul")), (convolved, uses_tf32("conv"))):
         if count:
             peak = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=dtype is None and is_tf32)
             if peak is None:

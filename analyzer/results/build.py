@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -48,33 +49,25 @@ def list_micro_batches(log: Log, step: int) -> list[OuterCall]:
     for call in log.outer_calls:
         if call.step == step:
             by_module.setdefault(call.module, []).append(call)
-    found = [_last_before_each(calls, backward) for calls in by_module.values()]
+    found = []
+    for calls in by_module.values():  # the last call before each backward pass
+        ends = [*(call.position for call in calls[1:]), None]
+        found.append([call for call, end in zip(calls, ends)
+                      if any(call.position <= first and (end is None or first < end) for first in backward)])
     return min((passes for passes in found if passes), key=len, default=[])
 
 
-def _last_before_each(calls: Sequence[OuterCall], backward: Sequence[int]) -> list[OuterCall]:
-    """The last call before each backward pass, of which those without a call between them are one."""
-    ends = [*(call.position for call in calls[1:]), None]
-    return [call for call, end in zip(calls, ends)
-            if any(call.position <= first and (end is None or first < end) for first in backward)]
-
-
-def count_step_samples(log: Log, inputs: Mapping[str, TensorInfo]) -> int | None:
-    """The samples of the last step: those of its inputs, unless it has micro-batches; None where it is not known."""
-    calls = list_micro_batches(log, log.steps - 1)
-    if len(calls) > 1:
-        return add_quantities([call.samples for call in calls])
-    return choose_samples(log.listed_samples, next((t.shape[0] for t in inputs.values() if t.shape), None))
-
-
-def count_step_tokens(log: Log, inputs: Mapping[str, TensorInfo]) -> int | None:
-    """The tokens of the last step, likewise, of these inputs; None where those that could be are features."""
-    features = list_features(log)
-    given = count_tokens([(name, tensor) for name, tensor in inputs.items() if tensor.shape not in features])
-    if given is None and features:
-        return None
-    calls = list_micro_batches(log, log.steps - 1)
-    return given if len(calls) < 2 else add_quantities([call.tokens for call in calls])
+def count_step(log: Log, inputs: Mapping[str, TensorInfo]) -> dict[str, int | None]:
+    """The samples and tokens of the last step: those of its inputs, unless it has micro-batches. None where they are
+    not known, and of tokens where the inputs that could be some are features.
+    """
+    calls, features = list_micro_batches(log, log.steps - 1), list_features(log)
+    tokens = count_tokens([(name, tensor) for name, tensor in inputs.items() if tensor.shape not in features])
+    if len(calls) < 2:
+        rows = next((t.shape[0] for t in inputs.values() if t.shape), None)
+        return {"batch_size": choose_samples(log.listed_samples, rows), "tokens": tokens}
+    return {"batch_size": add_quantities([call.samples for call in calls]),
+            "tokens": None if tokens is None and features else add_quantities([call.tokens for call in calls])}
 
 
 def list_features(log: Log) -> set[tuple[int, ...]]:
@@ -96,10 +89,8 @@ def list_features(log: Log) -> set[tuple[int, ...]]:
 
 # Builds a `Profile` of a log, of what the profilers said of it, and of the shapes of the modules that ran.
 
-_NODE_FIELDS = {f.name for f in fields(NodeInfo)}
-_PHASE_FIELDS = {f.name for f in fields(PhaseInfo)}
-_COMM_FIELDS = {f.name for f in fields(CommInfo)}
-_PROFILE_FIELDS = {f.name for f in fields(Profile)}
+_NODE_FIELDS, _PHASE_FIELDS, _COMM_FIELDS, _PROFILE_FIELDS = (
+    {f.name for f in fields(record)} for record in (NodeInfo, PhaseInfo, CommInfo, Profile))
 _BOUNDS = ("peak_allocated_bytes_range", "peak_reserved_bytes_range")
 _LATER = {*_BOUNDS, "step_seconds_range"}  # totals that are worked out when they are read
 
@@ -146,9 +137,7 @@ class ProfileBuilder:
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
-        return {**known, "params": self.shape.count_parameters(), "inputs": inputs,
-                "tokens": count_step_tokens(log, inputs),
-                "batch_size": count_step_samples(log, inputs),
+        return {**known, "params": self.shape.count_parameters(), "inputs": inputs, **count_step(log, inputs),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths)}
@@ -276,13 +265,16 @@ class ProfileBuilder:
         known = {k: v for k, v in row.items() if k in _NODE_FIELDS}
         extra = {k: v for k, v in row.items() if k not in _NODE_FIELDS}
         target = self.paths.find(node.target) if node.op == "call_module" else node.target
+        number, spec = node.outputs[0] if node.outputs else (-1, ())
+        # where a later operator took its first output as a part of a sharded tensor
+        sharding = log.layouts.get((number, tuple(spec)))  # type: ignore[arg-type]
         return NodeInfo(op=node.op, name=node.name, target=target,
                         module_path=self.paths.find(log.modules[node.module].path), source=node.source or None,
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
                         aliases=_list_aliases(log, index, node, self._held),
                         region=node.region,  # type: ignore[arg-type]
-                        sharding=_find_sharding(log, node), extra=extra, **known)
+                        sharding=sharding, extra=extra, **known)
 
     def _list_operators(self) -> dict[int, list[OperatorInfo]]:
         """By module: one record for each operator in each part of the last step, the most work first. Of a step that
@@ -290,11 +282,8 @@ class ProfileBuilder:
         """
         log, rows = self.log, self._merge(a.operators for a in self.annotations)
         finished = None if self.is_unfinished is None else list_finished_phases(log)
-        calls: dict[tuple[int, str, str], int] = {}
-        last = log.steps - 1
-        for call in log.calls:
-            if call.step == last and (finished is None or call.phase in finished):
-                calls[operator_key(call)] = calls.get(operator_key(call), 0) + 1
+        calls = Counter(operator_key(call) for call in log.calls
+                        if call.step == log.steps - 1 and (finished is None or call.phase in finished))
         found: dict[int, list[OperatorInfo]] = {}
         for (module, part, op), count in calls.items():
             row = {k: v for k, v in rows.get((module, part, op), {}).items() if k in OPERATOR_COSTS}
@@ -308,14 +297,12 @@ class ProfileBuilder:
         of the operator that runs at the peak is no storage.
         """
         log, ends = self.log, forward_ends(self.log)
-        found: dict[tuple[str, str, str], list[int]] = {}
+        found: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
         for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
             label = lifetime.label or (log.nodes[lifetime.node].name if lifetime.node >= 0 else "(outside the model)")
             key = label, self.paths.find(log.modules[lifetime.module].path), category_of(lifetime, log, ends)
-            row = found.setdefault(key, [0, 0])
-            row[0] += lifetime.block_bytes
-            row[1] += 1
-        rows = [HolderInfo(*key, nbytes, count) for key, (nbytes, count) in found.items()]
+            found[key].append(lifetime.block_bytes)
+        rows = [HolderInfo(*key, sum(blocks), len(blocks)) for key, blocks in found.items()]
         if log.peak_workspace_bytes and log.shortage is None:
             running = max(timeline, key=lambda point: point.allocated_bytes, default=None)
             label = "(operator)" if running is None else str(running.label)
@@ -324,37 +311,28 @@ class ProfileBuilder:
         return tuple(sorted(rows, key=lambda r: -r.bytes))
 
 
-def _find_sharding(log: Log, node: LogNode) -> tuple[str, ...] | None:
-    """How the first output of a node lies over a mesh, where a later operator took it as a part of a sharded tensor."""
-    if not node.outputs or not log.layouts:
-        return None
-    number, spec = node.outputs[0]
-    return log.layouts.get((number, tuple(spec)))  # type: ignore[arg-type]
-
-
 def _list_aliases(log: Log, index: int, node: LogNode, held: Mapping[tuple[int, int], str]) -> tuple[str, ...]:
     """The nodes whose storages the outputs of one share; of parameters and buffers those that get them from the model,
     which are ``held`` by step and storage.
     """
-    found: dict[str, None] = {}
+    found: list[str] = []
     for number, _ in node.outputs:
         lifetime = log.storages.get(number)
         if lifetime is not None and lifetime.node not in (index, -1) and log.nodes[lifetime.node].step == node.step:
-            found.setdefault(log.nodes[lifetime.node].name)
+            found.append(log.nodes[lifetime.node].name)
         elif lifetime is not None and lifetime.category == "input" and node.op != "placeholder":
-            found.setdefault(lifetime.label)
+            found.append(lifetime.label)
         elif (name := held.get((node.step, number), node.name)) != node.name:
-            found.setdefault(name)
-    return tuple(found)
+            found.append(name)
+    return tuple(dict.fromkeys(found))
 
 
 def _sum_operators(by_module: dict[int, list[OperatorInfo]]) -> tuple[OperatorInfo, ...]:
     """The same over all modules; what is unknown in one is unknown in the sum."""
     found: dict[tuple[str, str], OperatorInfo] = {}
-    for records in by_module.values():
-        for r in records:
-            key = r.phase, r.operator
-            found[key] = found[key] + r if key in found else r
+    for r in chain.from_iterable(by_module.values()):
+        key = r.phase, r.operator
+        found[key] = found[key] + r if key in found else r
     return tuple(sorted(found.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))
 
 

@@ -10,12 +10,7 @@ from .view import register_view
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantityChange:
-    """A quantity in two profiles: of the whole step, of a category of memory, or of some modules. None is unknown.
-
-    >>> change = QuantityChange(quantity="peak_allocated_bytes", unit="bytes", before=1000, after=1020)
-    >>> change.difference, change.relative, change.is_changed
-    (20, 0.02, True)
-    """
+    """A quantity in two profiles: of the whole step, of a category of memory, or of some modules. None is unknown."""
 
     quantity: str                    #: its name, as of a condition: ``"step_seconds"``, ``"peak_by_category.gradient"``
     header: str = ""                 #: its name in tables

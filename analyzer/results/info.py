@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
@@ -43,11 +43,7 @@ class PhaseInfo:
 
 
 def find_bound(record: object) -> str | None:
-    """The part of a record's seconds that is longest; None where it is not known, or there is none.
-
-    >>> find_bound(PhaseInfo(launch_seconds=1e-3, arithmetic_seconds=3e-3, memory_seconds=2e-3))
-    'arithmetic'
-    """
+    """The part of a record's seconds that is longest; None where it is not known, or there is none."""
     return longest_bound(bound_seconds(record))
 
 
@@ -60,15 +56,6 @@ def longest_bound(parts: dict[str, float]) -> str | None:
     """The longest of the parts of a time; None where there is none."""
     longest = max(parts, key=lambda bound: parts[bound])
     return longest if parts[longest] else None
-
-
-def find_range(seconds: float | None, error: float | None) -> tuple[float, float] | None:
-    """Low and high of predicted ``seconds`` that are up to ``error`` too high; None where either is unknown.
-
-    >>> find_range(4.0, 1.0), find_range(4.0, None)
-    ((3.2, 5.0), None)
-    """
-    return None if seconds is None or error is None else estimate.find_range(seconds, [seconds + error])
 
 
 OPERATOR_COSTS = ("flops", "macs", "seconds", "read_bytes", "written_bytes", "error_seconds")
@@ -92,38 +79,15 @@ class OperatorInfo:
     written_bytes: int | None = None
     error_seconds: float | None = None      #: how far off nine in ten measured times of its kernels are, at most
 
-    @property
-    def seconds_range(self) -> tuple[float, float] | None:
-        """Low and high of ``seconds``."""
-        return find_range(self.seconds, self.error_seconds)
-
     def __add__(self, other: OperatorInfo) -> OperatorInfo:
         """The calls of both together, quantity by quantity; unknown plus anything is unknown."""
-        costs: dict[str, Any] = {name: add_quantities((getattr(self, name), getattr(other, name)))
-                                 for name in OPERATOR_COSTS}
-        return replace(self, calls=self.calls + other.calls, **costs)
-
-    @property
-    def arithmetic_intensity(self) -> float | None:
-        """FLOPs to a byte read or written; None where either is unknown or nothing is moved.
-
-        >>> OperatorInfo("aten.add.Tensor", 1, flops=8, read_bytes=64, written_bytes=32).arithmetic_intensity
-        0.08333333333333333
-        """
-        if self.flops is None or self.read_bytes is None or self.written_bytes is None:
-            return None
-        nbytes = self.read_bytes + self.written_bytes
-        return self.flops / nbytes if nbytes else None
+        return replace(self, calls=self.calls + other.calls, **{
+            name: add_quantities((getattr(self, name), getattr(other, name))) for name in OPERATOR_COSTS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostInfo:
-    """Costs that add: those of a module are those of its children and its own.
-
-    >>> total = CostInfo(params=3, fwd_flops=6) + CostInfo(params=4)
-    >>> total.params, total.fwd_flops
-    (7, None)
-    """
+    """Costs that add: those of a module are those of its children and its own."""
 
     params: int | None = None             #: elements; one that several modules hold counts in the first
     trainable_params: int | None = None
@@ -159,11 +123,6 @@ class CostInfo:
         """What most of the time is spent on, as `PhaseInfo.bound`."""
         return find_bound(self)
 
-    @property
-    def seconds_range(self) -> tuple[float, float] | None:
-        """Low and high of the seconds of its kernels, forward and backward."""
-        return find_range(add_quantities((self.fwd_seconds, self.bwd_seconds)), self.error_seconds)
-
     def __add__(self, other: CostInfo) -> CostInfo:
         """The sum, quantity by quantity; unknown plus anything is unknown."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in CostInfo.__slots__}
@@ -172,11 +131,7 @@ class CostInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModuleInfo(CostInfo):
-    """One module and the tree below it. Its costs are its children's plus `own`.
-
-    >>> ModuleInfo(path="h.0", type="Block", params=7_087_872, children=(ModuleInfo(path="h.0.ln", type="LayerNorm"),))
-    ModuleInfo(path='h.0', type='Block', params=7087872, children=1)
-    """
+    """One module and the tree below it. Its costs are its children's plus `own`."""
 
     path: str                                          #: "" for the root
     type: str                                          #: class name
@@ -294,10 +249,6 @@ class ReplayInfo:
 class ReplayReport:
     """What was replayed of a profile, in the order in which it ran. Reports are equal whatever they say: how a figure
     was found is no part of it.
-
-    >>> report = ReplayReport((ReplayInfo("layers.0", "block", "Layer", False, "its forward pass changes a list"),))
-    >>> [(row.path, row.reason) for row in report], len(report), report == ReplayReport()
-    ([('layers.0', 'its forward pass changes a list')], 1, True)
     """
 
     rows: tuple[ReplayInfo, ...] = field(default=(), compare=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Annotated, NamedTuple
 
 from analyzer.profilers.communication import find_message
-from analyzer.profilers.kernel_time.call import COMMUNICATION, COMPUTE, FROM_HOST, TO_HOST
+from analyzer.profilers.kernel_time import COMMUNICATION, COMPUTE, FROM_HOST, TO_HOST
 from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNCHRONIZE, WAIT, LaneSpan
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec

@@ -49,12 +49,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensorInfo(TensorInfo):
-    """A tensor that a node holds for backward, of a storage that is alive when the backward pass begins.
-
-    >>> saved = SavedTensorInfo((8, 64), "float32", "cuda:0", "relu:0", 2048, "relu", "activation", True)
-    >>> str(saved), saved.storage, saved.storage_bytes
-    ('float32[8, 64]', 'relu:0', 2048)
-    """
+    """A tensor that a node holds for backward, of a storage that is alive when the backward pass begins."""
 
     storage: str        #: the same for all tensors in one memory: ``"relu:0"`` is the first that node ``relu`` keeps
     storage_bytes: int
@@ -126,18 +121,7 @@ class NodeInfo(DeferredFields):
 
     @property
     def kept_tensors(self) -> tuple[SavedTensorInfo, ...] | None:
-        """Of `saved_tensors`, those that the node made itself: their storages add up to `incremental_bytes`.
-
-        >>> import torch
-        >>> from analyzer import profile
-        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
-        >>> for node in profile(model, args=(torch.empty(8, 16),)).nodes[1:4]:
-        ...     kept = sum(t.storage_bytes for t in node.kept_tensors)
-        ...     print(node.name, node.incremental_bytes, kept, [(t.made_by, str(t)) for t in node.saved_tensors])
-        _0 0 0 [('input', 'float32[8, 16]')]
-        _1 2048 2048 [('_1', 'float32[8, 64]')]
-        _2 0 0 [('2.weight', 'float32[64, 4]'), ('_1', 'float32[8, 64]')]
-        """
+        """Of `saved_tensors`, those that the node made itself: their storages add up to `incremental_bytes`."""
         saved = self.saved_tensors
         return None if saved is None else tuple([t for t in saved if t.made_by == self.name
                                                  and t.kind in ("activation", "input")])

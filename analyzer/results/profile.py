@@ -131,21 +131,12 @@ class Profile(DeviceRecord):
 
     @property
     def how_timed(self) -> str:
-        """``"measured"`` or ``"predicted"``: what its seconds are.
-
-        >>> [Profile(name="Net", mode="infer", measured_steps=steps).how_timed for steps in (None, 5)]
-        ['predicted', 'measured']
-        """
+        """``"measured"`` or ``"predicted"``: what its seconds are."""
         return "predicted" if self.measured_steps is None else "measured"
 
     @property
     def model_flops(self) -> int | None:
-        """FLOPs of the forward and backward pass, nothing run twice; None where a part is unknown.
-
-        >>> p = Profile(name="demo", mode="train", fwd_flops=10, bwd_flops=20, recompute_flops=9)
-        >>> p.model_flops, p.hardware_flops
-        (30, 39)
-        """
+        """FLOPs of the forward and backward pass, nothing run twice; None where a part is unknown."""
         return add_quantities((self.fwd_flops,) if self.mode == "infer" else (self.fwd_flops, self.bwd_flops))
 
     @property
@@ -155,12 +146,7 @@ class Profile(DeviceRecord):
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples of all data-parallel copies in a second of steps; None where a part is unknown.
-
-        >>> p = Profile(name="demo", mode="train", batch_size=8, tokens=4096, data_parallel_size=4, step_seconds=0.5)
-        >>> p.samples_per_second, p.tokens_per_second
-        (64.0, 32768.0)
-        """
+        """Samples of all data-parallel copies in a second of steps; None where a part is unknown."""
         return self._per_second(self.batch_size)
 
     @property
@@ -195,15 +181,13 @@ class Profile(DeviceRecord):
         >>> round(p.mfu(), 4), round(p.hfu(), 4), round(p.mfu(0.040), 4)
         (0.3032, 0.4043, 0.1516)
         """
-        return self._find_utilization("mfu", seconds, device, dtype)
+        found: float | None = register_view.look_up("utilization", "mfu")(self, "mfu", seconds, device, dtype)
+        return found
 
     def hfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
             dtype: str | None = None) -> float | None:
         """Hardware FLOPs utilization: `mfu` with what checkpointing runs again (Korthikanti et al., 2022, 6.3)."""
-        return self._find_utilization("hfu", seconds, device, dtype)
-
-    def _find_utilization(self, *asked: Any) -> float | None:
-        found: float | None = register_view.look_up("utilization", "mfu")(self, *asked)
+        found: float | None = register_view.look_up("utilization", "mfu")(self, "hfu", seconds, device, dtype)
         return found
 
     def cost_of(self, tokens: float | None = None, samples: float | None = None, price: float | None = None,
@@ -239,10 +223,6 @@ class Profile(DeviceRecord):
     def communicates(self) -> bool | None:
         """Whether ranks communicate in a step; None where they do, but how much is unknown (as of
         DistributedDataParallel outside a world).
-
-        >>> phases = {"forward": PhaseInfo(comm_bytes=0), "backward": PhaseInfo(comm_bytes=4096)}
-        >>> Profile(name="demo", mode="train", phases=phases).communicates
-        True
         """
         sizes = [phase.comm_bytes for phase in (*self.first_step.values(), *self.phases.values())]
         if any(sizes):
@@ -263,9 +243,6 @@ class Profile(DeviceRecord):
         """All at a glance, in at most 40 lines of ``width`` (80 or more) columns: whether it fits, time, phases, memory
         at the peak by what holds it, the modules that take most, and what bounds the step. ``color`` is for a terminal.
         Raises InputError for a width that cannot be.
-
-        >>> Profile(name="demo", mode="infer", device="h200", params=3).screen().splitlines()[:2]
-        ['demo: one infer step on h200', '3 parameters']
         """
         return self.report("screen", width=width, color=color)
 

@@ -1,7 +1,7 @@
 """What a step costs beyond its nodes: communication, its place under the roofline, a run of many steps."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from analyzer.units import add_quantities
@@ -11,16 +11,9 @@ from .view import register_view
 
 # What ranks communicate in a step: a record for each call, and sums of them.
 
-_Key = tuple[str | None, str | None, int | None, str | None]
-
-
 @dataclass(frozen=True, slots=True)
 class CommInfo:
-    """One call that communicates, of the steady step. None is unknown.
-
-    >>> CommInfo("all_gather", "fsdp", 8, 4096, 3584).wire_bytes
-    3584
-    """
+    """One call that communicates, of the steady step. None is unknown."""
 
     #: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, send_recv (a
     #: batch of both) or barrier
@@ -57,23 +50,14 @@ class CommTotal:
 
 
 def sum_communication(rows: Iterable[CommInfo], *, by_phase: bool = True) -> tuple[CommTotal, ...]:
-    """Totals by kind and group, and by phase or over all, in the order in which the first of each ran.
-
-    >>> row = CommInfo("all_gather", "fsdp", 8, 4096, 3584)
-    >>> total, = sum_communication([row, row])
-    >>> total.calls, total.bytes, total.wire_bytes, total.seconds
-    (2, 8192, 7168, None)
-    """
-    found: dict[_Key, list[CommInfo]] = {}
+    """Totals by kind and group, and by phase or over all, in the order in which the first of each ran."""
+    found: dict[tuple[str | None, str | None, int | None, str | None], list[CommInfo]] = {}
     for row in rows:
         found.setdefault((row.kind, row.group, row.ranks, row.phase if by_phase else None), []).append(row)
-    return tuple([_add(key, same) for key, same in found.items()])
-
-
-def _add(key: _Key, rows: Sequence[CommInfo]) -> CommTotal:
-    return CommTotal(*key, len(rows), add_quantities([row.bytes for row in rows]),
-                     add_quantities([row.wire_bytes for row in rows]), add_quantities([row.seconds for row in rows]),
-                     add_quantities([row.exposed_seconds for row in rows]))
+    return tuple([CommTotal(*key, len(same), add_quantities([row.bytes for row in same]),
+                            add_quantities([row.wire_bytes for row in same]),
+                            add_quantities([row.seconds for row in same]),
+                            add_quantities([row.exposed_seconds for row in same])) for key, same in found.items()])
 
 
 # A second estimate of a step: its kernels fused, or launched as one.
@@ -123,12 +107,7 @@ class RooflineRow:
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs to a byte; None where no byte is moved.
-
-        >>> row = RooflineRow(name="aten.mm", kind="operator", part="forward", flops=600, bytes=200, seconds=3.0)
-        >>> row.intensity, row.flops_per_second
-        (3.0, 200.0)
-        """
+        """FLOPs to a byte; None where no byte is moved."""
         return None if self.flops is None or not self.bytes else self.flops / self.bytes
 
     @property
@@ -147,12 +126,7 @@ class RooflinePeak:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The roof of a device, and what stands under it; iterates over the rows.
-
-    >>> roof = Roofline("demo", 2e12, (RooflinePeak("bfloat16 products", 1e15),))
-    >>> roof.peaks[0].flops_per_second / roof.memory_bandwidth, len(roof)  # above 500 FLOPs a byte arithmetic bounds
-    (500.0, 0)
-    """
+    """The roof of a device, and what stands under it; iterates over the rows."""
 
     device: str
     memory_bandwidth: float | None         #: bytes/s
@@ -196,54 +170,56 @@ class RunCost:
     @property
     def hours(self) -> float | None:
         """From the first step to the last."""
-        return self._hours(self.step_seconds)
+        return self._scale(self.step_seconds, 1, 1.0)
 
     @property
     def device_hours(self) -> float | None:
         """Hours of all devices together."""
-        return self._scale(1.0)(self.hours)
+        return self._scale(self.step_seconds, self.devices, 1.0)
 
     @property
     def dollars(self) -> float | None:
         """What the device-hours cost."""
-        return self._scale(self.price)(self.hours)
+        return self._scale(self.step_seconds, self.devices, self.price)
 
     @property
     def kwh(self) -> float | None:
         """Kilowatt-hours of the devices."""
-        return self._scale(None if self.watts is None else self.watts / 1e3)(self.hours)
+        return self._scale(self.step_seconds, self.devices, self._kilowatts)
 
     @property
     def hours_range(self) -> Range | None:
         """Low and high of `hours`."""
-        return self._range(lambda hours: hours)
+        return self._range(1, 1.0)
 
     @property
     def device_hours_range(self) -> Range | None:
         """Low and high of `device_hours`."""
-        return self._range(self._scale(1.0))
+        return self._range(self.devices, 1.0)
 
     @property
     def dollars_range(self) -> Range | None:
         """Low and high of `dollars`."""
-        return self._range(self._scale(self.price))
+        return self._range(self.devices, self.price)
 
     @property
     def kwh_range(self) -> Range | None:
         """Low and high of `kwh`."""
-        return self._range(self._scale(None if self.watts is None else self.watts / 1e3))
+        return self._range(self.devices, self._kilowatts)
 
-    def _hours(self, seconds: float | None) -> float | None:
-        return None if self.steps is None or seconds is None else self.steps * seconds / SECONDS_PER_HOUR
+    @property
+    def _kilowatts(self) -> float | None:
+        return None if self.watts is None else self.watts / 1e3
 
-    def _scale(self, rate: float | None) -> Callable[[float | None], float | None]:
-        """A function of hours: ``rate`` for each hour of each device."""
-        return lambda hours: None if hours is None or rate is None else hours * self.devices * rate
+    def _scale(self, seconds: float | None, devices: int, rate: float | None) -> float | None:
+        """A ``rate`` for each hour of each device, of steps that take so many seconds."""
+        return None if self.steps is None or seconds is None or rate is None else (
+            self.steps * seconds / SECONDS_PER_HOUR * devices * rate)
 
-    def _range(self, amount: Callable[[float | None], float | None]) -> Range | None:
-        ends = [amount(self._hours(seconds)) for seconds in self.step_seconds_range or ()]
-        known = [end for end in ends if end is not None]
-        return (known[0], known[1]) if len(known) == 2 else None
+    def _range(self, devices: int, rate: float | None) -> Range | None:
+        ends = [end for seconds in self.step_seconds_range or ()
+                if (end := self._scale(seconds, devices, rate)) is not None]
+        return (ends[0], ends[1]) if ends else None
 
     def __str__(self) -> str:
         return str(register_view.look_up("run_cost", "RunCost")(self))

@@ -50,15 +50,15 @@ def find_unfinished(log: Log) -> Callable[[str], bool] | None:
     finished = list_finished_phases(log)
     if finished is PHASES:
         return None
-    return lambda name: name in _WHOLE_STEP or _phase_of(name) not in (*finished, "zero_grad")
+    def is_unfinished(name: str) -> bool:
+        phase = "optimizer" if name.startswith("optimizer_") else "zero_grad"
+        if name.startswith("fwd_") or name in _BORN_IN_FORWARD:
+            phase = "forward"
+        elif name.startswith(("bwd_", "recompute_")) or name in ("executed_flops", "saved_tensors"):
+            phase = "backward"
+        return name in _WHOLE_STEP or phase not in (*finished, "zero_grad")
 
-
-def _phase_of(name: str) -> str:
-    if name.startswith("fwd_") or name in _BORN_IN_FORWARD:
-        return "forward"
-    if name.startswith(("bwd_", "recompute_")) or name in ("executed_flops", "saved_tensors"):
-        return "backward"
-    return "optimizer" if name.startswith("optimizer_") else "zero_grad"
+    return is_unfinished
 
 
 def describe_placement(module: torch.nn.Module, error: DeviceOutOfMemoryError) -> dict[str, Any]:
@@ -104,21 +104,14 @@ def read_memory(log: Log,
 
 
 def _first_call_shown(log: Log) -> int:
-    peaks: dict[int, int] = defaultdict(int)
-    first: dict[int, int] = {}
-    for record in log.phases:
-        peaks[record.step] = max(peaks[record.step], record.peak_allocated_bytes)
-        first.setdefault(record.step, record.first_call)
-    reaching = [step for step, peak in peaks.items() if peak == log.peak_bytes]
-    return first[max(reaching)] if reaching else 0
+    steps = [record.step for record in log.phases if record.peak_allocated_bytes == log.peak_bytes]
+    return next((record.first_call for record in log.phases if record.step == max(steps)), 0) if steps else 0
 
 
 def _what_was_there(log: Log) -> Iterator[AllocatorEvent]:
     """An allocation for each storage of the host that was there before (an allocator tells of its own)."""
-    if log.allocator_events and log.device == "cpu":
-        made = {change[1]
-                for change in log.allocator_events
-                if change[0] == "alloc"}  # addresses of the host are never used twice
+    if log.allocator_events and log.device == "cpu":  # whose addresses are never used twice
+        made = {change[1] for change in log.allocator_events if change[0] == "alloc"}
         for lifetime in log.storages.values():
             if lifetime.device == log.device and lifetime.block_bytes and lifetime.address not in made:
                 yield "alloc", lifetime.address, lifetime.block_bytes, 0
@@ -195,11 +188,7 @@ def _state_after(changes: list[AllocatorEvent], owners: dict[int, StorageLifetim
 
 
 def change_pages(pages: Iterable[Span], action: str, address: int, nbytes: int) -> list[Span]:
-    """The mapped spans of expandable segments, in order and disjoint, after a ``segment_map`` or ``segment_unmap``.
-
-    >>> change_pages([(0, 4)], "segment_map", 4, 4), change_pages([(0, 8)], "segment_unmap", 2, 4)
-    ([(0, 8)], [(0, 2), (6, 8)])
-    """
+    """The mapped spans of expandable segments, in order and disjoint, after a ``segment_map`` or ``segment_unmap``."""
     start, end = address, address + nbytes
     if action == "segment_unmap":
         cut = [part for s, e in pages for part in ((s, min(e, start)), (max(s, end), e))]
@@ -224,7 +213,7 @@ def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int
     ``shift`` is how many more memory events than ``changes`` there are before one.
     """
     allocated = reserved = 0
-    has_segments = log.device != "cpu"
+    has_segments, seconds = log.device != "cpu", {call: start / PICOSECONDS for call, start in host_starts.items()}
     for change in changes[:start]:
         allocated, reserved = _apply(change, allocated, reserved)
     i = start
@@ -245,18 +234,13 @@ def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int
         label = log.nodes[call.node].name if call.node >= 0 else str(call.signature.op)
         for used, held, event in [peak, (*shown, -i)] if peak[:2] != shown else [(*shown, -i)]:
             yield TimelinePoint(label, used, call.phase, held if has_segments else None, shift - event,
-                                _seconds_of(host_starts.get(index)))
+                                seconds.get(index))
     if i < len(changes):  # what happened after the last call
         for change in changes[i:]:
             allocated, reserved = _apply(change, allocated, reserved)
         phase = log.phases[-1].phase if log.phases else None
         yield TimelinePoint("end" if log.shortage is None else "out of memory", allocated, phase,
-                            reserved if has_segments else None, shift + len(changes),
-                            _seconds_of(host_starts.get(len(log.calls))))
-
-
-def _seconds_of(picoseconds: int | None) -> float | None:
-    return None if picoseconds is None else picoseconds / PICOSECONDS
+                            reserved if has_segments else None, shift + len(changes), seconds.get(len(log.calls)))
 
 
 def _apply(change: AllocatorEvent, allocated: int, reserved: int) -> tuple[int, int]:

@@ -32,10 +32,6 @@ class ParameterShape(NamedTuple):
     requires_grad: bool
     sharding: tuple[str, ...] | None = None  #: a placement for each mesh dimension, where ranks share the tensor
 
-    def describe(self) -> TensorInfo:
-        """It as plain data."""
-        return TensorInfo(tuple(self.shape), str(self.dtype).removeprefix("torch."), str(self.device))
-
 
 @dataclass(frozen=True, slots=True)
 class ModuleShape:
@@ -65,12 +61,9 @@ class ModuleShape:
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""
-        found: dict[int, ParameterShape] = {}
-        waiting = [self]
-        while waiting:
-            module = waiting.pop()
-            found.update((p.key, p) for p in module.parameters)
-            waiting += [child for _, child in module.children]
+        found = {p.key: p for p in self.parameters}
+        for _, child in self.children:
+            found.update(child.distinct_parameters())
         return found
 
 
@@ -119,12 +112,7 @@ def list_wrappers(module: nn.Module) -> frozenset[str]:
 
 
 class ModulePaths:
-    """Where modules stand in the model as its user has it, from their paths in a run without its ``wrappers``.
-
-    >>> paths = ModulePaths({"fc"})
-    >>> paths.find("fc"), paths.list_levels("fc"), paths.find("")
-    ('fc._orig_mod', ['fc', 'fc._orig_mod'], '')
-    """
+    """Where modules stand in the model as its user has it, from their paths in a run without its ``wrappers``."""
 
     def __init__(self, wrappers: Collection[str] = ()) -> None:
         self._wrappers = wrappers
@@ -198,7 +186,8 @@ class ModuleTree:
         return ModuleInfo(
             path=shown, type=module.type, depth=depth, extra_repr=module.extra_repr, training=module.training,
             kernel_size=module.kernel_size, calls=record.calls if record else None,
-            parameters={p.name: p.describe() for p in module.parameters},
+            parameters={p.name: TensorInfo(tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device))
+                        for p in module.parameters},
             sharding={p.name: p.sharding for p in module.parameters if p.sharding is not None},
             inputs=inputs, outputs=outputs,
             output_bytes=sum(o.nbytes for o in outputs), own=own, operators=tuple(self.operators.get(index, ())),

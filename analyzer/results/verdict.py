@@ -1,6 +1,7 @@
 """Whether a step fits: on one device, on several, and what would make it fit."""
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,13 +23,7 @@ class FitLine:
 
 @dataclass(frozen=True, slots=True)
 class FitInfo:
-    """The verdict and what it rests on. True in a boolean context only if the step is known to fit.
-
-    >>> capacity = FitLine("memory of the device", 16, "data sheet")
-    >>> info = FitInfo("t4", None, capacity, (FitLine("peak", None, "not known"),))
-    >>> bool(info), info.free_bytes
-    (False, None)
-    """
+    """The verdict and what it rests on. True in a boolean context only if the step is known to fit."""
 
     device: str
     #: whether the step's own need and what else is known are within the capacity; None if that need is unknown
@@ -104,21 +99,14 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from html import escape  # which is imported when it is used, as few need it
-
-        return f"<pre>{escape(str(self))}</pre>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 # A step on several devices: how much memory it needs there, and whether it fits.
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FitTable:
-    """What `analyzer.fits` finds: the verdict on each device, the smallest memory first, unknown ones last.
-
-    >>> table = FitTable("demo", (Verdict(device="t4", fits=False), Verdict(device="l4", fits=True)))
-    >>> len(table), table["L4"].fits, table.fitting
-    (2, True, ('l4',))
-    """
+    """What `analyzer.fits` finds: the verdict on each device, the smallest memory first, unknown ones last."""
 
     title: str                    #: what was profiled
     rows: tuple[Verdict, ...]
@@ -155,9 +143,7 @@ class FitTable:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from html import escape  # which is imported when it is used, as few need it
-
-        return f"<div><b>{escape(self.title)}</b>{self.table('html')}{escape(self.said)}</div>"
+        return f"<div><b>{html.escape(self.title)}</b>{self.table('html')}{html.escape(self.said)}</div>"
 
     def __repr__(self) -> str:
         return f"FitTable({self.title}: {len(self)} devices, {self.said})"
@@ -173,9 +159,6 @@ class Option:
     """One or more changes, and the step with them as it was profiled; None is unknown. Of several micro-batches two are
     profiled: ``step_seconds`` count the second for each further one, and what is cached after more of them may differ
     by some MiB.
-
-    >>> Option(("checkpointing", "8-bit AdamW"), fits=True).name
-    'checkpointing + 8-bit AdamW'
     """
 
     changes: tuple[str, ...]
@@ -194,13 +177,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What `analyzer.advise` finds, the cheapest first: what fits, of that what keeps the result, of that the fastest.
-
-    >>> fits = Option(("checkpointing",), fits=True, needed_bytes=2**33)
-    >>> advice = Advice("demo", "t4", 2**34, Option((), fits=False), (fits, Option(("SGD",), fits=False)))
-    >>> [option.name for option in advice.cheapest]
-    ['checkpointing']
-    """
+    """What `analyzer.advise` finds, cheapest first: what fits, of that what keeps the result, of that the fastest."""
 
     title: str                               #: what was profiled
     device: str

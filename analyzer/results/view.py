@@ -27,16 +27,14 @@ class DeferredFields:
     def deferred(cls: type[_Record], known: Mapping[str, Any], groups: Groups) -> _Record:
         """A record with ``known`` fields; those of each of ``groups`` are worked out when one of them is read."""
         record = cls(**known)
-        for names in groups.values():
-            for name in names:
-                object.__delattr__(record, name)
+        for name in (name for names in groups.values() for name in names):
+            object.__delattr__(record, name)
         record._defer(groups)
         return record
 
     def _defer(self, groups: Groups) -> None:
         """Work fields that are not set out by ``groups`` when one of them is read."""
-        object.__setattr__(self, "_groups", dict(groups))
-        object.__setattr__(self, "_lock", threading.RLock())
+        self.complete(_groups=dict(groups), _lock=threading.RLock())
 
     if not TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any:  # of a slot that is not set
@@ -51,9 +49,8 @@ class DeferredFields:
         """Set the field and those that are worked out with it, unless another thread has done so meanwhile."""
         for make, names in self._groups.items():
             if name in names:
-                for field_name, value in make().items():
-                    object.__setattr__(self, field_name, value)
-                object.__setattr__(self, "_groups", {m: n for m, n in self._groups.items() if m is not make})
+                self.complete(**make())
+                self.complete(_groups={m: n for m, n in self._groups.items() if m is not make})
                 return
 
     @property
@@ -63,7 +60,7 @@ class DeferredFields:
 
     def remember(self: _Record, request: Mapping[str, Any]) -> _Record:
         """Keep the arguments that make such a record again."""
-        object.__setattr__(self, "_request", dict(request))
+        self.complete(_request=dict(request))
         return self
 
     def complete(self, **known: Any) -> None:
@@ -75,8 +72,7 @@ class DeferredFields:
         return [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
 
     def __setstate__(self, state: list[Any]) -> None:
-        for f, value in zip(fields(self), state):  # type: ignore[arg-type]
-            object.__setattr__(self, f.name, value)
+        self.complete(**{f.name: value for f, value in zip(fields(self), state)})  # type: ignore[arg-type]
 
 
 # Where exporters, reports and other views of a profile are registered: `results` finds them without knowing them.
@@ -95,15 +91,7 @@ def load_on_first_use(load: Callable[[], object]) -> Callable[[], object]:
 
 
 class ViewRegistry(Registry[str, View]):
-    """Views by name. Those that come with the package are loaded before one is looked for, added or replaced.
-
-    >>> @register_exporter("parameter_count")
-    ... def count_parameters(profile):
-    ...     return profile.params
-    >>> from analyzer.results.profile import Profile
-    >>> Profile(name="Net", mode="infer", params=3).export("parameter_count")
-    3
-    """
+    """Views by name. Those that come with the package are loaded before one is looked for, added or replaced."""
 
     def __init__(self, name: str, call: Call) -> None:
         super().__init__(name, check_name, call)

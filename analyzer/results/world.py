@@ -93,9 +93,6 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     (`DistributedDataParallel`, `FullyShardedDataParallel`, ``fully_shard``) is the data-parallel one, and what is left
     of the world holds one copy of the model together; without such a wrapper nothing tells how the processes share the
     work, so the two are unknown.
-
-    >>> find_parallel_sizes(nn.Linear(2, 2))
-    {'world_size': 1, 'data_parallel_size': 1, 'model_parallel_size': 1}
     """
     if not is_initialized():
         return {"world_size": 1, "data_parallel_size": 1, "model_parallel_size": 1}
@@ -122,9 +119,6 @@ class RankRun(NamedTuple):
 class GroupInfo:
     """A process group that this rank is in. Its name is that of its mesh dimension, ``"world"`` for the default group,
     its description, or its ranks.
-
-    >>> GroupInfo("dp", 4, (RankRun(0, 24, 8),)).ranks
-    (0, 8, 16, 24)
     """
 
     name: str
@@ -140,11 +134,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorldInfo:
-    """The job of a profile: how many ranks, which of them this is, and how they are arranged.
-
-    >>> WorldInfo(16, 3, mesh={"dp": 2, "tp": 8}).mesh["tp"]
-    8
-    """
+    """The job of a profile: how many ranks, which of them this is, and how they are arranged."""
 
     size: int
     rank: int
@@ -185,10 +175,7 @@ def describe_world(log: Log, tensors: Iterable[Any]) -> World:
     mesh |= {name: spec.size for name, spec in groups.items() if spec.mesh_dimension is not None
              or of_group.get(spec.name) == name}
     cluster = None if log.world.cluster is None else log.world.cluster.name
-    return World(WorldInfo(log.world.size, log.world.rank, log.world.devices_per_host, cluster, mesh, tuple(
-        [_describe_group(name, spec) for name, spec in groups.items()])), names)
-
-
-def _describe_group(name: str, spec: ProcessGroupSpec) -> GroupInfo:
-    runs = None if spec.ranks is None else tuple([RankRun(*run) for run in list_runs(spec.ranks)])
-    return GroupInfo(name, spec.size, runs)
+    infos = [GroupInfo(name, spec.size, None if spec.ranks is None else tuple(
+        [RankRun(*run) for run in list_runs(spec.ranks)])) for name, spec in groups.items()]
+    return World(WorldInfo(log.world.size, log.world.rank, log.world.devices_per_host, cluster, mesh, tuple(infos)),
+                 names)

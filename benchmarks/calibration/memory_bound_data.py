@@ -125,7 +125,7 @@ def is_power_of_one(signature: Any) -> bool:
 
 def case_operators(case: Any, measured: list[dict[str, Any]]) -> Iterator[Operator]:
     """The operators of a case whose calls the log has as often as the profiler saw them."""
-    from analyzer.profilers.kernel_time.call import is_dense
+    from analyzer.profilers.operator.pointwise import is_dense
 
     found: dict[tuple[str, Shapes], list[tuple[Any, int]]] = defaultdict(list)
     for signature, number in step_signatures(case).items():

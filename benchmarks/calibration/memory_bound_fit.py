@@ -181,7 +181,7 @@ def fit_rows(rows: Sequence[Row], constants: Constants) -> Constants:
 
 def operator_seconds(operator: Operator, device: DeviceSpec) -> tuple[float, bool]:
     """Predicted seconds of an operator's calls, and whether most of them is bound by latency."""
-    from analyzer.profilers.kernel_time.call import default_time, find_rule
+    from analyzer.profilers.kernel_time import default_time, find_rule
 
     seconds = waiting = 0.0
     for signature, count in operator.calls:

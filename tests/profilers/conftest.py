@@ -4,7 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.flop_formula.registration import tensors
+from analyzer.profilers.operator.registration import tensors
 
 
 class SignatureLog(TorchDispatchMode):

@@ -7,7 +7,7 @@ import torch
 from analyzer.hardware import find_device
 from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.kernel_time.call import find_rule
+from analyzer.profilers.kernel_time import find_rule
 
 aten = torch.ops.aten
 H200 = find_device("h200")

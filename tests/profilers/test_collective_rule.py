@@ -10,7 +10,7 @@ from analyzer import profile
 from analyzer.hardware import cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.kernel_time.collective import communication_time
+from analyzer.profilers.kernel_time import communication_time
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts
 
 

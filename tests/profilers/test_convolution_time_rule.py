@@ -6,7 +6,7 @@ import torch
 
 from analyzer.hardware import find_device
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.kernel_time.call import find_rule, signature_time
+from analyzer.profilers.kernel_time import find_rule, signature_time
 
 H200 = find_device("h200")
 aten = torch.ops.aten

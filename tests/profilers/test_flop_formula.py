@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.flop_formula.attention import Window, visible_pairs
 from analyzer.profilers.flop_registry import FlopCount, count_call
+from analyzer.profilers.operator.attention import Window, visible_pairs
 
 aten = torch.ops.aten
 f16, c64, i64 = torch.float16, torch.complex64, torch.int64

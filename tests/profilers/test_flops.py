@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
 from analyzer.errors import InputError
-from analyzer.profilers.annotation import Annotation
-from analyzer.profilers.flops import CONVENTIONS, count_under, make_flops_profiler
+from analyzer.profilers.flops import CONVENTIONS, make_flops_profiler
 from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import Profile
 
@@ -387,19 +386,6 @@ def test_conventions_leave_each_other_alone():
     assert counts == [16, 16, 0] * 2
 
 
-def test_count_under_a_log():
-    logs = []
-
-    def keep(log):
-        logs.append(log)
-        return Annotation()
-
-    profile(nn.Sequential(nn.Linear(D, D), nn.GELU()).eval(), args=(torch.empty(B, D),), mode="infer", profilers=[keep])
-    assert [count_under(logs[0], c).flops
-            for c in CONVENTIONS] == [2 * B * D * D + 5 * B * D, 2 * B * D * D + B * D, B * D * D]
-    assert count_under(logs[0]).macs == B * D * D
-
-
 def test_unknown_convention():
     with pytest.raises(InputError, match="convention='ptflops': must be one of 'own', 'deepspeed', 'fvcore'"):
         make_flops_profiler("ptflops")
@@ -435,7 +421,7 @@ def test_threads_that_ask_for_rules_at_once_find_them_all():
     """In a process of its own: here they are imported already."""
     code = """
 import threading, torch
-from analyzer.profilers.kernel_time.call import find_rule
+from analyzer.profilers.kernel_time import find_rule
 from analyzer.profilers.flop_registry import find_formula
 found, gate = [], threading.Barrier(8)
 def ask():

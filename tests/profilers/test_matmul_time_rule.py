@@ -7,8 +7,8 @@ import torch
 from analyzer.hardware import find_device
 from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.kernel_time.call import find_rule
-from analyzer.profilers.kernel_time.matmul import row_elements
+from analyzer.profilers.kernel_time import find_rule
+from analyzer.profilers.operator.matmul import row_elements
 
 H200 = find_device("h200")
 aten = torch.ops.aten

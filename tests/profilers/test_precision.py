@@ -23,7 +23,7 @@ def test_precision_follows_pytorch(setting: str, expected: str) -> None:
 import warnings, torch
 {setting}
 warnings.simplefilter("error")
-from analyzer.profilers.kernel_time.call import *
-print(products_use_tf32(), convolutions_use_tf32(), recurrent_layers_use_tf32())"""
+from analyzer.profilers.operator.registration import uses_tf32
+print(uses_tf32("matmul"), uses_tf32("conv"), uses_tf32("rnn"))"""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected

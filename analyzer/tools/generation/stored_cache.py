@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from analyzer.errors import InputError, is_count
 from analyzer.meta.operator_info import register_shape_impl
-from analyzer.profilers.flop_formula.attention import Attention, Window
 from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
+from analyzer.profilers.operator.attention import Attention, Window
 
 # The key-value cache of a serving engine, of any type: one that grows, one with room for all tokens, or pages.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from analyzer.profilers.flop_formula.registration import FlopCount
 from analyzer.profilers.flops import find_convention
 from analyzer.profilers.latency import call_seconds
+from analyzer.profilers.operator.registration import FlopCount
 from analyzer.report.compat.deepspeed import name_function
 from analyzer.report.module_tree import list_holders
 from analyzer.results.info import ModuleInfo

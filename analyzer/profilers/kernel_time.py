@@ -1,0 +1,202 @@
+"""The time of one call's kernels: by the rule of its operator, by its traffic, or among the ranks of a group."""
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
+from analyzer.hardware.kernel_time.collective import collective_time, find_path
+from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
+from analyzer.hardware.kernel_time.pointwise import stream_time
+from analyzer.hardware.listing import find_peak
+from analyzer.meta.spec import Signature
+from analyzer.record.call_table import OpCall
+from analyzer.record.log import Log
+from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, communicates, find_group
+
+from .collective import POINT_TO_POINT, SILENT, kind_of, message_of
+from .flop_registry import count_call
+from .operator.registration import TimeRule, foreach_single, is_inexact, register_time_impl, uses_tf32
+from .traffic import NOTHING, plan_of
+
+
+def find_rule(op: Hashable) -> TimeRule | None:
+    """The rule of an operator: its own, or that of the operator it is a variant of; None for those without one."""
+    found, single = register_time_impl.find_variant(op), foreach_single(op)
+    return found if found is not None or single is None else register_time_impl.find(f"aten::{single}")
+
+
+def is_on_host(signature: Signature, device: DeviceSpec) -> bool:
+    """Whether all tensors of a call are on the host beside ``device``, which does the work itself: counters of
+    optimizer steps. Never where the host is the device.
+    """
+    specs = (*signature.inputs, *signature.outputs)
+    return device.kind != "cpu" and bool(specs) and all(spec.device == "cpu" for spec in specs)
+
+
+# The time of operators that have no rule of their own: their traffic through memory, or their arithmetic.
+
+#: How far off the time of an operator may be of which only the traffic is known: as much as it is too low if each
+#: byte is moved twice.
+SPREAD = 1.0
+#: Part of the peak rate that products reach, for those without a rule of their own: the median of the 19,913 bf16
+#: products of 1e10 FLOPs or more in ``benchmarks/truth/kernels/gemm.csv.gz`` (without vllm's) is 0.595. A measured
+#: device tells its own.
+PRODUCT_FRACTION = 0.6
+
+
+def default_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """One kernel that moves what the operator reads and writes; none for a view. None where a figure is unknown.
+
+    Arithmetic counts where it takes longer: on the tensor cores for products, else in instructions of the CUDA cores.
+    """
+    total = plan_of(signature).total
+    count = count_call(signature)
+    flops = 0 if count is None else count.flops
+    if total == NOTHING and not flops:
+        return NO_TIME
+    time = stream_time(total.read_bytes + total.written_bytes, device)
+    if time is None:
+        return None
+    dtype = next((spec.dtype for spec in (*signature.outputs, *signature.inputs) if is_inexact(spec)), None)
+    peak = find_peak(dtype, device, count.macs > 0) if count and flops and dtype is not None else None
+    if peak is not None:
+        own = device.calibration.get("default", {})
+        arithmetic = flops / (peak * own.get("product_fraction", PRODUCT_FRACTION))
+        if arithmetic > time.seconds:
+            return KernelTime(arithmetic, SPREAD, "arithmetic")
+    return KernelTime(time.seconds, SPREAD, time.bound)
+
+
+MEMO_KEY = "kernel_time"
+
+
+def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """The time of any call of a signature that is no view; None where it is not known."""
+    if communicates(signature):
+        return communication_time(signature, device)  # which the group decides that has a name now: nothing is kept
+    state = register_time_impl.version, uses_tf32("matmul"), uses_tf32("conv"), uses_tf32("rnn")
+    memo = signature.memo.get(MEMO_KEY)
+    if memo is not None and memo[0] is device and memo[1] == state:
+        return memo[2]  # type: ignore[no-any-return]
+    rule = None if signature.is_sparse else find_rule(signature.op)
+    time: KernelTime | None = NO_TIME
+    if not is_on_host(signature, device):
+        time = None if rule is None else rule(signature, device)
+        if rule is None or time is None and device.kind != "cuda":  # most rules know the kernels of CUDA alone
+            time = default_time(signature, device)
+    signature.memo[MEMO_KEY] = device, state, time
+    return time
+
+
+def is_view(call: OpCall) -> bool:
+    """Whether a call makes another tensor over a storage that it was given, and runs no kernel."""
+    return bool(call.outputs) and plan_of(call.signature).may_be_view and set(call.outputs) <= set(call.inputs)
+
+
+def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> KernelTime | None:
+    """The time of a call's kernels on ``device``; of none for a view, None where it is not known. ``log`` is where the
+    call is from, which knows its process group; without it that is looked for among those there are.
+    """
+    signature = call.signature
+    if communicates(signature):
+        return communication_time(signature, device) if log is None else communication_time(
+            signature, device, log.group_of(signature), log.world)
+    return NO_TIME if is_view(call) else signature_time(signature, device)
+
+
+# What kernels do on their stream, and which of them run one at a time though they are on different ones.
+
+COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = "compute", "communication", "copy to host", "copy from host"
+
+
+def find_kind(signature: Signature) -> str:
+    """What the kernels of a call do: they compute, communicate, or copy from or to the host."""
+    if communicates(signature):
+        return COMMUNICATION
+    if signature.op.__name__.partition(".")[0] in ("copy_", "_to_copy") and signature.inputs and signature.outputs:
+        source, target = signature.inputs[-1].device, signature.outputs[0].device
+        if (source == "cpu") != (target == "cpu"):
+            return TO_HOST if target == "cpu" else FROM_HOST
+    return COMPUTE
+
+
+def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: DeviceSpec, log: Log) -> Hashable:
+    """What the kernels of a call take turns for; None where they run beside all others.
+
+    A kernel of enough blocks holds every multiprocessor, and the blocks of a second one are placed when there is room:
+    two kernels that are bound by arithmetic or memory take as long beside each other as one after the other (Amert et
+    al., "GPU Scheduling on the NVIDIA TX2: Hidden Details Revealed", RTSS 2017, rules X1 and R1 to R3). Those too small
+    to fill the device leave room. Collectives take turns for the links that bound them, and leave the multiprocessors
+    to the others: the few that NCCL takes are not taken off. Copies from and to the host have an engine for each
+    direction (CUDA C++ Programming Guide, "Concurrent Data Transfers").
+    """
+    if kernel.bound == "latency" or not kernel.kernels:
+        return None
+    return kind if kind != COMMUNICATION else find_medium(signature, device, log.group_of(signature), log.world)
+
+
+# The time of collectives, on the cluster that a device is taken to stand in.
+
+def communication_time(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
+                       world: WorldFacts | None = None) -> KernelTime | None:
+    """Time of a collective among the ranks of ``group``, by default the one that it names now, on the hosts of
+    ``world``; of nothing for what only waits for one or wraps its result. None where the group, or a link that it
+    needs, is unknown, or the operator is.
+
+    Groups beside each other (the other ranks of a host in groups of their own) are taken not to slow each other down:
+    each device has its own links and its own share of the network (`ClusterSpec.fabric`). A receive takes the time of
+    its send; that the sender comes later is no time of its own.
+    """
+    name = signature.op._schema.name
+    if name in SILENT:
+        return NO_TIME
+    group = group or find_group(signature)
+    message = message_of(signature, group)
+    if message is None or message.kind is None or message.bytes is None or group is None or device.kind == "cpu":
+        return None
+    if name.startswith("symm_mem::fused"):  # products too
+        return None
+    dtype = next((str(spec.dtype).removeprefix("torch.") for spec in signature.inputs), "float16")
+    cluster, devices_per_host = _find_hosts(device, world)
+    kind, ranks, size = message.kind, group.ranks, group.size
+    if kind in POINT_TO_POINT:  # a batch goes both ways at once
+        kind, size = "send", min(2, group.size)
+        own = None if ranks is None or group.rank is None else ranks[group.rank]
+        ranks = None if own is None or message.peer is None else (own, message.peer)
+    return collective_time(kind, message.bytes, size, cluster, dtype=dtype,
+                           ranks_per_host=share_of_host(ranks, size, devices_per_host, cluster))
+
+
+def find_medium(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
+                world: WorldFacts | None = None) -> str | None:
+    """The links that bound a collective of ``group``, as `Path.medium`; None where they are unknown, and of messages
+    between two ranks, which leave room for others.
+    """
+    group = group or find_group(signature)
+    if group is None or kind_of(signature) in POINT_TO_POINT:
+        return None
+    cluster, devices_per_host = _find_hosts(device, world)
+    share = share_of_host(group.ranks, group.size, devices_per_host, cluster)
+    path = find_path(cluster, group.size, share or min(group.size, cluster.devices_per_host))
+    return None if path is None else path.medium
+
+
+def _find_hosts(device: DeviceSpec, world: WorldFacts | None) -> tuple[ClusterSpec, int]:
+    """The cluster that ranks are on, and how many of them each host has."""
+    cluster = cluster_of(device) if world is None or world.cluster is None else world.cluster
+    return cluster, cluster.devices_per_host if world is None else world.devices_per_host or cluster.devices_per_host
+
+
+def share_of_host(ranks: Sequence[int] | None, size: int, devices_per_host: int, cluster: ClusterSpec) -> int | None:
+    """How many ranks of a group one host holds, where ranks are given to hosts in order, as torchrun does; where hosts
+    hold different numbers, the mean, rounded up. None (as many as fit) where the ranks are unknown.
+
+    >>> from analyzer.hardware import find_cluster
+    >>> dgx = find_cluster("dgx_h100")
+    >>> [share_of_host(ranks, len(ranks), 8, dgx) for ranks in (range(16), range(0, 64, 8), (0, 2, 8, 10), range(4))]
+    [8, 1, 2, 4]
+    """
+    if ranks is None:
+        return None
+    hosts = len({rank // devices_per_host for rank in ranks})
+    return min(-(-size // hosts), cluster.devices_per_host)
