@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from analyzer import profile
 from analyzer.profilers.fused_graph import build_graph
-from analyzer.profilers.fusion import fuse
+from analyzer.profilers.fused_step import fuse
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.report.node_table import print_rows

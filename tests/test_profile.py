@@ -43,14 +43,6 @@ def test_resnet18_at_batch_16_is_what_deepspeed_and_torchinfo_publish(resnet18):
     assert f"{p.param_bytes / 1e6:.2f}" == "46.76"
 
 
-def test_bert_base_is_what_deepspeed_publishes():
-    transformers = pytest.importorskip("transformers")
-    p = profile(lambda: transformers.BertModel(transformers.BertConfig()),
-                kwargs={"input_ids": torch.ones(1, 128, dtype=torch.int64)}, mode="infer")
-    assert f"{p.params / 1e6:.2f}" == "109.48"
-    assert f"{p.fwd_macs / 1e9:.2f}" == "11.17"
-
-
 def test_pointnet_is_what_deepspeed_publishes():
     from examples.pointnet import pointnet
 
@@ -103,21 +95,9 @@ def test_peaks_are_the_larger_of_both_steps_and_categories_add_up():
     assert list(p.phases) == ["forward", "backward", "optimizer", "zero_grad"]
 
 
-def test_modules_and_nodes_add_up_to_the_whole():
-    p = profile(MODELS["vit_b_16"].factory, args=(image(2),))
-    for name in ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs"):
-        assert sum(getattr(n, name) for n in p.nodes) == getattr(p, name) == getattr(p.modules, name), name
-    for module in p.modules.walk():
-        for name in ("params", "param_bytes", "fwd_flops", "bwd_flops", "saved_bytes", "activation_bytes"):
-            assert getattr(module,
-                           name) == getattr(module.own, name) + sum(getattr(c, name)
-                                                                    for c in module.children), (module.path, name)
-    assert p.uncounted == ()
-
-
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"llama_405b", "llama_1b"}))
-@pytest.mark.parametrize("mode", ["train", "infer"])
-def test_shipped_models_profile_in_both_modes(name, mode):
+@pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), ("gpt2", "infer"), *(
+    (name, "train") for name in sorted(set(MODELS) - {"llama_405b", "llama_1b"}))])
+def test_shipped_models_profile(name, mode):
     shipped = MODELS[name]
     args = (image(2), ) if "8x3" in shipped.input or "3x224" in shipped.input else (torch.ones(
         2, 64, dtype=torch.int64), )
@@ -125,25 +105,6 @@ def test_shipped_models_profile_in_both_modes(name, mode):
     assert p.fwd_flops > 0
     assert (p.bwd_flops > 0) == (mode == "train")
     assert Profile.from_json(p.to_json()) == p
-
-
-def test_a_gradient_checkpointed_model_counts_recomputation_apart():
-    from torch.utils.checkpoint import checkpoint
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-
-        def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=False)
-
-    plain = profile(nn.Sequential(Block().body), args=(torch.empty(32, 64),))
-    saved = profile(Block(), args=(torch.empty(32, 64),))
-    assert plain.recompute_flops == 0
-    # the last linear layer is not run again: nothing it saves is missing after its input is there (early stop)
-    assert saved.recompute_flops == 2 * 32 * 64 * 64 + 32 * 64
-    assert (saved.fwd_flops, saved.bwd_flops) == (plain.fwd_flops, plain.bwd_flops)
 
 
 class Stateful(nn.Module):

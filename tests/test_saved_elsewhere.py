@@ -53,13 +53,6 @@ def test_what_is_held_for_backward(hooks, saved_mib):
     assert p.first_step["zero_grad"].allocated_bytes == (BARE_MIB + 32) * MIB
 
 
-def test_offloaded_activations_are_not_at_the_peak():
-    def peak(hooks):
-        return profile(Hooked(hooks), args=(torch.empty(4096, 1024),), optimizer="sgd").peak_by_category
-    kept, left = peak(contextlib.nullcontext), peak(torch.autograd.graph.save_on_cpu)
-    assert kept["activation"] == 3 * 16 * MIB and "activation" not in left
-
-
 def test_a_stream_does_not_get_what_another_gave_back():
     with MetaTensorMode() as mode:
         side = torch.cuda.Stream()

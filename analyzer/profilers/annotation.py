@@ -66,9 +66,7 @@ class Annotation:
         row[name] = row.get(name, 0) + value
 
     def add_where(self, call: OpCall, name: str, value: float) -> None:
-        """Add to a quantity of the module that ran a call, and of its node, which may be one of an earlier step (where
-        autocast keeps a weight's cast from step to step).
-        """
+        """Add to a quantity of the module that ran a call, and of its node, also one of an earlier step."""
         self.add(self.modules, call.module, name, value)
         if call.node >= 0:
             self.add(self.nodes, call.node, name, value)
@@ -79,9 +77,7 @@ WAYS = {"forward": "fwd", "backward": "bwd"}
 
 
 def operator_key(call: OpCall) -> tuple[int, str, str]:
-    """Where `Annotation.operators` says what a call costs. The part of the step is the phase, or ``"recompute"`` where
-    checkpointing runs it again.
-    """
+    """Module, phase (``"recompute"`` where checkpointing runs it again) and operator of a call."""
     return call.module, "recompute" if call.recomputed else call.phase, str(call.signature.op)
 
 

@@ -80,9 +80,7 @@ WireRule = Callable[[CollectiveCall, int, ProcessGroupSpec], "int | None"]
 
 
 def around(times: int) -> WireRule:
-    """A ring in which each rank passes on every block but one, as large as the others, so many times: twice for a
-    reduce-scatter and then an all-gather. Rounded up to whole bytes.
-    """
+    """A ring in which each rank passes on every block but one, so many times: twice for an all-reduce. Rounded up."""
     return lambda call, whole, group: -(-whole * times * (group.size - 1) // group.size)
 
 
@@ -113,9 +111,7 @@ def all_but_own(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> in
 
 
 def passed_on(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """A chain from the root on, in an order that NCCL chooses: every rank sends the message to the next. The last one
-    sends nothing, and this one is taken not to be the last.
-    """
+    """A chain from the root, in an order of NCCL's: each rank sends the message on; this one is not the last."""
     return whole if group.size > 1 else 0
 
 

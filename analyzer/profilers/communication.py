@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT
 from analyzer.record.process_group import communicates, takes_group
-from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation
 from .collective import NOT_UNDERSTOOD, POINT_TO_POINT, Message, kind_of, message_of
@@ -75,7 +74,7 @@ def _is_view(call: OpCall) -> bool:
 # What data-parallel wrappers hold beside parameters, gradients and states: told by the collectives that use it.
 
 CAST = "cast copy"  #: of a parameter
-_GATHERS = {"_allgather_base_", "allgather_into_tensor_coalesced_"}
+_GATHERS = {"c10d::_allgather_base_", "c10d::allgather_into_tensor_coalesced_"}
 _COPIES = {"aten::copy_", "aten::_to_copy"}  # of FSDP1: a shard in the dtype of computation, or from the host
 
 
@@ -86,67 +85,40 @@ def name_buffers(log: Log, made_to_communicate: Callable[[int], bool] = lambda n
     parameters and gradients into (``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``); and what else a
     collective of c10d reads or writes in place, but for activations: what outlives the forward pass that made it.
     """
-    namer = _Namer(log)
-    for number in log.storages:
-        if made_to_communicate(number):
-            namer.name(number, BUFFER)
-    for call in log.calls:
-        namer.hear(call)
+    storages, ends = log.storages, forward_ends(log)
+    copies: set[int] = set()  # storages of copies of parameters
 
+    def name_all(numbers: Iterable[int], category: str) -> None:
+        for number in numbers:
+            if number in storages and storages[number].category in ("", BUILT):
+                storages[number].category = category
 
-class _Namer:
-    def __init__(self, log: Log) -> None:
-        self.log, self.storages, self.ends = log, log.storages, forward_ends(log)
-        self.copies: set[int] = set()  #: storages of copies of parameters
+    def is_parameter(number: int) -> bool:
+        return number in storages and storages[number].category == "parameter"
 
-    def name(self, number: int, category: str) -> None:
-        lifetime = self.storages.get(number)
-        if lifetime is not None and lifetime.category in ("", BUILT):
-            lifetime.category = category
-
-    def hear(self, call: OpCall) -> None:
-        """Name what a call uses."""
-        name = str(getattr(getattr(call.signature.op, "_schema", None), "name", ""))
-        if name.startswith("fsdp::"):
-            self._hear_fsdp(name, call)
-        elif name.startswith("c10d::"):
-            self._hear_c10d(name.removeprefix("c10d::"), call)
-        elif name in _COPIES and self._category(call.inputs[-1]) == "parameter":
-            self.copies.add(call.inputs[0] if len(call.inputs) == 2 else call.outputs[0])
-
-    def _hear_fsdp(self, name: str, call: OpCall) -> None:
-        if name == "fsdp::split_with_sizes_copy":
-            self.name(call.inputs[0], BUFFER)
-            for number in call.inputs[1:]:
-                self.name(number, UNSHARDED)
-        elif name == "fsdp::all_gather_copy_in":
-            for number in call.outputs:
-                self.name(number, BUFFER)
-            for number in call.inputs:  # a smaller mesh's shards, which forward left behind, or casts of shards
-                lifetime = self.storages.get(number)
-                if lifetime is not None:
-                    self.name(number, RESHARDED if self._is_activation(lifetime) else CAST)
-        elif name == "fsdp::chunk_cat":
-            self.name(call.inputs[-1], BUFFER)  # out=
-
-    def _hear_c10d(self, name: str, call: OpCall) -> None:
-        if name == "send":  # what a stage computed
-            return
-        if name in _GATHERS and (call.inputs[-1] in self.copies or self._category(call.inputs[-1]) == "parameter"):
-            for number in call.inputs[:-1]:
-                self.name(number, UNSHARDED)
-        for number in call.inputs:
-            lifetime = self.storages.get(number)
-            if lifetime is not None and not self._is_activation(lifetime):
-                self.name(number, BUFFER)
-
-    def _category(self, number: int) -> str:
-        lifetime = self.storages.get(number)
-        return "unknown" if lifetime is None else lifetime.category
-
-    def _is_activation(self, lifetime: StorageLifetime) -> bool:
+    def is_activation(number: int) -> bool:
+        lifetime = storages[number]
         return not lifetime.category and lifetime.phase == "forward" and outlives_forward(
-            lifetime, self.ends.get(lifetime.step, ()), self.log)
+            lifetime, ends.get(lifetime.step, ()), log)
+
+    name_all(filter(made_to_communicate, storages), BUFFER)
+    for call in log.calls:
+        name = str(getattr(getattr(call.signature.op, "_schema", None), "name", ""))
+        if name == "fsdp::split_with_sizes_copy":
+            name_all(call.inputs[:1], BUFFER)
+            name_all(call.inputs[1:], UNSHARDED)
+        elif name == "fsdp::all_gather_copy_in":
+            name_all(call.outputs, BUFFER)
+            for number in filter(storages.__contains__, call.inputs):  # what a smaller mesh's forward left, or casts
+                name_all([number], RESHARDED if is_activation(number) else CAST)
+        elif name == "fsdp::chunk_cat":
+            name_all(call.inputs[-1:], BUFFER)  # out=
+        elif name.startswith("c10d::") and name != "c10d::send":  # what is sent is what a stage computed
+            if name in _GATHERS and (call.inputs[-1] in copies or is_parameter(call.inputs[-1])):
+                name_all(call.inputs[:-1], UNSHARDED)
+            name_all([n for n in call.inputs if n in storages and not is_activation(n)], BUFFER)
+        elif name in _COPIES and is_parameter(call.inputs[-1]):
+            copies.add(call.inputs[0] if len(call.inputs) == 2 else call.outputs[0])
 
 
 # What collectives and messages between ranks move, per call, node, module and phase.
@@ -185,9 +157,7 @@ def profile_communication(log: Log) -> Annotation:
 
 
 def _list_calls(log: Log) -> Iterator[tuple[int, str, OpCall, int]]:
-    """Calls that are alike: step and phase that they are for, one of them, and how many there are. None of a log in
-    which nothing communicates.
-    """
+    """Alike calls: step and phase that they are for, one of them, their number. None where nothing communicates."""
     if not any(map(is_message, log.signatures())):
         return
     purposes = find_purposes(log)

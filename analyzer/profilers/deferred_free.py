@@ -158,9 +158,7 @@ class HeldBack(NamedTuple):
 
 
 def hold_back(log: Log) -> HeldBack | None:
-    """The upper bound; None where the program never called ``record_stream``. At the end of a step the host is taken to
-    know that all is done.
-    """
+    """The upper bound; None where the program never called ``record_stream``. The host waits at the end of a step."""
     if log.journal is None or log.journal_start is None:
         return None
     return _Replay(log, log.journal_start).run()

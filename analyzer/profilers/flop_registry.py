@@ -130,9 +130,7 @@ def is_zero_flop_op(op: Hashable) -> bool:
 
 @cache
 def of_each(formula: Formula, op: Hashable) -> Formula:
-    """The formula of an operator over lists (`_foreach_mul_` and the like), which applies ``formula``, that of ``op``,
-    to each element in turn; in place there is no result, but self.
-    """
+    """The formula of an operator over lists (`_foreach_mul_`), which applies that of ``op`` to each element in turn."""
     def each_flops(*args: Any, out: Any = None, **kwargs: Any) -> FlopCount | None:
         lists = [a for a in args if is_list(a) and any(True for _ in tensors(a))]
         length = len(lists[0]) if lists else 0

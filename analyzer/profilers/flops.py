@@ -65,9 +65,7 @@ def find_convention(name: str) -> Convention:
 
 def from_table(name: str, table: dict[str, Formula], products: Callable[[FlopCount], FlopCount],
                sees: Callable[[set[str]], bool]) -> Rule:
-    """Count by the table's formula, else by ``products`` where an operator that it ``sees``, by its family's names,
-    multiplies and accumulates; else unseen.
-    """
+    """Count by the table's formula, else by ``products`` where an operator that it ``sees`` multiplies; else unseen."""
     memo_key = f"flops of {name}"
 
     def count(signature: Signature) -> FlopCount | None:

@@ -1,24 +1,141 @@
-"""From the operator calls of a step to the loops that TorchInductor would generate, each over one buffer.
-
-A function of single elements has no loop of its own: each loop that reads it computes it again from its inputs, until
-something needs it in memory (a kernel that is not generated, a result of the graph, or the thresholds below). After
-``TensorBox.mark_reuse``, ``StorageBox.realize_hint`` and ``GraphLowering.run_node`` in ``torch/_inductor``.
-"""
+"""From the operator calls of a step to the loops that TorchInductor would generate, each over one buffer."""
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from analyzer.meta.spec import TensorSpec
+import torch
+
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
-from .fused_lowering import Reduction, lower
 from .host_time import waits_for_device
 from .kernel_time import is_view
+from .operator.registration import bind
 from .traffic import NOTHING, plan_of, touched_bytes
+
+# What TorchInductor makes of one operator: part of a kernel over elements, a reduction, or a kernel of its own.
+#
+# After ``torch/_inductor/lowering.py`` and ``decomposition.py``: what PyTorch tags as pointwise or as a reduction is
+# lowered as one; those below are lowered or decomposed into such without the tag. Everything else (products,
+# convolutions, attention, sorting, what scatters with atomic additions) keeps its own kernel: it is extern.
+
+#: Lowered as functions of single elements of their inputs, without `torch.Tag.pointwise`.
+POINTWISE = frozenset((
+    "_to_copy copy fill zero native_dropout_backward hardtanh_backward elu_backward leaky_relu_backward "
+    "softplus_backward hardswish_backward mse_loss_backward nll_loss_backward nll_loss2d_backward glu_backward glu "
+    "embedding gather index _unsafe_index index_select cat stack constant_pad_nd flip roll repeat triu tril "
+    "slice_backward select_backward diagonal_backward slice_scatter select_scatter masked_fill lift_fresh_copy "
+    "zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full arange linspace scalar_tensor eye "
+    "one_hot max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
+    "_native_batch_norm_legit_no_training upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
+    "upsample_nearest1d pixel_shuffle pixel_unshuffle reflection_pad2d replication_pad2d im2col"
+).split())
+#: The same with numbers drawn in the kernel: their results are saved for backward, never drawn again.
+RANDOM = frozenset("native_dropout rand randn rand_like randn_like bernoulli uniform normal".split())
+#: What is tagged `torch.Tag.reduction`, which torch 2.9 does not have, and reductions that no version tags; most of
+#: these give results of the input's size too, from it and what was reduced.
+REDUCTIONS = frozenset((
+    "all amax amin aminmax any argmax argmin count_nonzero linalg__powsum max mean min nansum norm prod std std_mean "
+    "sum var var_mean "
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
+    "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm cudnn_batch_norm "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update batch_norm_backward "
+    "native_batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward mse_loss "
+    "nll_loss_forward nll_loss2d_forward linalg_vector_norm logsumexp cumsum cumprod _adaptive_avg_pool2d"
+).split())
+_BATCH_NORMS = frozenset(name for name in REDUCTIONS if "batch_norm" in name)
+
+
+class Reduction(NamedTuple):
+    """``outputs`` results of ``reduced`` elements each; ``is_inner``: those are the last dimensions."""
+
+    outputs: int
+    reduced: int
+    is_inner: bool
+
+
+class Lowering(NamedTuple):
+    """How an operator is lowered: ``"pointwise"``, ``"random"``, ``"reduction"`` or ``"extern"``."""
+
+    kind: str
+    reduction: Reduction | None = None
+
+
+MEMO_KEY = "lowering"
+EXTERN, ELEMENTS, DRAWN = Lowering("extern"), Lowering("pointwise"), Lowering("random")
+
+
+def operator_name(signature: Signature) -> str:
+    """The name without namespace and without the ``_`` of operators that write into their first argument."""
+    name = str(getattr(getattr(signature.op, "_schema", None), "name", "")).partition("::")[2]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def lower(signature: Signature) -> Lowering:
+    """The lowering of any call of a signature that is no view, made once."""
+    found: Lowering | None = signature.memo.get(MEMO_KEY)
+    if found is None:
+        found = signature.memo[MEMO_KEY] = _lower(signature)
+    return found
+
+
+def _lower(signature: Signature) -> Lowering:
+    op, name = signature.op, operator_name(signature)
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+        return EXTERN
+    if any(spec.dtype.is_complex or not spec.device.startswith("cuda")
+           for spec in (*signature.inputs, *signature.outputs) if spec):
+        return EXTERN
+    if name in RANDOM:
+        return DRAWN
+    if name in REDUCTIONS:
+        found = find_reduction(signature, name)
+        return ELEMENTS if found is None else Lowering("reduction", found)
+    return ELEMENTS if name in POINTWISE or torch.Tag.pointwise in op.tags else EXTERN
+
+
+def find_reduction(signature: Signature, name: str) -> Reduction | None:
+    """What an operator reduces, None where it reduces nothing (batch norm by running statistics)."""
+    source = max(signature.inputs, key=lambda spec: spec.numel, default=None)
+    if source is None or not source.numel or not signature.outputs:
+        return None
+    if "group_norm" in name:
+        groups = bind(signature)["group"] * source[0]
+        return Reduction(groups, source.numel // groups, True)
+    dims = reduced_dims(signature, name, source)
+    reduced = math.prod(source[i] for i in dims)
+    if reduced == 1:
+        return None
+    kept = [i for i, size in enumerate(source) if i not in dims and size > 1]
+    is_inner = not kept or min((i for i in dims if source[i] > 1), default=0) > max(kept)
+    return Reduction(source.numel // reduced, reduced, is_inner)
+
+
+def reduced_dims(signature: Signature, name: str, source: TensorSpec) -> set[int]:
+    """The dimensions of ``source`` that an operator reduces."""
+    every, given = set(range(len(source))), bind(signature)
+    if name in _BATCH_NORMS:
+        return every - {1} if given.get("training", True) else set()  # else by statistics that are there
+    if "layer_norm" in name or "rms_norm" in name:
+        return set(range(len(source) - len(given["normalized_shape"]), len(source)))
+    if name == "_adaptive_avg_pool2d":
+        return set(range(len(source) - 2, len(source))) if signature.outputs[0][-1] == 1 else set()
+    if name.startswith(("mse_loss", "nll_loss")):
+        return every if signature.outputs[0].numel == 1 else set()
+    dim = given.get("dim")
+    if dim is None or dim == []:
+        return every
+    return {d % len(source) for d in ([dim] if isinstance(dim, int) else dim)} if source else every
+
+# The loops of a step. A function of single elements has no loop of its own: each loop that reads it computes it again
+# from its inputs, until something needs it in memory (a kernel that is not generated, a result of the graph, or the
+# thresholds below). After ``TensorBox.mark_reuse``, ``StorageBox.realize_hint`` and ``GraphLowering.run_node`` in
+# ``torch/_inductor``.
 
 #: ``config.realize_reads_threshold``: what reads more than so many buffers and is read more than once is stored.
 REUSED_READS = 4
@@ -36,22 +153,36 @@ class Buffer:
     is_result: bool = False
 
 
-@dataclass(slots=True)
-class Loop:
-    """One scheduled node: a generated loop, or a call that keeps its kernels (``extern``).
+@dataclass(eq=False, slots=True)
+class Kernel:
+    """Generated loops that run as one, at first one of them, or a call that keeps its kernels (``extern``).
 
-    ``elements``: that it writes, or results of a reduction. ``reads`` and ``writes`` are bytes by index of the buffer.
-    ``calls``: indices of the operator calls that it computes.
+    ``outputs``, ``reduced``: elements that it writes, or results of reductions of so many elements each, over the last
+    dimensions where ``is_inner``. ``reads`` and ``writes`` are bytes by index of the buffer; not all go through memory.
+    ``calls``: indices of the operator calls that it computes. ``has_second_pass``: it goes over the elements again with
+    what was reduced of them, as a softmax does.
     """
 
     graph: int
-    elements: int
+    outputs: int
     reduced: int = 1
     is_inner: bool = True
     extern: OpCall | None = None
     reads: dict[int, float] = field(default_factory=dict)
     writes: dict[int, float] = field(default_factory=dict)
     calls: frozenset[int] = frozenset()
+    first: int = 0           #: of its loops, by their order
+    last: int = 0
+    loops: int = 1
+    moved_bytes: int = 0
+    has_second_pass: bool = False
+    sources: set[Kernel] = field(default_factory=set)  #: kernels whose results it reads
+    users: set[Kernel] = field(default_factory=set)
+
+    @property
+    def elements(self) -> int:
+        """That it runs over."""
+        return self.outputs * self.reduced
 
 
 class _Value(NamedTuple):
@@ -65,11 +196,9 @@ class _Value(NamedTuple):
 
 
 class FusedGraph(NamedTuple):
-    """The loops of the compiled passes of a step in order, their buffers, and in which record of `Log.phases` each
-    graph runs: a pass is one graph, or several where Python reads a result.
-    """
+    """The loops of the compiled passes in order, their buffers, and the place in `Log.phases` of each graph."""
 
-    loops: list[Loop]
+    loops: list[Kernel]
     buffers: list[Buffer]
     phases: list[int]
 
@@ -82,7 +211,7 @@ def build_graph(log: Log, fuses: bool = True) -> FusedGraph:
 class _Builder:
     def __init__(self, log: Log, fuses: bool) -> None:
         self.log, self.storages, self.fuses = log, log.storages, fuses
-        self.loops: list[Loop] = []
+        self.loops: list[Kernel] = []
         self.buffers: list[Buffer] = []
         self.values: dict[int, _Value] = {}
         self.users: Counter[int] = Counter()
@@ -96,17 +225,20 @@ class _Builder:
         return len(self.phases) - 1
 
     def build(self) -> FusedGraph:
-        passes = list_passes(self.log)
-        for i, (_, _, calls) in enumerate(passes):
-            for _, call in calls:
-                for number in set(call.inputs):
-                    self.users[number] += 1
-                    self.last_use[number] = i
-        for i, (phase, end, calls) in enumerate(passes):
+        calls, passes = self.log.calls, []
+        for phase, record in enumerate(self.log.phases):
+            if record.step == self.log.steps - 1 and record.phase in COMPILED:
+                part = [(i, calls[i]) for i in range(record.first_call, record.last_call)]
+                passes.append((phase, record.end_event, [(i, call) for i, call in part if runs_kernel(call)]))
+        for place, (_, _, part) in enumerate(passes):
+            for _, call in part:
+                self.users.update(set(call.inputs))
+                self.last_use.update(dict.fromkeys(call.inputs, place))
+        for place, (phase, end, part) in enumerate(passes):
             self.phases.append(phase)
-            for index, call in calls:
+            for index, call in part:
                 self.add(index, call)
-            self.end_pass(i, end)
+            self.end_pass(place, end)
         return FusedGraph(self.loops, self.buffers, self.phases)
 
     def add(self, index: int, call: OpCall) -> None:
@@ -158,19 +290,23 @@ class _Builder:
         """The contents of a storage; what was there before the step is in memory."""
         found = self.values.get(number)
         if found is None:
-            self.buffers.append(Buffer(self.storages[number].nbytes if number in self.storages else 0))
-            found = self.values[number] = self.stored(len(self.buffers) - 1)
+            nbytes = self.storages[number].nbytes if number in self.storages else 0
+            found = self.values[number] = self.stored(self.new_buffer(nbytes))
         return found
 
     def stored(self, buffer: int) -> _Value:
         nbytes = self.buffers[buffer].nbytes
         return _Value(nbytes, 0, {buffer: nbytes}, buffer=buffer)
 
+    def new_buffer(self, nbytes: int, is_result: bool = False) -> int:
+        """The index of another buffer."""
+        self.buffers.append(Buffer(nbytes, is_result))
+        return len(self.buffers) - 1
+
     def store(self, value: _Value) -> int:
         """A loop that computes a value into a buffer of its own, whose index is the result."""
-        self.buffers.append(Buffer(value.nbytes))
-        buffer = len(self.buffers) - 1
-        self.loops.append(Loop(self.graph, value.elements, reads=dict(value.reads), writes={buffer: value.nbytes},
+        buffer = self.new_buffer(value.nbytes)
+        self.loops.append(Kernel(self.graph, value.elements, reads=dict(value.reads), writes={buffer: value.nbytes},
                                calls=value.calls))
         return buffer
 
@@ -188,9 +324,8 @@ class _Builder:
         before = self.values.get(number)
         if before is not None and touched_bytes(spec) < before.nbytes:  # a part of it: the rest stays
             old = self.realize(number)
-            self.buffers.append(Buffer(before.nbytes, is_old))
-            buffer = len(self.buffers) - 1
-            self.loops.append(Loop(self.graph, spec.numel, reads={**reads, old: reads.get(old, 0.0)},
+            buffer = self.new_buffer(before.nbytes, is_old)
+            self.loops.append(Kernel(self.graph, spec.numel, reads={**reads, old: reads.get(old, 0.0)},
                                    writes={buffer: touched_bytes(spec)}, calls=calls))
             self.values[number] = self.stored(buffer)
             return
@@ -200,32 +335,27 @@ class _Builder:
 
     def reduce(self, call: OpCall, reads: dict[int, float], calls: frozenset[int],
                reduction: Reduction) -> dict[int, float]:
-        """The loop of a reduction, and what its results of the input's size are computed from: the same, and what was
-        reduced.
-        """
-        loop = Loop(self.graph, *reduction, reads=dict(reads), calls=calls)
+        """The loop of a reduction, and what its results of the input's size are computed from."""
+        loop = Kernel(self.graph, *reduction, reads=dict(reads), calls=calls)
         full = reduction.outputs * reduction.reduced
         small = [(number, spec) for number, spec in written_tensors(call) if spec.numel != full]
         for number, spec in small:
-            self.buffers.append(Buffer(spec.nbytes))
-            loop.writes[len(self.buffers) - 1] = spec.nbytes
-            self.values[number] = self.stored(len(self.buffers) - 1)
+            buffer = self.new_buffer(spec.nbytes)
+            loop.writes[buffer], self.values[number] = spec.nbytes, self.stored(buffer)
         if not small:
             nbytes = 4 * reduction.outputs  # sums and maxima are in float32
-            self.buffers.append(Buffer(nbytes))
-            loop.writes[len(self.buffers) - 1] = nbytes
+            loop.writes[self.new_buffer(nbytes)] = nbytes
         self.loops.append(loop)
         return {**reads, **loop.writes}
 
     def add_extern(self, index: int, call: OpCall) -> None:
-        loop = Loop(self.graph, 0, extern=call, calls=frozenset({index}))
+        loop = Kernel(self.graph, 0, extern=call, calls=frozenset({index}))
         for number in call.inputs:
             buffer = self.realize(number)
             loop.reads[buffer] = self.buffers[buffer].nbytes
         for number in call.outputs:
             lifetime = self.storages.get(number)
-            self.buffers.append(Buffer(0 if lifetime is None else lifetime.nbytes))
-            buffer = len(self.buffers) - 1
+            buffer = self.new_buffer(0 if lifetime is None else lifetime.nbytes)
             loop.writes[buffer] = self.buffers[buffer].nbytes
             self.values[number] = self.stored(buffer)
         self.loops.append(loop)
@@ -240,27 +370,13 @@ class _Builder:
                 self.left.add(number)
 
 
-def list_passes(log: Log) -> list[tuple[int, int, list[tuple[int, OpCall]]]]:
-    """Of each compiled pass of the last step: its place in `Log.phases`, its last event, and its calls that run
-    kernels, with their places in `Log.calls`.
-    """
-    last, found = log.steps - 1, []
-    calls = log.calls
-    for i, record in enumerate(log.phases):
-        if record.step != last or record.phase not in COMPILED:
-            continue
-        part = [(j, calls[j]) for j in range(record.first_call, record.last_call)]
-        found.append((i, record.end_event, [(j, call) for j, call in part if runs_kernel(call)]))
-    return found
-
-
 def runs_kernel(call: OpCall) -> bool:
     """Whether a call moves anything."""
     return not is_view(call) and (plan_of(call.signature).total != NOTHING or waits_for_device(call.signature))
 
 
-def written_tensors(call: OpCall) -> Iterable[tuple[int, TensorSpec]]:
+def written_tensors(call: OpCall) -> list[tuple[int, TensorSpec]]:
     """Storage and spec of each tensor that a call writes: its results, or for those that return nothing the first."""
     if call.outputs:
-        return zip(call.outputs, call.signature.outputs)
-    return zip(call.inputs[:1], call.signature.inputs[:1])
+        return list(zip(call.outputs, call.signature.outputs))
+    return list(zip(call.inputs[:1], call.signature.inputs[:1]))

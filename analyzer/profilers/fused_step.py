@@ -1,10 +1,10 @@
 """Seconds of a step as ``torch.compile`` would run it: fused kernels, launched by generated code or as one graph."""
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from analyzer.hardware import DeviceSpec
@@ -16,15 +16,139 @@ from analyzer.record.log import Log
 
 from .annotation import Annotation, sum_seconds
 from .call_sequence import Pace
-from .fused_graph import COMPILED, Loop, build_graph
-from .fused_lowering import operator_name
-from .fusion import Kernel, fuse
+from .fused_graph import COMPILED, FusedGraph, Kernel, build_graph, operator_name
 from .host_time import HostTime, waits_for_device
 from .kernel_time import kernel_time
 from .latency import range_at_paces
 from .operator.pointwise import COSTLY
 from .schedule import PICOSECONDS, Clock, Work
 from .traffic import traffic_bytes
+
+# Which loops of a compiled graph become one kernel, as TorchInductor's scheduler puts them together.
+#
+# After ``Scheduler.fuse_nodes`` (``torch/_inductor/scheduler.py``) and ``SIMDScheduling.can_fuse``
+# (``codegen/simd.py``): loops that share data are put together, the most bytes first, where they run over the same
+# elements and nothing between them would have to run in the middle of the kernel.
+
+#: ``config.max_fusion_size``: loops of one kernel.
+MOST_LOOPS = 64
+#: Loops of one graph that stand further apart are not put together (``Scheduler.are_long_distant_nodes``).
+MOST_DISTANT = 64
+#: Least bytes that putting two loops together saves: ``config.score_fusion_memory_threshold``.
+LEAST_SHARED = 10
+#: Most kernels that are followed from one loop to see whether another waits for it.
+MOST_FOLLOWED = 512
+
+
+def runs_alike(a: Kernel, b: Kernel) -> bool:
+    """Whether two kernels run over elements that one could run over: the same ones, the same reduction, or the
+    elements or the results of a reduction. A reduction over other dimensions than the last leaves no order of the
+    elements that loops over them could follow.
+    """
+    if a.reduced > 1 and b.reduced > 1:
+        return (a.outputs, a.reduced, a.is_inner) == (b.outputs, b.reduced, b.is_inner)
+    if a.reduced == 1 and b.reduced == 1:
+        return a.outputs == b.outputs
+    plain, reducing = (a, b) if a.reduced == 1 else (b, a)
+    return plain.outputs == reducing.outputs or plain.outputs == reducing.elements and reducing.is_inner
+
+
+def fuse(graph: FusedGraph) -> list[Kernel]:
+    """The kernels of a graph in order, made of its loops, with the bytes that each moves."""
+    return _Fusion(graph).run()
+
+
+class _Fusion:
+    def __init__(self, graph: FusedGraph) -> None:
+        self.graph = graph
+        self.kernels: dict[Kernel, None] = {}
+        self.writer: dict[int, Kernel] = {}
+        self.readers: defaultdict[int, set[Kernel]] = defaultdict(set)
+
+    def run(self) -> list[Kernel]:
+        for order, kernel in enumerate(self.graph.loops):
+            kernel.first = kernel.last = order
+            self.add(kernel)
+            if kernel.extern is None:
+                for other in self.find_partners(kernel):
+                    if (other in self.kernels and other.loops + kernel.loops <= MOST_LOOPS
+                            and runs_alike(other, kernel)
+                            and not self.waits(kernel, other) and not self.waits(other, kernel)):
+                        kernel = self.merge(other, kernel)
+        found = sorted(self.kernels, key=lambda kernel: kernel.last)
+        for kernel in found:  # it reads what others made, and writes what is read outside it
+            kernel.moved_bytes = round(
+                sum(nbytes for buffer, nbytes in kernel.reads.items() if buffer not in kernel.writes)
+                + sum(nbytes for buffer, nbytes in kernel.writes.items()
+                      if self.graph.buffers[buffer].is_result or self.readers[buffer] - {kernel}))
+        return found
+
+    def add(self, kernel: Kernel) -> None:
+        self.kernels[kernel] = None
+        for buffer in kernel.reads:
+            self.readers[buffer].add(kernel)
+            source = self.writer.get(buffer)
+            if source is not None:
+                kernel.sources.add(source)
+                source.users.add(kernel)
+        for buffer in kernel.writes:
+            self.writer[buffer] = kernel
+
+    def find_partners(self, kernel: Kernel) -> list[Kernel]:
+        """Earlier kernels that share buffers with one, those that share most bytes first."""
+        shared: defaultdict[Kernel, float] = defaultdict(float)
+        for buffer, nbytes in kernel.reads.items():
+            for other in {*self.readers[buffer], self.writer.get(buffer)}:
+                if other is not None and other is not kernel and other.extern is None and (
+                        other.graph == kernel.graph and kernel.first - other.last <= MOST_DISTANT):
+                    shared[other] += min(nbytes, max(other.reads.get(buffer, 0.0), other.writes.get(buffer, 0.0)))
+        found = [other for other, nbytes in shared.items() if nbytes >= LEAST_SHARED]
+        return sorted(found, key=lambda other: (-shared[other], -other.last))
+
+    def waits(self, late: Kernel, early: Kernel) -> bool:
+        """Whether ``late`` needs a result of a third kernel that needs one of ``early``."""
+        stack = [kernel for kernel in early.users if kernel is not late]
+        seen = set(stack)
+        while stack:
+            if len(seen) > MOST_FOLLOWED:
+                return True
+            for user in stack.pop().users:
+                if user is late:
+                    return True
+                if user not in seen and user is not early:
+                    seen.add(user)
+                    stack.append(user)
+        return False
+
+    def merge(self, a: Kernel, b: Kernel) -> Kernel:
+        """One kernel of two; it takes the place of the first."""
+        del self.kernels[b]
+        if (a.reduced > 1) != (b.reduced > 1):
+            plain, reducing = (a, b) if a.reduced == 1 else (b, a)
+            a.has_second_pass |= plain.outputs == reducing.elements and plain in reducing.users
+        a.has_second_pass |= b.has_second_pass
+        if b.reduced > 1 and a.reduced == 1:
+            a.outputs, a.reduced, a.is_inner = b.outputs, b.reduced, b.is_inner
+        a.first, a.last, a.loops = min(a.first, b.first), max(a.last, b.last), a.loops + b.loops
+        for buffer, nbytes in b.reads.items():
+            a.reads[buffer] = max(a.reads.get(buffer, 0.0), nbytes)
+            self.readers[buffer].discard(b)
+            self.readers[buffer].add(a)
+        for buffer, nbytes in b.writes.items():
+            a.writes[buffer] = nbytes
+            self.writer[buffer] = a
+        a.calls |= b.calls
+        for source in b.sources:
+            source.users.discard(b)
+            source.users.add(a)
+        for user in b.users:
+            user.sources.discard(b)
+            user.sources.add(a)
+        a.sources, a.users = (a.sources | b.sources) - {a, b}, (a.users | b.users) - {a, b}
+        return a
+
+
+# The time of a compiled step.
 
 #: Rows of at most so many elements are kept in registers (``should_use_persistent_reduction`` of
 #: ``torch/_inductor/choices.py``).
@@ -69,7 +193,7 @@ class _Item(NamedTuple):
     waits: bool = False
 
     def at_pace(self, pace: Pace) -> _Item:
-        time = dataclasses.replace(self.time, seconds=self.time.seconds * pace.compute)
+        time = replace(self.time, seconds=self.time.seconds * pace.compute)
         return self._replace(time=time, host_seconds=self.host_seconds * pace.host)
 
 
@@ -97,9 +221,6 @@ class _FusedStep:
         by_graph: defaultdict[int, list[Kernel]] = defaultdict(list)
         for kernel in kernels:
             by_graph[kernel.graph].append(kernel)
-        loops: defaultdict[int, list[Loop]] = defaultdict(list)
-        for loop in graph.loops:
-            loops[loop.graph].append(loop)
         parts: list[_Part] = []
         for i, record in enumerate(self.log.phases):
             if record.step != last:
@@ -109,8 +230,10 @@ class _FusedStep:
                 parts.append(_Part(record.phase, [self.call(call) for call in calls], None))
             for number, place in enumerate(graph.phases if record.phase in COMPILED else ()):
                 if place == i:
-                    launches = [self.launch(kernel) for kernel in by_graph[number]]
-                    parts.append(_Part(record.phase, launches, count_inputs(loops[number])))
+                    launched = by_graph[number]  # a graph is given what its kernels read and do not make
+                    made = {buffer for kernel in launched for buffer in kernel.writes}
+                    inputs = len({buffer for kernel in launched for buffer in kernel.reads} - made)
+                    parts.append(_Part(record.phase, [self.launch(kernel) for kernel in launched], inputs))
         return self.describe(parts, kernels)
 
     def run_parts(self, parts: Sequence[_Part], pace: Pace) -> dict[str, float]:
@@ -130,24 +253,19 @@ class _FusedStep:
             host = self.pace["extern_seconds"] + time.kernels * self.host.host.launch_seconds
             return _Item(time, host, kernel.extern.signature, waits_for_device(kernel.extern.signature))
         nbytes = kernel.moved_bytes + self.reread_bytes(kernel)
-        found = stream_time(nbytes, self.device, self.count_instructions(kernel))
+        # of functions that take so many instructions that they may be what bounds the kernel
+        constants, signatures = find_constants(FAMILY, self.device), [self.log.calls[i].signature for i in kernel.calls]
+        instructions = sum(constants[COSTLY[name]] * signature.outputs[0].numel for signature in signatures
+                           if (name := operator_name(signature)) in COSTLY and signature.outputs)
+        found = stream_time(nbytes, self.device, instructions)
         if found is None:
             raise _UnknownTimeError
         eager = sum(self.time(self.log.calls[index]).seconds for index in kernel.calls)
         time = KernelTime(min(found.seconds, eager), found.spread, found.bound)
         return _Item(time, self.pace["kernel_seconds"] + self.host.host.launch_seconds, (nbytes, found.seconds))
 
-    def count_instructions(self, kernel: Kernel) -> float:
-        """Instructions of the functions of a kernel that take so many that they may be what bounds it."""
-        constants = find_constants(FAMILY, self.device)
-        signatures = [self.log.calls[index].signature for index in kernel.calls]
-        return sum(constants[COSTLY[name]] * signature.outputs[0].numel for signature in signatures
-                   if (name := operator_name(signature)) in COSTLY and signature.outputs)
-
     def reread_bytes(self, kernel: Kernel) -> float:
-        """What a kernel reads from memory again to use what it has reduced: rows that neither its threads' registers
-        hold nor, with all the rows in work at a time, the last cache.
-        """
+        """What is read again to use what was reduced: rows that neither registers nor, all together, the cache hold."""
         machine = read_machine(self.device)
         if machine is None or not kernel.has_second_pass or kernel.reduced <= PERSISTENT_ELEMENTS:
             return 0.0
@@ -168,9 +286,7 @@ class _FusedStep:
         return found
 
     def run_graph(self, clock: Clock, items: list[_Item], inputs: int, host: float) -> Clock:
-        """The clock after one compiled graph of so many input tensors, each of which is checked before it runs; the
-        host takes ``host`` times as long for that.
-        """
+        """The clock after one compiled graph, each of whose input tensors is checked before it runs."""
         entry = host * (self.pace["graph_seconds"] + inputs * self.pace["tensor_seconds"])
         clock = clock.after(Work(round(entry * PICOSECONDS), 0))
         if not self.is_captured:
@@ -214,9 +330,3 @@ class _FusedStep:
                 errors.add(kernel, 1, time.seconds, time.spread)
         return range_at_paces(wall, self.pace["spread"], errors, ErrorSum(),
                               lambda pace: sum(self.run_parts(parts, pace).values()))
-
-
-def count_inputs(loops: Sequence[Loop]) -> int:
-    """How many tensors a graph is given: those that its loops read and do not make."""
-    made = {buffer for loop in loops for buffer in loop.writes}
-    return len({buffer for loop in loops for buffer in loop.reads} - made)

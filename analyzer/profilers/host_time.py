@@ -58,9 +58,7 @@ def add_launches(host: HostSpec, seconds: float, kernels: int, convolutions: int
 
 
 def find_paces(host: HostSpec, calls: int, again: int, module_calls: int, trains: bool) -> dict[str, float]:
-    """Seconds of an operator by phase: the model's code makes ``calls`` of operators, and ``again`` of recomputation,
-    in so many calls of modules.
-    """
+    """Seconds of an operator by phase, for so many ``calls`` of operators, ``again`` of which are recomputation."""
     base = host.forward_seconds + (host.gradient_seconds if trains else 0.0)
     base += host.module_seconds * module_calls / max(1, calls + again)
     return {"forward": base + host.checkpoint_seconds * again / max(1, calls),

@@ -26,9 +26,7 @@ def find_rule(op: Hashable) -> TimeRule | None:
 
 
 def is_on_host(signature: Signature, device: DeviceSpec) -> bool:
-    """Whether all tensors of a call are on the host beside ``device``, which does the work itself: counters of
-    optimizer steps. Never where the host is the device.
-    """
+    """Whether all tensors of a call are on the host beside ``device``: counters of optimizer steps."""
     specs = (*signature.inputs, *signature.outputs)
     return device.kind != "cpu" and bool(specs) and all(spec.device == "cpu" for spec in specs)
 
@@ -94,9 +92,7 @@ def is_view(call: OpCall) -> bool:
 
 
 def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> KernelTime | None:
-    """The time of a call's kernels on ``device``; of none for a view, None where it is not known. ``log`` is where the
-    call is from, which knows its process group; without it that is looked for among those there are.
-    """
+    """The time of a call's kernels; none for a view, None where unknown. Its ``log`` knows its process group."""
     signature = call.signature
     if communicates(signature):
         return communication_time(signature, device) if log is None else communication_time(
@@ -169,9 +165,7 @@ def communication_time(signature: Signature, device: DeviceSpec, group: ProcessG
 
 def find_medium(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
                 world: WorldFacts | None = None) -> str | None:
-    """The links that bound a collective of ``group``, as `Path.medium`; None where they are unknown, and of messages
-    between two ranks, which leave room for others.
-    """
+    """The links that bound a collective, as `Path.medium`; None where unknown, and of messages between two ranks."""
     group = group or find_group(signature)
     if group is None or kind_of(signature) in POINT_TO_POINT:
         return None

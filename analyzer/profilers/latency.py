@@ -165,9 +165,7 @@ class _Latency:
 
 
 def _divide(time: PhaseTime, kernels: Counter[str]) -> dict[str, float | str | None]:
-    """The seconds of a phase, and what they are spent on: where kernels ran all the time, nothing is left for the
-    launches.
-    """
+    """The seconds of a phase, and what they are spent on: launches where kernels did not run all the time."""
     total, wall = sum(kernels.values()) / PICOSECONDS, time.total / PICOSECONDS
     parts = {f"{bound}_seconds": picoseconds / PICOSECONDS for bound, picoseconds in kernels.items()}
     idle = max(0.0, wall - total) if time.idle is None else time.idle / PICOSECONDS

@@ -29,9 +29,7 @@ class SavedRow(NamedTuple):
 
 
 def list_saved(log: Log, saved: Collection[int]) -> dict[int, list[SavedRow]]:
-    """By node of the last step: what it made of the ``saved`` storages (numbers), then what its gradient reads of what
-    others made and of the model's own tensors.
-    """
+    """By node of the last step: what it made of the ``saved`` storages, then what else its gradient reads."""
     last = log.steps - 1
     made: defaultdict[int, dict[int, Any]] = defaultdict(dict)
     read: defaultdict[int, dict[int, Any]] = defaultdict(dict)  # the storages, with the spec of a tensor in each
@@ -154,9 +152,7 @@ def _held(log: Log, category: str) -> int:
 
 
 def forward_ends(log: Log) -> dict[int, list[int]]:
-    """By step: the event at which each backward pass begins that has a forward pass before it; of a step without any,
-    that at which its last forward pass ends.
-    """
+    """By step: the event at which each backward pass begins; without any, that at which its last forward pass ends."""
     ends: dict[int, list[int]] = {}
     lasts: dict[int, list[int]] = {}
     end: int | None = None  # of a forward pass that no backward pass follows yet
@@ -171,9 +167,7 @@ def forward_ends(log: Log) -> dict[int, list[int]]:
 
 
 def outlives_forward(lifetime: StorageLifetime, ends: Sequence[int], log: Log) -> bool:
-    """Whether a storage that a forward pass made is alive when the next backward pass begins, or the run ends; ``ends``
-    are those of its step.
-    """
+    """Whether a forward pass's storage is alive when the next backward pass begins, by the ``ends`` of its step."""
     place = bisect_left(ends, lifetime.born)
     return lifetime.died is None or lifetime.died > (ends[place] if place < len(ends) else log.events)
 

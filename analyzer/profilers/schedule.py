@@ -157,9 +157,7 @@ class StreamClock:
 # A step whose kernels run one after the other: they wait for their launch, which the host makes at its own pace.
 
 class Work(NamedTuple):
-    """One operator call: picoseconds of the host and of its kernels (gaps between kernels included), and whether the
-    host waits for the device after it, and how long it takes to notice.
-    """
+    """Picoseconds of the host and the kernels (with gaps) of a call; whether the host waits then, and notices."""
 
     host: int
     device: int

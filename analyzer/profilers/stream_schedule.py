@@ -91,9 +91,7 @@ class HostRun(NamedTuple):
 
 
 class ScheduledStep(NamedTuple):
-    """The kernels of one step, in the order of their launches, what the host did, in order, and the time of each of
-    its phases.
-    """
+    """The kernels of one step in the order of their launches, what the host did, and the time of each phase."""
 
     step: int
     runs: list[KernelRun]
@@ -144,9 +142,7 @@ class StepSchedule:
         self._results: dict[int, Moment] = {}    # when a functional collective is done, by storage
 
     def ask(self, index: int, mark: StreamMark) -> None:
-        """The program asks something of a stream before the call at ``index``; what was recorded in an earlier step has
-        happened.
-        """
+        """The program asks something of a stream before a call; an earlier step's events have happened."""
         action, clock = mark.action, self.clock
         if action is StreamAction.SWITCH:
             self.current = mark.stream

@@ -47,10 +47,7 @@ def touched_bytes(spec: TensorSpec) -> int:
 
 
 def call_traffic(call: OpCall, storages: Mapping[int, StorageLifetime] | None = None) -> Traffic:
-    """Bytes that one call reads and writes; none for a view, which touches nothing.
-
-    With ``storages`` (`Log.storages`), arguments that share one count no more than it holds: ``x * x`` reads x once.
-    """
+    """Bytes that a call reads and writes; arguments in one of ``storages`` count no more than it holds."""
     plan = plan_of(call.signature)
     if plan.total == NOTHING:
         return NOTHING

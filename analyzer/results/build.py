@@ -25,7 +25,7 @@ from analyzer.units import add_quantities
 
 from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, TimelinePoint, UncountedInfo
 from .lane import describe_spans
-from .node_info import NodeInfo, SavedStorages, TensorInfo, describe_spec
+from .node_info import NodeInfo, TensorInfo, describe_saved, describe_spec
 from .profile import Profile
 from .run_cost import CommInfo, FusedInfo
 from .timeline import describe_placement, describe_shortage, find_unfinished, list_finished_phases, read_memory
@@ -71,9 +71,7 @@ def count_step(log: Log, inputs: Mapping[str, TensorInfo]) -> dict[str, int | No
 
 
 def list_features(log: Log) -> set[tuple[int, ...]]:
-    """The shapes of inputs of indices of which no position is a token's: they are looked up as bags, whose entries are
-    summed up (`torch.nn.EmbeddingBag`), or column by column.
-    """
+    """Shapes of indices of which none is a token's: looked up as bags (`nn.EmbeddingBag`), or column by column."""
     found: dict[tuple[int, ...], bool] = {}
     for step, call, storages, _ in log.tallies():
         name = getattr(getattr(call.signature.op, "_schema", None), "name", "")
@@ -177,10 +175,9 @@ class ProfileBuilder:
         log = self.log
         with log.reading():
             rows = self._merge((a.nodes for a in self.annotations), may_end=True)
-            storages = SavedStorages(log, {i: row.get("saved_tensors") or () for i, row in rows.items()})
-            for row in rows.values():
-                if row.get("saved_tensors"):
-                    row["saved_tensors"] = storages.describe(row["saved_tensors"])
+            saved = {i: row["saved_tensors"] for i, row in rows.items() if row.get("saved_tensors")}
+            for i, tensors in describe_saved(log, saved).items():
+                rows[i]["saved_tensors"] = tensors
             infos = {i: self._describe_node(i, rows[i]) for i, node in enumerate(log.nodes)
                      if node.step == log.steps - 1}
         for i, blank in self.blanks.items():
@@ -277,9 +274,7 @@ class ProfileBuilder:
                         sharding=sharding, extra=extra, **known)
 
     def _list_operators(self) -> dict[int, list[OperatorInfo]]:
-        """By module: one record for each operator in each part of the last step, the most work first. Of a step that
-        memory ran out in, only those of the phases that ended.
-        """
+        """By module: a record for each operator in each part of the last step that ended, the most work first."""
         log, rows = self.log, self._merge(a.operators for a in self.annotations)
         finished = None if self.is_unfinished is None else list_finished_phases(log)
         calls = Counter(operator_key(call) for call in log.calls
@@ -293,9 +288,7 @@ class ProfileBuilder:
         return found
 
     def _list_holders(self, timeline: Sequence[TimelinePoint]) -> tuple[HolderInfo, ...]:
-        """What holds memory at the peak or where memory ran out, by category and node (or tensor name). The workspace
-        of the operator that runs at the peak is no storage.
-        """
+        """What holds memory at the peak or where it ran out. The workspace of the operator that runs is no storage."""
         log, ends = self.log, forward_ends(self.log)
         found: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
         for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
@@ -312,9 +305,7 @@ class ProfileBuilder:
 
 
 def _list_aliases(log: Log, index: int, node: LogNode, held: Mapping[tuple[int, int], str]) -> tuple[str, ...]:
-    """The nodes whose storages the outputs of one share; of parameters and buffers those that get them from the model,
-    which are ``held`` by step and storage.
-    """
+    """The nodes whose storages the outputs share; of the model's tensors those that get them (``held``)."""
     found: list[str] = []
     for number, _ in node.outputs:
         lifetime = log.storages.get(number)

@@ -79,9 +79,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProfileChange:
-    """What changed from one profile to another; `analyzer.compare` makes it. Rows stand in the order of how much of the
-    step's quantity they change, largest first.
-    """
+    """What changed from one profile to another; rows stand in the order of how much of the step they change."""
 
     before: Profile
     after: Profile
@@ -109,9 +107,7 @@ class ProfileChange:
         return str(register_view.look_up("comparison_text", "render")(self))
 
     def table(self, fmt: str = "text") -> str:
-        """Every change as one table, a row each; ``fmt`` is a format of `FitTable.table`. In CSV numbers are unrounded
-        and what is unknown is empty.
-        """
+        """Every change, a row each; ``fmt`` as of `FitTable.table`. CSV has unrounded numbers, empty where unknown."""
         return str(register_view.look_up("comparison_rows", "table")(self, fmt))
 
     def to_markdown(self, path: str | Path | None = None) -> str:
@@ -119,9 +115,7 @@ class ProfileChange:
         return str(register_view.look_up("comparison_markdown", "to_markdown")(self, path))
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """One page that needs nothing else: figures, memory over both steps, modules; also written to ``path`` if one
-        is given. Raises MissingExtraError without plotly.
-        """
+        """One page that needs nothing else, also written to ``path``. Raises MissingExtraError without plotly."""
         return str(register_view.look_up("comparison_html", "to_html")(self, path))
 
     def _repr_html_(self) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
@@ -81,8 +81,9 @@ class OperatorInfo:
 
     def __add__(self, other: OperatorInfo) -> OperatorInfo:
         """The calls of both together, quantity by quantity; unknown plus anything is unknown."""
-        return replace(self, calls=self.calls + other.calls, **{
-            name: add_quantities((getattr(self, name), getattr(other, name))) for name in OPERATOR_COSTS})
+        costs: dict[str, Any] = {name: add_quantities((getattr(self, name), getattr(other, name)))
+                                 for name in OPERATOR_COSTS}
+        return replace(self, calls=self.calls + other.calls, **costs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,9 +248,7 @@ class ReplayInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What was replayed of a profile, in the order in which it ran. Reports are equal whatever they say: how a figure
-    was found is no part of it.
-    """
+    """What was replayed, in order. Reports are equal whatever they say: how a figure was found is no part of it."""
 
     rows: tuple[ReplayInfo, ...] = field(default=(), compare=False)
 

@@ -55,9 +55,7 @@ _KINDS = {LAUNCH: "launch", WAIT: "wait", SYNCHRONIZE: "wait", COMPUTE: "kernel"
 
 def describe_spans(log: Log, spans: Sequence[LaneSpan], groups: Mapping[ProcessGroupSpec, str],
                    find_path: Callable[[str], str]) -> tuple[SpanInfo, ...]:
-    """The spans of the last step of a log. ``groups`` are the names of process groups; ``find_path`` says where a
-    module stands in the user's model.
-    """
+    """The spans of a log's last step, with names of ``groups``, and of modules as ``find_path`` has them."""
     lanes = _name_lanes(log, spans, groups)
     operators: dict[object, str] = {}
     paths = [find_path(module.path) for module in log.modules]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -147,51 +147,30 @@ class NodeInfo(DeferredFields):
 _FIELDS = tuple(f.name for f in fields(NodeInfo))
 
 
-# Names for the storages that nodes keep for backward, and the records of the tensors in them.
-
-class SavedStorages:
-    """The storages that nodes keep: by which node each was made, and as which of those that the node made.
-
-    ``rows`` holds what each node keeps and reads, by its index in the log.
-    """
-
-    def __init__(self, log: Log, rows: Mapping[int, Iterable[SavedRow]]) -> None:
-        self.log = log
-        #: number -> (name of the storage, who made it, kind)
-        self._names: dict[int, tuple[str, str, str]] = {}
-        for index, saved in rows.items():
-            node = log.nodes[index]
-            own = [row.number for row in saved if self._is_made_by(index, row.number)]
-            kind = "input" if node.op == "placeholder" else "activation"
-            for i, number in enumerate(n for n in own if n not in self._names):
-                self._names[number] = f"{node.name}:{i}", node.name, kind
-        for saved in rows.values():
-            for row in saved:
-                if row.number not in self._names:
-                    self._names[row.number] = self._find(row.number)
-
-    def _is_made_by(self, index: int, number: int) -> bool:
-        lifetime = self.log.storages[number]
-        if lifetime.category == "input":
-            node = self.log.nodes[index]
-            return node.op == "placeholder" and number in [n for n, _ in node.outputs]
-        return lifetime.node == index and not lifetime.category
-
-    def describe(self, rows: Iterable[SavedRow]) -> tuple[SavedTensorInfo, ...]:
-        """The records of what one node keeps and reads."""
-        found = []
-        for row in rows:
-            storage, made_by, kind = self._names[row.number]
-            spec = describe_spec(row.spec)
-            found.append(SavedTensorInfo(spec.shape, spec.dtype, spec.device, storage,
-                                         self.log.storages[row.number].nbytes, made_by, kind, row.is_read))
-        return tuple(found)
-
-    def _find(self, number: int) -> tuple[str, str, str]:
-        """Of a storage that no node of the step keeps: the model's own, or one from outside of the step."""
-        lifetime = self.log.storages[number]
+def describe_saved(log: Log, rows: Mapping[int, Sequence[SavedRow]]) -> dict[int, tuple[SavedTensorInfo, ...]]:
+    """The records of what each node keeps and reads, by its index in the log, with names for the storages."""
+    names: dict[int, tuple[str, str, str]] = {}  # by number: name of the storage, who made it, kind
+    for index, saved in rows.items():
+        node, is_input = log.nodes[index], log.nodes[index].op == "placeholder"
+        given = {number for number, _ in node.outputs} if is_input else set()
+        own = [row.number for row in saved if row.number not in names and (
+            row.number in given if (lifetime := log.storages[row.number]).category == "input"
+            else lifetime.node == index and not lifetime.category)]
+        names |= {number: (f"{node.name}:{i}", node.name, "input" if is_input else "activation")
+                  for i, number in enumerate(own)}
+    for number in (row.number for saved in rows.values() for row in saved if row.number not in names):
+        lifetime = log.storages[number]
         if lifetime.category in ("parameter", "buffer", "input"):
-            return lifetime.label, lifetime.label, lifetime.category
-        made_by = self.log.nodes[lifetime.node].name if lifetime.node >= 0 else "(outside the model)"
-        count = sum(maker == made_by for _, maker, _ in self._names.values())
-        return f"{made_by}:{count}", made_by, "activation"
+            names[number] = lifetime.label, lifetime.label, lifetime.category
+        else:  # of a storage from outside of the step
+            made_by = log.nodes[lifetime.node].name if lifetime.node >= 0 else "(outside the model)"
+            count = sum(maker == made_by for _, maker, _ in names.values())
+            names[number] = f"{made_by}:{count}", made_by, "activation"
+    return {index: tuple([_describe_row(log, row, *names[row.number]) for row in saved])
+            for index, saved in rows.items()}
+
+
+def _describe_row(log: Log, row: SavedRow, storage: str, made_by: str, kind: str) -> SavedTensorInfo:
+    spec = describe_spec(row.spec)
+    return SavedTensorInfo(spec.shape, spec.dtype, spec.device, storage, log.storages[row.number].nbytes, made_by, kind,
+                           row.is_read)

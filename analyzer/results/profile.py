@@ -181,14 +181,12 @@ class Profile(DeviceRecord):
         >>> round(p.mfu(), 4), round(p.hfu(), 4), round(p.mfu(0.040), 4)
         (0.3032, 0.4043, 0.1516)
         """
-        found: float | None = register_view.look_up("utilization", "mfu")(self, "mfu", seconds, device, dtype)
-        return found
+        return register_view.look_up("utilization", "mfu")(self, "mfu", seconds, device, dtype)
 
     def hfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
             dtype: str | None = None) -> float | None:
         """Hardware FLOPs utilization: `mfu` with what checkpointing runs again (Korthikanti et al., 2022, 6.3)."""
-        found: float | None = register_view.look_up("utilization", "mfu")(self, "hfu", seconds, device, dtype)
-        return found
+        return register_view.look_up("utilization", "mfu")(self, "hfu", seconds, device, dtype)
 
     def cost_of(self, tokens: float | None = None, samples: float | None = None, price: float | None = None,
                 gpus: int | None = None, power: float | None = None) -> RunCost:
@@ -204,15 +202,11 @@ class Profile(DeviceRecord):
         >>> cost.steps, round(cost.hours, 3), round(cost.dollars, 2)  # 2e9 / (8 * 16,384), * 0.1 s, * 8 * $2.50
         (15259, 0.424, 8.48)
         """
-        found: RunCost = register_view.look_up("cost_of", "cost_of")(self, tokens, samples, price, gpus, power)
-        return found
+        return register_view.look_up("cost_of", "cost_of")(self, tokens, samples, price, gpus, power)
 
     def roofline(self) -> Roofline:
-        """Where operators and modules stand under the roofline of the profile's device: FLOPs to a byte, the rate
-        that they reach, and what bounds it. Raises InputError where the profile names no device of the catalogue.
-        """
-        found: Roofline = register_view.look_up("roofline", "roofline")(self)
-        return found
+        """Where operators and modules stand under the device's roofline. Raises InputError without a known device."""
+        return register_view.look_up("roofline", "roofline")(self)
 
     @property
     def step_phases(self) -> dict[str, PhaseInfo]:
@@ -221,9 +215,7 @@ class Profile(DeviceRecord):
 
     @property
     def communicates(self) -> bool | None:
-        """Whether ranks communicate in a step; None where they do, but how much is unknown (as of
-        DistributedDataParallel outside a world).
-        """
+        """Whether ranks communicate in a step; None where they do unseen (DistributedDataParallel outside a world)."""
         sizes = [phase.comm_bytes for phase in (*self.first_step.values(), *self.phases.values())]
         if any(sizes):
             return True
@@ -305,9 +297,7 @@ class Profile(DeviceRecord):
         return self.export("networkx")
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """One HTML page that opens offline: the verdict, memory over the step, time, modules, nodes. Raises
-        MissingExtraError without plotly.
-        """
+        """One HTML page that opens offline. Raises MissingExtraError without plotly."""
         return self.export("html", path)
 
     def to_chrome_trace(self, path: str | Path | None = None) -> dict[str, Any]:
@@ -319,9 +309,7 @@ class Profile(DeviceRecord):
         return self.export("memory_snapshot", path)
 
     def fits(self, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
-        """Whether the step fits on ``device`` in a job of ``world_size`` processes (by default the profile's own of
-        both), line by line with sources.
-        """
+        """Whether the step fits on ``device`` among ``world_size`` processes (by default its own), line by line."""
         return register_view.look_up("fits", "fits")(self, device, world_size)
 
     def advise(self, device: str | DeviceSpec | None = None) -> Advice:

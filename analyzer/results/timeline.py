@@ -1,6 +1,7 @@
 """Memory over time, and what can be said of a step that ended for want of it."""
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -143,26 +144,23 @@ class _Names:
     def __init__(self, log: Log) -> None:
         self.log, self.ends = log, forward_ends(log)
         self._of_storage: dict[int, tuple[str, str]] = {}
-        self._of_operator: dict[object, str] = {}
+        self._operator = functools.cache(str)
 
     def describe(self, change: AllocatorEvent, lifetime: StorageLifetime | None) -> MemoryEvent:
         action, address, nbytes, call = change
         if action != "alloc" and action != "free":
             return MemoryEvent(action, address, nbytes)
         if lifetime is None:
-            return MemoryEvent(action, address, nbytes, self._operator(call), "workspace")
+            return MemoryEvent(action, address, nbytes, self._find_operator(call), "workspace")
         found = self._of_storage.get(lifetime.number)
         if found is None:
-            node = self.log.nodes[lifetime.node] if lifetime.node >= 0 else None
-            name = lifetime.label or (self._operator(lifetime.born_call) if node is None else node.name)
+            name = lifetime.label or (self.log.nodes[lifetime.node].name if lifetime.node >= 0 else
+                                      self._find_operator(lifetime.born_call))
             found = self._of_storage[lifetime.number] = name, category_of(lifetime, self.log, self.ends)
         return MemoryEvent(action, address, nbytes, *found)
 
-    def _operator(self, call: int) -> str:
-        if call >= len(self.log.calls):
-            return ""
-        op = self.log.calls[call].signature.op
-        return self._of_operator.get(op) or self._of_operator.setdefault(op, str(op))
+    def _find_operator(self, call: int) -> str:
+        return self._operator(self.log.calls[call].signature.op) if call < len(self.log.calls) else ""
 
 
 def _state_after(changes: list[AllocatorEvent], owners: dict[int, StorageLifetime],
@@ -209,9 +207,7 @@ def join_spans(spans: Iterable[Span]) -> list[Span]:
 
 def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int, shift: int,
             host_starts: Mapping[int, int]) -> Iterator[TimelinePoint]:
-    """One point per call that changed what is in use, one more before it where it was higher while the call ran.
-    ``shift`` is how many more memory events than ``changes`` there are before one.
-    """
+    """One point per call that changed what is in use, one more before it where it was higher while the call ran."""
     allocated = reserved = 0
     has_segments, seconds = log.device != "cpu", {call: start / PICOSECONDS for call, start in host_starts.items()}
     for change in changes[:start]:

@@ -136,9 +136,7 @@ class FitTable:
         return f"fits on {', '.join(self.fitting)}" if self.fitting else "no device of these is known to hold it"
 
     def table(self, fmt: str = "text") -> str:
-        """A row for each device; ``fmt`` is ``"text"``, ``"markdown"``, ``"csv"``, ``"latex"``, ``"html"`` or a format
-        of tabulate.
-        """
+        """A row for each device; ``fmt`` is "text", "markdown", "csv", "latex", "html" or a format of tabulate."""
         return str(register_view.look_up("fit_rows", "table")(self, fmt))
 
     def _repr_html_(self) -> str:

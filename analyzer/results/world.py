@@ -29,9 +29,7 @@ Option = str | int | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
-    """``analyzer profile TARGET`` with ``options`` by their names (``loss_chunks`` is ``--loss-chunks``), its inputs
-    written out.
-    """
+    """``analyzer profile TARGET`` with ``options`` by their names (``loss_chunks`` is ``--loss-chunks``)."""
 
     target: str
     options: dict[str, Option] = field(default_factory=dict)
@@ -117,9 +115,7 @@ class RankRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A process group that this rank is in. Its name is that of its mesh dimension, ``"world"`` for the default group,
-    its description, or its ranks.
-    """
+    """A process group of this rank, named for its mesh dimension, ``"world"``, its description, or its ranks."""
 
     name: str
     size: int

@@ -1,7 +1,6 @@
 """A row for each call that communicates: its group by mesh dimension, its place in the step, and totals."""
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,60 +144,6 @@ def test_replayed_blocks_have_the_same_rows(mesh):
     assert any(part.kind == "block" and part.replayed for part in replayed.replay)
     assert replayed.comm == run.comm and len(run.comm) == 40 * 8 - 1
     assert replayed.phases["backward"].comm_bytes == run.phases["backward"].comm_bytes == 79 * ROWS
-
-
-class Everything(nn.Module):
-    """Calls whatever torch.distributed has, functional or not, one by one and in a batch."""
-
-    def __init__(self, mesh):
-        super().__init__()
-        self.world, self.tp = dist.group.WORLD, mesh.get_group("tp")
-
-    def forward(self, x):
-        eight = [torch.empty_like(x) for _ in range(8)]
-        whole, part = torch.empty(8 * len(x), device=x.device), torch.empty(len(x) // 8, device=x.device)
-        dist.all_reduce(x)
-        dist.all_reduce(x, group=self.tp)
-        dist.all_gather(eight, x, group=self.tp)
-        dist.all_gather_into_tensor(whole, x, group=self.tp)
-        dist.reduce_scatter_tensor(part, x, group=self.tp)
-        dist.reduce_scatter(torch.empty_like(x), eight, group=self.tp)
-        dist.all_to_all_single(torch.empty_like(x), x, group=self.tp)
-        dist.all_to_all([torch.empty_like(x) for _ in range(8)], eight, group=self.tp)
-        dist.broadcast(x, 0)
-        dist.reduce(x, 0)
-        dist.gather(x, None, 0)
-        dist.scatter(x, None, 0)
-        dist.barrier()
-        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 6), dist.P2POp(dist.irecv, part, 4)]):
-            work.wait()
-        y = collectives.all_reduce(x, "sum", self.world)
-        y = collectives.all_gather_tensor(y, 0, self.tp)
-        y = collectives.reduce_scatter_tensor(y, "sum", 0, self.tp)
-        y = collectives.all_to_all_single(y, None, None, self.tp)
-        y = collectives.broadcast(y, 0, self.tp)
-        return sum(collectives.all_reduce_coalesced([x, y], "sum", self.tp))
-
-
-def test_as_many_calls_as_torch_counts(mesh):
-    from torch.distributed.tensor.debug import CommDebugMode
-    from torch.distributed.tensor.debug._comm_mode import NATIVE_TO_PY_MAPPING
-
-    x = torch.zeros(64)
-    with CommDebugMode() as counted:
-        Everything(mesh)(x.clone())
-    found = profile(Everything(mesh), args=(x,), mode="infer").comm
-    kinds = Counter(r.kind for r in found)
-    assert (kinds["barrier"], kinds["send"], kinds["recv"]) == (1, 1, 1), "which CommDebugMode leaves out"
-    counts: Counter[object] = Counter()
-    for row in found:
-        namespace, name, _ = row.operator.split(".")
-        packet = getattr(getattr(torch.ops, namespace), name)
-        if row.kind not in ("barrier", "send", "recv"):
-            counts[NATIVE_TO_PY_MAPPING.get(packet, packet)] += 1
-    assert counts == counted.get_comm_counts() and sum(counts.values()) == 18
-    assert [(r.group, r.peer, r.bytes, r.wire_bytes) for r in found if r.kind in ("send", "recv")] == [
-        ("world", 6, 256, 256), ("world", 4, 32, 0)]
 
 
 def test_rows_outlive_the_group_that_they_are_of(mesh):

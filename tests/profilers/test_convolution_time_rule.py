@@ -6,7 +6,7 @@ import torch
 
 from analyzer.hardware import find_device
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.kernel_time import find_rule, signature_time
+from analyzer.profilers.kernel_time import find_rule
 
 H200 = find_device("h200")
 aten = torch.ops.aten
@@ -34,12 +34,6 @@ def forward(x=X, w=W, y=Y, bias=None, geometry=GEOMETRY, device=H200):
 
 def backward(mask, x=X, w=W, y=Y, geometry=GEOMETRY):
     return time_of(aten.convolution_backward.default, (y, x, w, [0], *geometry, mask), (x, w))
-
-
-def test_variants_of_one_convolution():
-    cudnn = time_of(aten.cudnn_convolution.default, (X, W, [1, 1], [1, 1], [1, 1], 1, False, False, True), (Y,)) \
-        if hasattr(aten, "cudnn_convolution") else forward()
-    assert cudnn == forward()
 
 
 def test_output_mask():
@@ -89,12 +83,6 @@ def test_sequences_and_devices():
     assert forward(device=find_device("cpu")) is None
     assert forward(spec(8, 4, 8, 8, dtype=torch.complex64), spec(4, 4, 3, 3, dtype=torch.complex64),
                    spec(8, 4, 8, 8, dtype=torch.complex64)) is None
-
-
-def test_on_the_host():
-    x, w, y = (TensorSpec.of(s.shape, s.stride, s.dtype, "cpu") for s in (X, W, Y))
-    signature = Signature(aten.convolution.default, (x, w, None, *GEOMETRY), {}, (x, w), (y,))
-    assert signature_time(signature, H200).kernels == 0
 
 
 def test_a_bias_gradient_is_a_sum_of_the_results_gradient():

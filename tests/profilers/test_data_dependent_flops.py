@@ -32,9 +32,3 @@ def test_an_operator_of_unknown_size_counts_by_its_own_formula(function, args, f
     assert (predicted.fwd_flops, predicted.uncounted) == (flops, ())
     if not args[0].is_meta:
         assert measure(Apply(function), args=args, mode="infer", steps=1).fwd_flops == flops
-
-
-def test_counting_with_weights_adds_them():
-    found = profile(Apply(lambda x, w: torch.bincount(x, w)), mode="infer", device="cpu",
-                    args=(torch.randint(0, 5, (100,)), torch.rand(100)))
-    assert found.fwd_flops == 100  # a sum for each element

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import MetaTensorMode, Profile, ProfileOptions, profile
+from analyzer import Profile, ProfileOptions, profile
 
 MIB = 1 << 20
 
@@ -93,17 +93,3 @@ def test_the_end_of_a_step_is_waited_for():
     assert [row.reason for row in p.replay if row.kind == "step"] == [
         "it uses streams or events, or waits for the device"]
     assert Profile.from_json(p.to_json()).peak_reserved_bytes_range == p.peak_reserved_bytes_range
-
-
-def test_streams_have_pools_of_their_own():
-    with MetaTensorMode() as mode:
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            first = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
-        place = first.data_ptr()
-        del first
-        other = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
-        assert other.data_ptr() != place and mode.space.allocator().reserved_bytes == 64 * MIB
-        with torch.cuda.stream(side):
-            assert torch.empty(32 * MIB, dtype=torch.uint8, device="cuda").data_ptr() == place
-        assert {segment["stream"] for segment in torch.cuda.memory_snapshot()} == {0, side.stream_id}

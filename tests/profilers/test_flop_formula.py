@@ -36,16 +36,12 @@ def meta(*shape, dtype=torch.float32, requires_grad=False):
 
 @pytest.mark.parametrize("count, macs", [
     (lambda: of(aten.mv.default, spec(3, 5), spec(5), out=spec(3)), 15),
-    (lambda: of(aten.dot.default, spec(7), spec(7), out=spec()), 7),
-    (lambda: of(aten.vdot.default, spec(7), spec(7), out=spec()), 7),
     (lambda: of(aten.addmv.default, spec(3), spec(3, 5), spec(5)), 15),
     (lambda: of(aten.addr.default, spec(3, 4), spec(3), spec(4)), 12),
     (lambda: of(aten.addbmm.default, spec(3, 4), spec(2, 3, 5), spec(2, 5, 4)), 2 * 3 * 5 * 4),
     (lambda: of(aten.matmul.default, spec(6, 2, 3), spec(3, 4), out=spec(6, 2, 4)), 6 * 2 * 3 * 4),
     (lambda: of(aten.linear.default, spec(6, 2, 3), spec(4, 3), out=spec(6, 2, 4)), 6 * 2 * 3 * 4),
     (lambda: of(aten._grouped_mm.default, spec(20, 8), spec(4, 8, 6), spec(4, dtype=torch.int32), out=spec(20, 6)),
-     20 * 8 * 6),
-    (lambda: of(aten._grouped_mm.default, spec(4, 20, 8), spec(8, 6), spec(4, dtype=torch.int32), out=spec(20, 6)),
      20 * 8 * 6),
     (lambda: of(aten._grouped_mm.default, spec(4, 20, 8), spec(4, 8, 6), None, out=spec(4, 20, 6)), 4 * 20 * 8 * 6),
     (lambda: of(aten._grouped_mm.default, spec(20, 8), spec(8, 6), spec(4, dtype=torch.int32), out=spec(4, 20, 6)),
@@ -74,11 +70,6 @@ def test_bilinear(log_signatures):
     a, b, w = (meta(*s, requires_grad=True) for s in ((5, 3), (5, 4), (2, 3, 4)))
     signatures = log_signatures(lambda: F.bilinear(a, b, w))
     assert [count_call(s) for s in signatures if s.op is aten._trilinear.default] == [products(5 * 2 * (12 + 4))]
-
-
-def test_einsum_is_the_products_it_runs(log_signatures):
-    signatures = log_signatures(lambda: torch.einsum("bik,bkj->bij", meta(2, 3, 4), meta(2, 4, 5)))
-    assert sum(count_call(s).macs for s in signatures) == 2 * 3 * 4 * 5
 
 
 # Convolutions: (input, weight, stride, groups, transposed, output, forward multiply-adds by hand).
@@ -168,20 +159,6 @@ def test_scaled_dot_product_kernels(causal):
               OUT, LSE, None, None, 6, 10, 0.0, causal, SEED, SEED) == backward
 
 
-def test_cpu_attention_on_real_tensors(log_signatures):
-    q = torch.randn(2, 4, 6, 8, requires_grad=True)
-    counts = {
-        s.op: count_call(s)
-        for s in log_signatures(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())
-    }
-    macs = 8 * 36 * 16
-    assert counts[aten._scaled_dot_product_flash_attention_for_cpu.default] == FlopCount(
-        2 * macs, macs, 2 * 8 * 21 * 16)
-    macs = 8 * 36 * 40
-    assert counts[aten._scaled_dot_product_flash_attention_for_cpu_backward.default] == FlopCount(
-        2 * macs, macs, 2 * 8 * 21 * 40)
-
-
 def test_raw_kernels_hold_heads_inside():
     """[batch, sequence, heads, dim]; FlashAttention's causal mask ends at the bottom right: 5 + 6 + ... + 10 pairs."""
     q, k, v, out = (spec(s[0], s[2], s[1], s[3], dtype=f16) for s in (Q, K, V, OUT))
@@ -220,14 +197,6 @@ def test_multi_head_attention():
     count = of(aten._transformer_encoder_layer_fwd.default, x, 16, 4, qkv, b3, proj, b1, False, False, 1e-5, b1, b1, b1,
                b1, spec(64, 16), spec(64), spec(16, 64), b1)
     assert count == products(attention_macs + 2 * 10 * 16 * 64, 640 + 320 + 2240)
-
-
-def test_encoder_fast_path_on_real_tensors(log_signatures):
-    layer = torch.nn.TransformerEncoderLayer(16, 4, 64, batch_first=True).eval()
-    with torch.no_grad():
-        signatures = log_signatures(lambda: layer(torch.randn(2, 5, 16)))
-    assert [(s.op, count_call(s).macs) for s in signatures if s.op is aten._transformer_encoder_layer_fwd.default] == [
-        (aten._transformer_encoder_layer_fwd.default, 4 * 10 * 256 + 2 * 2 * 25 * 16 + 2 * 10 * 16 * 64)]
 
 
 @pytest.mark.parametrize("kind, mode, gates, cell, cell_backward",
@@ -289,14 +258,10 @@ X = spec(4, 6)
     (lambda: of(aten.add.Tensor, X, X), 24),
     (lambda: of(aten.add.Tensor, X, X, alpha=2), 48),
     (lambda: of(aten.mul.Tensor, spec(4, 1), spec(6), out=X), 24),
-    (lambda: of(aten.relu_.default, X), 24),
     (lambda: of(aten.clamp.default, X, 0, None), 24),
     (lambda: of(aten.clamp.default, X, 0, 1), 48),
     (lambda: of(aten.gelu.default, X), 24 * 5),
     (lambda: of(aten.gelu.default, X, approximate="tanh"), 24 * 9),
-    (lambda: of(aten.gelu_backward.default, X, X), 24 * 11),
-    (lambda: of(aten.silu.default, X), 24 * 2),
-    (lambda: of(aten.silu_backward.default, X, X), 24 * 6),
     (lambda: of(aten.addcmul_.default, X, X, X), 24 * 3),
     (lambda: of(aten.native_dropout.default, X, 0.1, True, out=(X, spec(4, 6, dtype=torch.bool))), 24 * 2),
     (lambda: of(aten.native_dropout.default, X, 0.1, False, out=(X, spec(4, 6, dtype=torch.bool))), 0),
@@ -308,21 +273,17 @@ X = spec(4, 6)
     (lambda: of(aten.abs.default, spec(5, dtype=c64), out=spec(5)), 20),
     # Reductions and scans.
     (lambda: of(aten.sum.default, X, out=spec()), 24),
-    (lambda: of(aten.mean.dim, X, [1], out=spec(4)), 24),
     (lambda: of(aten.var.correction, X, [1], out=spec(4)), 96),
     (lambda: of(aten.max.dim, X, 1, out=(spec(4), spec(4, dtype=i64))), 24),
     (lambda: of(aten.max.other, spec(4, 1), spec(6), out=X), 24),
-    (lambda: of(aten.argmax.default, X, 1, out=spec(4, dtype=i64)), 24),
     (lambda: of(aten.any.default, X, out=spec(dtype=torch.bool)), 0),
     (lambda: of(aten.linalg_vector_norm.default, X, out=spec()), 48),
     (lambda: of(aten.linalg_vector_norm.default, X, 3, out=spec()), 72),
-    (lambda: of(aten.cumsum.default, X, 1), 24),
     (lambda: of(aten.sort.default, spec(3, 8), 0), 24 * 2),
     (lambda: of(aten.sort.stable, spec(3, 8), stable=True, dim=1), 24 * 3),
     (lambda: of(aten.topk.default, spec(3, 8), 2), 24 * 3),
     (lambda: of(aten.searchsorted.Tensor, spec(7), spec(5), out=spec(5, dtype=i64)), 15),
     (lambda: of(aten._softmax.default, X, 1, False), 120),
-    (lambda: of(aten._softmax_backward_data.default, X, X, 1, torch.float32), 96),
     # Normalizations.
     (lambda: of(aten.native_layer_norm.default, X, [6], spec(6), spec(6), 1e-5), 24 * 7),
     (lambda: of(aten.native_layer_norm.default, X, [6], None, None, 1e-5), 24 * 5),
@@ -336,14 +297,11 @@ X = spec(4, 6)
      24 * 4),
     (lambda: of(aten._native_batch_norm_legit_functional.default, spec(2, 3, 4), None, None, spec(3), spec(3), True,
                 0.1, 1e-5), 24 * 5),
-    (lambda: of(aten.cudnn_batch_norm.default, spec(2, 3, 4), spec(3), spec(3), spec(3), spec(3), True, 0.1, 1e-5),
-     24 * 7),
     (lambda: of(aten.native_group_norm.default, spec(2, 3, 4), None, None, 2, 3, 4, 3, 1e-5), 24 * 5),
     (lambda: of(aten._fused_rms_norm.default, X, [6], spec(6), None), 24 * 4),
     # Pooling: k to each output; adaptive windows of 7 to 3 hold 3 + 3 + 3 elements.
     (lambda: of(aten.max_pool2d_with_indices.default, spec(1, 2, 8, 8), [3, 3], [2, 2], [1, 1], out=spec(1, 2, 4, 4)),
      32 * 9),
-    (lambda: of(aten.avg_pool2d.default, spec(1, 2, 8, 8), [2, 2], out=spec(1, 2, 4, 4)), 128),
     (lambda: of(aten.avg_pool2d_backward.default, spec(1, 2, 4, 4), spec(1, 2, 8, 8), [2, 2], [2, 2], [0, 0], False,
                 True, None), 32 * 5),
     (lambda: of(aten._adaptive_avg_pool2d.default, spec(2, 7, 7), [3, 3], out=spec(2, 3, 3)), 2 * 81),
@@ -361,7 +319,6 @@ X = spec(4, 6)
     (lambda: of(aten.embedding_dense_backward.default, X, spec(4, dtype=i64), 9, -1, False, out=spec(9, 6)), 24),
     (lambda: of(aten.index_add.default, spec(9, 6), 0, spec(4, dtype=i64), X), 24),
     (lambda: of(aten.scatter_add.default, X, 1, spec(4, 2, dtype=i64), spec(4, 2)), 8),
-    (lambda: of(aten.scatter.src, X, 1, spec(4, 2, dtype=i64), spec(4, 2)), 0),
     (lambda: of(aten.scatter.reduce, X, 1, spec(4, 2, dtype=i64), spec(4, 2), reduce="add"), 8),
     (lambda: of(aten.index_put_.default, X, [spec(3, dtype=i64)], spec(3, 6), True), 18),
     (lambda: of(aten.index_put_.default, X, [spec(3, dtype=i64)], spec(3, 6)), 0),
@@ -369,7 +326,6 @@ X = spec(4, 6)
     (lambda: of(aten._embedding_bag.default, spec(9, 6), spec(5, dtype=i64), spec(2, dtype=i64), out=spec(2, 6)), 30),
     # Losses.
     (lambda: of(aten.mse_loss.default, X, X, out=spec()), 72),
-    (lambda: of(aten.mse_loss.default, X, X, 0), 48),
     (lambda: of(aten.mse_loss_backward.default, spec(), X, X, 1), 72),
     (lambda: of(aten.nll_loss_forward.default, X, spec(4, dtype=i64), None, 1, -100, out=(spec(), spec())), 8),
     (lambda: of(aten.binary_cross_entropy_with_logits.default, X, X, out=spec()), 240),
@@ -380,8 +336,6 @@ X = spec(4, 6)
     (lambda: of(aten._fft_c2c.default, spec(4, 8, dtype=c64), [0, 1], 0, True), 5 * 32 * 5),
     # Linear algebra, n = 6 (n³ = 216).
     (lambda: of(aten.linalg_cholesky_ex.default, spec(2, 6, 6)), 2 * 72),
-    (lambda: of(aten.linalg_lu_factor_ex.default, spec(6, 6)), 144),
-    (lambda: of(aten.linalg_inv_ex.default, spec(6, 6)), 432),
     (lambda: of(aten._linalg_solve_ex.default, spec(6, 6), spec(6, 2), out=spec(6, 2)), 144 + 2 * 36 * 2),
     (lambda: of(aten.linalg_solve_triangular.default, spec(6, 6), spec(6, 2), upper=True, out=spec(6, 2)), 72),
     (lambda: of(aten.cholesky_solve.default, spec(6, 2), spec(6, 6)), 144),

@@ -4,16 +4,8 @@ import inspect
 import pytest
 import torch
 
-from analyzer.errors import DuplicateRegistrationError
 from analyzer.meta.spec import Signature, TensorSpec
-from analyzer.profilers.flop_registry import (
-    ZERO_FLOP_OPS,
-    FlopCount,
-    count_call,
-    find_formula,
-    is_zero_flop_op,
-    register_flop_impl,
-)
+from analyzer.profilers.flop_registry import FlopCount, count_call, find_formula, is_zero_flop_op, register_flop_impl
 from analyzer.profilers.operator.registration import OfSignature
 
 aten = torch.ops.aten
@@ -57,18 +49,9 @@ def test_every_operator_is_counted_or_known_not_to_be():
     assert missing <= {f"aten::{name}" for name in UNKNOWN_NAMES}
 
 
-def test_there_are_many_operators():
-    assert sum(1 for _ in operators()) > 2000
-
-
 def test_no_operator_is_both_counted_and_zero():
     twice = [op.name() for op in operators() if find_formula(op) is not None and is_zero_flop_op(op)]
     assert twice == []
-
-
-def test_each_zero_operator_stands_in_one_group():
-    names = [name for group in ZERO_FLOP_OPS.values() for name in group]
-    assert len(names) == len(set(names))
 
 
 def test_formulas_take_the_arguments_of_their_operators():
@@ -100,17 +83,10 @@ def test_integers_do_no_floating_point_arithmetic(op, args):
     assert count_call(Signature(op, args, {}, inputs, (inputs[0],))) == FlopCount(0)
 
 
-def test_a_quotient_of_integers_is_floating_point():
-    a = spec(4, dtype=torch.int64)
-    assert count_call(Signature(aten.div.Tensor, (a, a), {}, (a, a), (spec(4),))) == FlopCount(4)
-
-
-@pytest.mark.parametrize("op",
-                         [aten.gt.Scalar, aten.view.default, aten.copy_.default, aten.embedding.default,
-                          aten.where.self,
-                                aten.zero_.default, aten._foreach_copy_.default, aten.t_copy.default,
-                          aten._local_scalar_dense.default,
-                                torch.ops._c10d_functional.all_reduce.default])
+@pytest.mark.parametrize("op", [
+    aten.gt.Scalar, aten.view.default, aten.copy_.default, aten.embedding.default, aten.where.self, aten.zero_.default,
+    aten._foreach_copy_.default, aten.t_copy.default, aten._local_scalar_dense.default,
+    torch.ops._c10d_functional.all_reduce.default])
 def test_zero_operators(op):
     assert count_call(Signature(op, (spec(4),), {}, (spec(4),), (spec(4),))) == FlopCount(0)
 
@@ -145,12 +121,6 @@ def test_foreach_products():
     assert count_call(Signature(aten._foreach_mm.default, ([m[0]], [m[1]]), {}, m[:2], m[2:])) == FlopCount(48, 24)
 
 
-def test_duplicates_are_refused_however_the_operator_is_named():
-    for key in (aten.mm, "aten::mm"):
-        with pytest.raises(DuplicateRegistrationError, match="aten::mm.*override=True"):
-            register_flop_impl(key)(lambda *args, out: 0)
-
-
 def test_a_scoped_formula_replaces_and_gives_back():
     a, b, c = spec(2, 3), spec(3, 4), spec(2, 4)
     signature = Signature(aten.mm.default, (a, b), {}, (a, b), (c,))
@@ -162,16 +132,3 @@ def test_a_scoped_formula_replaces_and_gives_back():
         assert count_call(signature) == FlopCount(1, 1)
     assert count_call(signature) == FlopCount(48, 24)
     assert count_call(signature) is count_call(signature)  # remembered
-
-
-def test_a_users_operator():
-    library = torch.library.Library("flop_formula_test", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    op = torch.ops.flop_formula_test.twice.default
-    a = spec(5)
-    signature = Signature(op, (a,), {}, (a,), (a,))
-    assert count_call(signature) is None
-    with register_flop_impl.scope():
-        register_flop_impl(torch.ops.flop_formula_test.twice)(lambda x, out: x.numel)
-        assert count_call(signature) == FlopCount(5)
-    assert count_call(signature) is None

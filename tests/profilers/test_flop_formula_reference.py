@@ -1,7 +1,6 @@
 """Equal, to the integer, to torch.utils.flop_counter on the operators that it counts correctly."""
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -31,6 +30,7 @@ def meta(*shape, dtype=torch.float32, requires_grad=False):
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
 
 
+@settings(max_examples=25)
 @given(size, size, size, size)
 def test_matrix_products(b, m, k, n):
     def products():
@@ -42,21 +42,9 @@ def test_matrix_products(b, m, k, n):
     assert compare(products) == 4 * m * k * n * (1 + b)
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_scaled_products(m, k, n):
-    m, k, n = 16 * m, 16 * k, 16 * n
-    fp8 = torch.float8_e4m3fn
-
-    def product():
-        aten._scaled_mm(meta(m, k, dtype=fp8), meta(n, k, dtype=fp8).t(), meta(), meta(), out_dtype=torch.bfloat16)
-
-    assert compare(product) == 2 * m * k * n
-
-
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(dims=st.integers(1, 3), n=st.integers(1, 3), c_in=size, c_out=size, kernel=st.integers(1, 3),
-       stride=st.integers(1, 2),
-       padding=st.integers(0, 2), dilation=st.integers(1, 2), transposed=st.booleans(),
+       stride=st.integers(1, 2), padding=st.integers(0, 2), dilation=st.integers(1, 2), transposed=st.booleans(),
        mask=st.tuples(st.booleans(), st.booleans()))
 def test_convolutions(dims, n, c_in, c_out, kernel, stride, padding, dilation, transposed, mask):
     x = meta(n, c_in, *[8] * dims, requires_grad=mask[0])
@@ -75,12 +63,6 @@ def test_convolutions(dims, n, c_in, c_out, kernel, stride, padding, dilation, t
         assert "size" in str(error)
 
 
-@given(st.integers(1, 3), size, size, size, size)
-def test_grouped_convolutions_forward(groups, c_in, c_out, kernel, n):
-    x, weight = meta(n, c_in * groups, 8), meta(c_out * groups, c_in, kernel)
-    assert compare(lambda: F.conv1d(x, weight, groups=groups)) == 2 * n * c_out * groups * (9 - kernel) * c_in * kernel
-
-
 SDPA = {
     "flash": lambda q, k, v, causal: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0],
     "efficient": lambda q, k, v, causal: aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[
@@ -92,8 +74,7 @@ SDPA = {
 @pytest.mark.parametrize("kernel", SDPA)
 @settings(max_examples=25)
 @given(b=st.integers(1, 3), h=st.integers(1, 3), s_q=st.integers(1, 40), s_k=st.integers(1, 40), d=st.integers(1, 4),
-       d_v=st.integers(1, 4),
-       causal=st.booleans())
+       d_v=st.integers(1, 4), causal=st.booleans())
 def test_attention_kernels(kernel, b, h, s_q, s_k, d, d_v, causal):
     if kernel == "flash":  # its forward on meta tensors takes one head dimension
         d_v = d
@@ -101,39 +82,3 @@ def test_attention_kernels(kernel, b, h, s_q, s_k, d, d_v, causal):
                for s, dim in ((s_q, d), (s_k, d), (s_k, d_v)))
     total = compare(lambda: SDPA[kernel](q, k, v, causal).sum().backward())
     assert total == 2 * b * h * s_q * s_k * 8 * (d + d_v + 3 * d + 2 * d_v)
-
-
-def test_attention_with_heads_inside():
-    """As many heads as positions, which the reference mistakes for each other."""
-    q = meta(1, 16, 16, 16, dtype=torch.float16)
-    compare(lambda: aten._flash_attention_forward(q, q, q, None, None, 30, 30, 0.0, True, False))
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.BatchNorm2d(8), torch.nn.GELU(),
-                                        torch.nn.MaxPool2d(2))
-        self.up = torch.nn.ConvTranspose2d(8, 16, 2, 2)
-        self.attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
-        self.head = torch.nn.Linear(16, 10)
-
-    def forward(self, x):
-        x = self.up(self.stem(x)).flatten(2).transpose(1, 2)
-        return self.head(self.attention(x, x, x, need_weights=True)[0].mean(1))
-
-
-def test_a_training_step_on_real_tensors():
-    """And nothing in it is uncounted."""
-    net, x, y = Net(), torch.randn(2, 3, 16, 16), torch.tensor([1, 2])
-    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
-    log = []
-
-    def step():
-        with SignatureLog() as inner:
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
-        log.extend(inner.signatures)
-
-    assert compare(step) > 0
-    assert [s.op for s in log if count_call(s) is None] == []

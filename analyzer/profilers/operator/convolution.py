@@ -223,9 +223,7 @@ def roi_align_flops(x: Spec, rois: Spec, scale: float, height: int, width: int, 
 
 
 def deformed_flops(x: Spec, weight: Spec, out: Spec, products: int, each: int) -> FlopCount:
-    """So many products of a deformable convolution, and ``each`` for a sample: one an input channel, tap and output
-    position.
-    """
+    """So many products of a deformable convolution, and ``each`` for a sample of an input channel, tap and position."""
     samples = x[0] * x[1] * prod(weight[2:]) * out[2] * out[3]
     return multiply_adds(products * out.numel * prod(weight[1:]), x) + FlopCount(samples * each)
 
@@ -325,9 +323,7 @@ def pool_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 
 
 def upsample_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Neighbours of each result: bilinear by a thread a position, nearest (and bicubic, taken to be like it) by a
-    thread an element.
-    """
+    """Bilinear by a thread a position; nearest (and bicubic, taken to be like it) by a thread an element."""
     out = signature.outputs[0]
     if "bilinear" in signature.op._schema.name:
         return plane_time(out[0] * out[1], prod(out[2:]), moved_bytes(signature), device,

@@ -23,10 +23,10 @@ def lu(m: int, n: int) -> int:
     return long * short * short - short ** 3 // 3
 
 
-def qr(m: int, n: int) -> int:
-    """GEQRF: 2 m n² - 2/3 n³ (m ≥ n)."""
+def qr(m: int, n: int, columns: int = 0) -> int:
+    """GEQRF: 2 m n² - 2/3 n³ (m ≥ n), and `form_q` of so many columns."""
     long, short = max(m, n), min(m, n)
-    return 2 * long * short * short - 2 * short ** 3 // 3
+    return 2 * long * short * short - 2 * short ** 3 // 3 + (form_q(m, columns, short) if columns else 0)
 
 
 def form_q(m: int, n: int, k: int) -> int:
@@ -50,36 +50,9 @@ def right_hand_sides(a: Spec, b: Spec) -> int:
     return max(1, b.numel // max(1, prod(a[:-1])))
 
 
-def triangular_flops(a: Spec, b: Spec, *_: Any, out: Spec, **__: Any) -> int:
+def triangular_flops(a: Spec, *_: Any, out: Spec, **__: Any) -> int:
     """TRSM: n² for each column of the result, one row or column of which has n elements."""
     return out.numel * a[-1] * (4 if a.dtype.is_complex else 1)
-
-
-def qr_flops(a: Spec, mode: str = "reduced", *_: Any, out: Any = None, **__: Any) -> int:
-    """The factorization, and the forming of Q: min(m, n) columns reduced, m complete, none for mode "r"."""
-    m, n = a[-2:]
-    columns = {"reduced": min(m, n), "complete": m, "r": 0}[mode]
-    return matrices(a) * (qr(m, n) + (form_q(m, columns, min(m, n)) if columns else 0))
-
-
-def ormqr_flops(a: Spec, tau: Spec, other: Spec, left: bool = True, *_: Any, out: Any = None, **__: Any) -> int:
-    """ORMQR: 4 n m k - 2 n k² from the left, roles exchanged from the right."""
-    m, n = other[-2:] if left else other[-2:][::-1]
-    k = tau[-1]
-    return matrices(other) * (4 * n * m * k - 2 * n * k * k)
-
-
-def pinv_flops(a: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """A singular value decomposition and V Σ⁻¹ Uᵀ: k m (the scaling) and 2 m n k, k = min(m, n)."""
-    m, n = a[-2:]
-    k = min(m, n)
-    return matrices(a) * (svd(m, n, True) + k * m + 2 * m * n * k)
-
-
-def lstsq_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> int:
-    """GELS: QR, then Qᵀb (4 m n - 2 n²) and a triangular solve (n²) for each right-hand side."""
-    m, n = max(a[-2:]), min(a[-2:])
-    return matrices(a) * (qr(m, n) + right_hand_sides(a, b) * (4 * m * n - 2 * n * n + n * n))
 
 
 # POTRF, SYTRF: n³/3
@@ -91,18 +64,22 @@ register_each("cholesky_inverse", of_square(lambda n: 2 * n ** 3 // 3))  # POTRI
 # LU, and two triangular solves of n² a right-hand side each
 register_each("_linalg_solve_ex",
     lambda a, b, *_, **__: matrices(a) * (lu(a[-1], a[-1]) + 2 * a[-1] ** 2 * right_hand_sides(a, b)))
-register_each("linalg_lu_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
+register_each("linalg_lu_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, out=out))
 # SYTRS: 2 n² a right-hand side
-register_each("linalg_ldl_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, b, out=out))
+register_each("linalg_ldl_solve", lambda a, pivots, b, *_, out, **__: 2 * triangular_flops(a, out=out))
 register_each("linalg_solve_triangular", triangular_flops)
 # triangular_solve and cholesky_solve take the right-hand side first
-register_each("triangular_solve", lambda b, a, *_, **__: triangular_flops(a, b, out=b))
+register_each("triangular_solve", lambda b, a, *_, **__: triangular_flops(a, out=b))
 # POTRS: two triangular solves
-register_each("cholesky_solve _cholesky_solve_helper", lambda b, a, *_, **__: 2 * triangular_flops(a, b, out=b))
-register_each("linalg_qr", qr_flops)
+register_each("cholesky_solve _cholesky_solve_helper", lambda b, a, *_, **__: 2 * triangular_flops(a, out=b))
+# Of Q, min(m, n) columns reduced, m complete, none for mode "r"
+register_each("linalg_qr", lambda a, mode="reduced", *_, **__: (
+    matrices(a) * qr(a[-2], a[-1], {"reduced": min(a[-2:]), "complete": a[-2], "r": 0}[mode])))
 register_each("geqrf", lambda a, *_, **__: matrices(a) * qr(a[-2], a[-1]))
 register_each("linalg_householder_product", lambda a, tau, *_, **__: matrices(a) * form_q(a[-2], a[-1], tau[-1]))
-register_each("ormqr", ormqr_flops)
+# ORMQR: 4 n m k - 2 n k² from the left, roles exchanged from the right
+register_each("ormqr", lambda a, tau, other, left=True, *_, **__: (
+    matrices(other) * tau[-1] * (4 * other[-2] * other[-1] - 2 * other[-1 if left else -2] * tau[-1])))
 # Golub and Van Loan 8.3.5 (symmetric QR): 4/3 n³ for the values, 9 n³ with vectors
 register_each("_linalg_eigh", lambda a, uplo="L", compute_v=True, *_, **__: (
     matrices(a) * (9 * a[-1] ** 3 if compute_v else 4 * a[-1] ** 3 // 3)))
@@ -111,8 +88,12 @@ register_each("linalg_eigvals _linalg_eigvals", of_square(lambda n: 10 * n ** 3)
 register_each("_linalg_svd", lambda a, full_matrices=False, compute_uv=True, *_, **__: (
     matrices(a) * svd(a[-2], a[-1], compute_uv)))
 register_flop_impl.add("prims::svd", lambda a, *, out, full_matrices=False: matrices(a) * svd(a[-2], a[-1], True))
-register_each("linalg_pinv", pinv_flops)
-register_each("linalg_lstsq", lstsq_flops)
+# A singular value decomposition and V Σ⁻¹ Uᵀ: k m (the scaling) and 2 m n k, k = min(m, n)
+register_each("linalg_pinv", lambda a, *_, **__: (
+    matrices(a) * (svd(a[-2], a[-1], True) + min(a[-2:]) * a[-2] * (1 + 2 * a[-1]))))
+# GELS: QR, then Qᵀb (4 m n - 2 n²) and a triangular solve (n²) for each right-hand side
+register_each("linalg_lstsq", lambda a, b, *_, **__: matrices(a) * (qr(a[-2], a[-1]) + right_hand_sides(a, b) * (
+    4 * a[-2] * a[-1] - min(a[-2:]) ** 2)))
 # Bader, Blanes and Casas 2019: the Taylor polynomial of degree 18 takes 5 products; squarings are data
 register_each("linalg_matrix_exp", of_square(lambda n: 5 * 2 * n ** 3))
 

@@ -46,15 +46,6 @@ def linear_flops(x: Spec, weight: Spec, *_: Any, out: Any = None, **__: Any) -> 
     return multiply_adds(x.numel * prod(weight[:-1]), x)
 
 
-def grouped_mm_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount:
-    """Products over groups that split one dimension (rows, columns or k), or one per group (3-D by 3-D).
-
-    Groups that split a dimension add up to the whole, so only the 3-D by 3-D case multiplies by groups; offsets are
-    data: rows past the last one count.
-    """
-    return multiply_adds((a[0] if len(a) == len(b) == 3 else 1) * a[-2] * a[-1] * b[-1], a)
-
-
 def weight_packed_flops(x: Spec, *_: Any, out: Spec, **__: Any) -> FlopCount:
     """A product with a packed weight, whose sizes are those of x [..., k] and out [..., n]."""
     return multiply_adds(out.numel * x[-1], x)
@@ -100,7 +91,10 @@ register_each("mkldnn_linear_backward_input",
 register_each("mkldnn_linear_backward_weights", lambda grad, x, weight, *_, **__: linear_flops(x, weight))
 register_each("matmul_backward",
     lambda _grad, a, b, mask, *_, **__: sum([matmul_flops(a, b) for wanted in mask[:2] if wanted], FlopCount(0)))
-register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", grouped_mm_flops)
+# Groups that split a dimension (rows, columns or k) add up to the whole, so only one product a group, 3-D by 3-D,
+# multiplies; offsets are data: rows past the last one count
+register_each("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", lambda a, b, *_, **__: (
+    multiply_adds((a[0] if len(a) == len(b) == 3 else 1) * a[-2] * a[-1] * b[-1], a)))
 register_each(
     "_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros "
     "_dyn_quant_matmul_4bit", weight_packed_flops)
@@ -134,32 +128,27 @@ register_flop_impl.add("bitsandbytes::dequantize_4bit", lambda a, absmax, blocks
 
 # Operators of sparse tensors, counted by the elements that are stored (all of a block's, in a layout of blocks).
 
-def stored(spec: Spec) -> int:
-    """Elements that a sparse tensor stores."""
-    return spec.parts[-1].numel
-
-
 def product_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopCount | None:
     """A multiply-add for each stored element and column of the dense operand (row, where that is the first)."""
     if a.parts and b.parts:
         return None
     sparse, lines = (a, b.numel // b[0] if b[0] else 0) if a.parts else (b, a.numel // a[-1] if a[-1] else 0)
-    return multiply_adds(stored(sparse) * lines, sparse)
+    return multiply_adds(sparse.parts[-1].numel * lines, sparse)
 
 
-def sum_flops(self: Spec, other: Spec, *_: Any, alpha: Any = 1, out: Any = None, **__: Any) -> FlopCount | None:
-    """Into a dense tensor each stored element is added; the elements of two sparse ones are only put together."""
-    if self.parts and other.parts:
-        return FlopCount(0)
-    return FlopCount((1 if alpha == 1 else 2) * stored(self if self.parts else other))
+def of_stored(self: Any, other: Any, *_: Any, alpha: Any = 1, out: Any = None, **__: Any) -> FlopCount:
+    """One for each element that the sparse operand stores, two where it is scaled."""
+    sparse = self if isinstance(self, Spec) and self.parts else other
+    return FlopCount((1 if alpha == 1 else 2) * sparse.parts[-1].numel)
 
 
 SPARSE_FORMULAS.update({
-    "mm": product_flops, "mv": product_flops, "add": sum_flops,
+    "mm": product_flops, "mv": product_flops, "mul": of_stored, "div": of_stored,
+    # the elements of two sparse ones are only put together
+    "add": lambda self, other, *_, **options: FlopCount(0) if self.parts and other.parts else of_stored(
+        self, other, **options),
     **dict.fromkeys(("addmm", "_sparse_addmm", "addmv"), lambda _self, a, b, *_, **__: product_flops(a, b)),
-    **dict.fromkeys(("mul", "div"),
-                    lambda a, b, *_, **__: FlopCount(stored(a if isinstance(a, Spec) and a.parts else b))),
-    "sum": lambda x, *_, **__: FlopCount(max(0, stored(x) - 1))})
+    "sum": lambda x, *_, **__: FlopCount(max(0, x.parts[-1].numel - 1))})
 
 
 # The time of matrix products: which sizes, format and layout each operator multiplies, and what runs beside it.
@@ -236,17 +225,9 @@ def _matmul(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """``torch.matmul``, which folds the batch of a into its rows where b has none."""
     a, b = signature.inputs[:2]
     m, n, k = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1), a[-1] if a else 1
-    rows = math.gcd(row_elements(a), row_elements(b), n)
-    if len(b) <= 2:
-        return product_time(1, prod(a[:-1]), n, k, name_of_dtype(a), device, rows)
-    batch = max(signature.outputs[0].numel // max(m * n, 1), 1)
-    return product_time(batch, m, n, k, name_of_dtype(a), device, rows, has_weights=False)
-
-
-def _vectors(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Products with a vector, which read their operands once: mv, addmv, dot, vdot, addr."""
-    nbytes = sum(spec.nbytes for spec in (*signature.inputs, *signature.outputs))
-    return stream_time(nbytes, device, kernels=2 if "dot" in signature.op._schema.name else 1)
+    rows, is_folded = math.gcd(row_elements(a), row_elements(b), n), len(b) <= 2
+    batch, m = (1, prod(a[:-1])) if is_folded else (max(signature.outputs[0].numel // max(m * n, 1), 1), m)
+    return product_time(batch, m, n, k, name_of_dtype(a), device, rows, has_weights=is_folded)
 
 
 def _linear_backward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -308,7 +289,10 @@ register_times("addmm baddbmm _addmm_activation", _addmm)
 register_times("addbmm", _addbmm)
 register_times("linear inner", _linear)
 register_times("matmul linalg_matmul", _matmul)
-register_times("mv addmv dot vdot addr", _vectors)
+# products with a vector read their operands once
+register_times("mv addmv addr dot vdot", lambda signature, device: stream_time(
+    sum(spec.nbytes for spec in (*signature.inputs, *signature.outputs)), device,
+    kernels=2 if "dot" in signature.op._schema.name else 1))
 register_times("linear_backward", _linear_backward)
 register_times("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2", _grouped)
 register_times("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_with_scales_and_zeros _mixed_dtypes_linear",

@@ -7,17 +7,8 @@ from typing import Any
 import torch
 
 from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time import norm as kernels
 from analyzer.hardware.kernel_time.estimate import KernelTime, join_known
-from analyzer.hardware.kernel_time.norm import (
-    channels_last_norm_time,
-    cudnn_batch_norm_time,
-    cudnn_normalize_time,
-    layer_norm_backward_time,
-    layer_norm_time,
-    moments_time,
-    native_batch_norm_backward_time,
-    native_batch_norm_time,
-)
 from analyzer.hardware.kernel_time.pointwise import lone_block_time, pointwise_time, position_loss_time, stream_time
 from analyzer.hardware.kernel_time.reduction import inner_softmax_time, reduction_time, softmax_time
 from analyzer.meta.spec import Signature
@@ -80,13 +71,6 @@ def norm_backward_flops(signature: Signature) -> int:
     return numel * (flops + of_bias)
 
 
-def rms_norm_backward_flops(grad: Spec, x: Spec, _shape: Any, _rstd: Any, weight: Any, output_mask: Any, *,
-                            out: Any = None, **_: Any) -> int:
-    """Input: x̂ (1), g w (1), Σ g w x̂ (2), (g w - x̂ Σ) / rms (3). Weight: x̂ g summed (2), x̂ at hand or not."""
-    of_input, of_weight = (bool(m) for m in output_mask)
-    return x.numel * (of_input * (7 - (weight is None)) + of_weight * (2 + (not of_input)))
-
-
 register_each("native_layer_norm layer_norm", lambda x, _shape, *affine, **__: TRAINED(x, *affine))
 register_each("native_group_norm _batch_norm_with_update", TRAINED)
 register_each("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit", (
@@ -96,7 +80,9 @@ register_each("native_layer_norm_backward native_group_norm_backward native_batc
               "cudnn_batch_norm_backward miopen_batch_norm_backward", OfSignature(norm_backward_flops))
 # Square, sum, × 1/rms, × weight
 register_each("_fused_rms_norm rms_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (3 + (weight is not None)))
-register_each("_fused_rms_norm_backward", rms_norm_backward_flops)
+# Input: x̂ (1), g w (1), Σ g w x̂ (2), (g w - x̂ Σ) / rms (3). Weight: x̂ g summed (2), x̂ at hand or not
+register_each("_fused_rms_norm_backward", lambda grad, x, _shape, _rstd, weight, output_mask, *_, **__: x.numel * (
+    bool(output_mask[0]) * (7 - (weight is None)) + bool(output_mask[1]) * (3 - bool(output_mask[0]))))
 register_each("batch_norm_stats batch_norm_update_stats", per_input(MOMENTS_FLOPS))
 register_each("batch_norm_elemt", lambda x, weight, bias, *_, **__: x.numel * (NORMALIZE_FLOPS + affine(weight, bias)))
 # Merging the moments of each process, a channel: delta (1), mean (3), second moment (5)
@@ -140,13 +126,6 @@ BACKWARD_FLOPS = {
 CTC_STEP_FLOPS = 13
 CTC_JOIN_FLOPS = 9
 CTC_CLASS_FLOPS = 6
-
-
-def vendor_ctc_flops(log_probs: Spec, targets: Spec, *_: Any, out: Any, **__: Any) -> int:
-    """In cuDNN and MIOpen: loss and gradient at once; states are 2 labels + 1, the labels as in targets."""
-    time, samples = log_probs[0], log_probs[1]
-    states = time * (2 * targets.numel + samples)
-    return (2 * CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * states + CTC_CLASS_FLOPS * log_probs.numel
 
 
 def linear_cross_entropy_flops(x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
@@ -200,7 +179,10 @@ register_each("_ctc_loss", lambda *_, out, **__: CTC_STEP_FLOPS * list(tensors(o
 register_each("_ctc_loss_backward",
     lambda grad, log_probs, targets, input_lengths, target_lengths, loss, log_alpha, *_, **__: (
         (CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * log_alpha.numel + CTC_CLASS_FLOPS * log_probs.numel))
-register_each("_cudnn_ctc_loss miopen_ctc_loss", vendor_ctc_flops)
+# Loss and gradient at once; states are 2 labels + 1, the labels as in targets
+register_each("_cudnn_ctc_loss miopen_ctc_loss", lambda log_probs, targets, *_, **__: (
+    (2 * CTC_STEP_FLOPS + CTC_JOIN_FLOPS) * log_probs[0] * (2 * targets.numel + log_probs[1])
+    + CTC_CLASS_FLOPS * log_probs.numel))
 
 
 # The time of normalizations, softmax and losses.
@@ -211,17 +193,15 @@ def layer_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | No
     source, columns, mask = named["input"], prod(named["normalized_shape"]), named.get("output_mask")
     sizes = source.numel // max(columns, 1), columns, source.dtype.itemsize, device
     if mask is None:
-        return layer_norm_time(*sizes, signature.outputs[0].dtype.itemsize)
-    return layer_norm_backward_time(*sizes, of_input=bool(mask[0]), of_weight=any(mask[1:]))
+        return kernels.layer_norm_time(*sizes, signature.outputs[0].dtype.itemsize)
+    return kernels.layer_norm_backward_time(*sizes, of_input=bool(mask[0]), of_weight=any(mask[1:]))
 
 
 def group_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Moments of the groups, scale and shift of each channel, and a pointwise kernel with an address for each element
-    (``group_norm_kernel.cu``).
-    """
+    """Moments of groups, scale and shift of channels, an addressed pointwise kernel (``group_norm_kernel.cu``)."""
     source = signature.inputs[0]
     groups = source[0] * bind(signature)["group"]
-    return join_known(moments_time(groups, source.numel // max(groups, 1), source.dtype.itemsize, device),
+    return join_known(kernels.moments_time(groups, source.numel // max(groups, 1), source.dtype.itemsize, device),
                   stream_time(0, device),
                   pointwise_time(source.numel, 2 * source.nbytes, device, dimensions=2, operands=4))
 
@@ -237,9 +217,7 @@ def group_norm_backward_rule(signature: Signature, device: DeviceSpec) -> Kernel
 
 
 def batch_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Statistics of the batch in training and backward, else a pointwise kernel. cuDNN does it where the operator's
-    name says so, else in float32 of more than two dimensions.
-    """
+    """CuDNN's kernels where the operator's name says so, or in float32 of more than two dimensions."""
     name, (source, *others) = signature.op._schema.name, signature.inputs
     backward = "backward" in name
     if backward and len(source) < 2:
@@ -247,10 +225,12 @@ def batch_norm_rule(signature: Signature, device: DeviceSpec) -> KernelTime | No
     training = "with_update" in name or bool(bind(signature).get("training", "no_" not in name))
     sizes = source[0], source[1], prod(source[2:]), source.dtype.itemsize, device  # images, channels and positions
     if is_channels_last(source):
-        return channels_last_norm_time(source.nbytes, device, training=training, backward=backward)
+        return kernels.channels_last_norm_time(source.nbytes, device, training=training, backward=backward)
     if "cudnn" in name or "with_update" in name and source.dtype is torch.float32 and len(source) > 2:
-        return cudnn_batch_norm_time(*sizes, backward=backward) if training else cudnn_normalize_time(*sizes)
-    return native_batch_norm_backward_time(*sizes) if backward else native_batch_norm_time(*sizes, training=training)
+        return kernels.cudnn_batch_norm_time(*sizes, backward=backward) if training else (
+            kernels.cudnn_normalize_time(*sizes))
+    return kernels.native_batch_norm_backward_time(*sizes) if backward else (
+        kernels.native_batch_norm_time(*sizes, training=training))
 
 
 def softmax_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
@@ -288,9 +268,7 @@ def elementwise_loss_rule(signature: Signature, device: DeviceSpec) -> KernelTim
 
 
 def nll_loss_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """One element for each target, by one block; of images one for each position, by a block an image. Backward into a
-    result of zeros.
-    """
+    """One element a target by one block, or a position by a block an image. Backward into a result of zeros."""
     name, target = signature.op._schema.name, bind(signature)["target"]
     backward = "backward" in name
     if "2d" in name:

@@ -69,34 +69,9 @@ def whole_rows_flops(x: Spec, row: int) -> int:
     return x.numel * ceil(log2(row)) if row > 1 else 0
 
 
-def multinomial_flops(probabilities: Spec, num_samples: int, replacement: bool = False, *_: Any, out: Spec,
-                      **__: Any) -> int:
-    """Without replacement: p ÷ exponential (3), largest of each row; with: cumulative sums (2), binary search."""
-    if not replacement or num_samples == 1:
-        return 5 * probabilities.numel
-    return 2 * probabilities.numel + out.numel * ceil(log2(probabilities[-1] + 1))
-
-
 def search_flops(sorted_sequence: Any, values: Any, *_: Any, out: Spec, **__: Any) -> int:
     """Binary search: ⌈log₂(n + 1)⌉ comparisons a value."""
     return out.numel * ceil(log2(sorted_sequence[-1] + 1))
-
-
-def index_put_flops(self: Spec, indices: Any, values: Spec, accumulate: bool = False, *_: Any, out: Any = None,
-                    **__: Any) -> int:
-    """Moves elements; accumulating adds one for each element addressed.
-
-    A boolean index addresses a number of elements that is data: those of ``values`` stand for it.
-
-    >>> import torch
-    >>> grid, i = (Spec.of(s, (1,) * len(s), t, "cpu") for s, t in (((5, 7), torch.float32), ((3,), torch.int64)))
-    >>> [index_put_flops(grid, *args) for args in (([i], grid, True), ([None, i], grid, True), ([i], grid))]
-    [21, 15, 0]
-    """
-    if not accumulate:
-        return 0
-    addressed = indexed_elements(self, indices)
-    return values.numel if addressed is None else addressed
 
 
 def pair_flops(p: float) -> int:
@@ -132,7 +107,10 @@ register_each("topk kthvalue", lambda x, k, dim=-1, *_, **__: whole_rows_flops(x
 register_each("median nanmedian",
     lambda x, *args, **__: sorted_flops(x, *args) if args else whole_rows_flops(x, x.numel))
 register_each("_unique _unique2", lambda x, *_, **__: whole_rows_flops(x, x.numel))
-register_each("multinomial", multinomial_flops)
+# Without replacement: p ÷ exponential (3), largest of each row; with: cumulative sums (2), binary search
+register_each("multinomial", lambda probabilities, num_samples, replacement=False, *_, out, **__: (
+    5 * probabilities.numel if not replacement or num_samples == 1 else
+    2 * probabilities.numel + search_flops(probabilities, None, out=out)))
 register_each("searchsorted", search_flops)
 register_each("bucketize", lambda values, boundaries, *_, out, **__: search_flops(boundaries, values, out=out))
 # One sum an element of the source, and a product where alpha is not 1
@@ -142,7 +120,9 @@ register_each("index_add", lambda _self, _dim, _index, source, alpha=1, *_, **kw
 register_each("scatter", lambda _self, _dim, index, *_, reduce=None, **__: 0 if reduce is None else index.numel)
 register_each("scatter_add scatter_reduce", lambda _self, _dim, index, *_, **__: index.numel)
 register_each("index_reduce _unsafe_masked_index_put_accumulate", per_input(1, position=3))
-register_each("index_put _index_put_impl _unsafe_index_put", index_put_flops)
+# Moves elements; accumulating adds one for each addressed, whose number a mask leaves to data: ``values`` stand for it
+register_each("index_put _index_put_impl _unsafe_index_put", lambda self, indices, values, accumulate=False, *_, **__: (
+    0 if not accumulate else values.numel if (found := indexed_elements(self, indices)) is None else found))
 register_each("put", lambda _self, index, _source, accumulate=False, *_, **__: index.numel if accumulate else 0)
 register_each("_segment_reduce_backward", per_input(1, position=2))
 register_each("embedding_dense_backward unfold_backward", per_input(1))  # gradients summed into place
@@ -199,26 +179,6 @@ def reduction_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
                           written_itemsize=sum(o.dtype.itemsize for o in signature.outputs))
 
 
-def sort_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Keys with their places; sorted by radix, whatever the rows (``SortStable.cu``)."""
-    source = signature.inputs[0]
-    return sort_time(source.numel, source.dtype.itemsize, 8, device)
-
-
-def topk_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """A row is read for each 8 bits of its keys, and once more for what is picked (``TensorTopK.cu``)."""
-    source = signature.inputs[0]
-    picked = sum(o.nbytes for o in signature.outputs)
-    return stream_time(source.nbytes * (source.dtype.itemsize + 1) + 3 * picked, device, kernels=2)
-
-
-def scan_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Running sums: rows in one kernel, a single long one by CUB in two."""
-    source = signature.inputs[0]
-    nbytes = source.nbytes + sum(o.nbytes for o in signature.outputs)
-    return stream_time(nbytes, device, kernels=2 if len(source) == 1 else 1)
-
-
 def embedding_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Rows of the table: as many as the result has, which are more than indices where an inner dimension is picked."""
     table, out = signature.inputs[0], signature.outputs[0]
@@ -271,9 +231,17 @@ def index_put_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
 
 
 register_times(NAMES, reduction_rule)
-register_times("sort argsort msort _unique2", unmeasured(sort_rule))
-register_times("topk kthvalue mode", unmeasured(topk_rule))
-register_times("cumsum cumprod logcumsumexp cummax cummin", unmeasured(scan_rule))
+# keys with their places; sorted by radix, whatever the rows (``SortStable.cu``)
+register_times("sort argsort msort _unique2", unmeasured(lambda signature, device: sort_time(
+    signature.inputs[0].numel, signature.inputs[0].dtype.itemsize, 8, device)))
+# a row is read for each 8 bits of its keys, and once more for what is picked (``TensorTopK.cu``)
+register_times("topk kthvalue mode", unmeasured(lambda signature, device: stream_time(
+    signature.inputs[0].nbytes * (signature.inputs[0].dtype.itemsize + 1) + 3 * sum(
+        o.nbytes for o in signature.outputs), device, kernels=2)))
+# running sums: rows in one kernel, a single long one by CUB in two
+register_times("cumsum cumprod logcumsumexp cummax cummin", unmeasured(lambda signature, device: stream_time(
+    signature.inputs[0].nbytes + sum(o.nbytes for o in signature.outputs), device,
+    kernels=2 if len(signature.inputs[0]) == 1 else 1)))
 register_times("embedding index_select", embedding_rule)
 register_times("embedding_dense_backward", with_copies(embedding_backward_rule))
 # an address for each element, from an index that is read (``ScatterGatherKernel.cu``, ``IndexKernel.cu``)

@@ -192,10 +192,7 @@ def bind(signature: Signature) -> dict[str, Any]:
 
 
 def multiply_adds(count: int, dtype_of: TensorSpec | None = None) -> FlopCount:
-    """``count`` multiply-adds on elements of the dtype of ``dtype_of``: 2 FLOPs and 1 MAC each.
-
-    A complex multiply-add is four real ones: (a+bi)(c+di) has 4 products, and as many sums once accumulated.
-    """
+    """``count`` multiply-adds: 2 FLOPs and 1 MAC each. A complex one is four real ones: 4 products, as many sums."""
     if dtype_of is not None and dtype_of.dtype.is_complex:
         count *= 4
     return FlopCount(2 * count, count)
@@ -251,9 +248,7 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def indexed_elements(shape: Sequence[int], indices: Sequence[Any]) -> int | None:
-    """Elements of a tensor that ``indices`` address, of which None stands for a whole dimension; unknown where a mask
-    among them leaves that to data.
-    """
+    """Elements that ``indices`` address, of which None stands for a whole dimension; unknown where one is a mask."""
     given = list(tensors(indices))
     if any(i.dtype in (torch.bool, torch.uint8) for i in given):
         return None
