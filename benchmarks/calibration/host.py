@@ -25,14 +25,8 @@ import torch
 
 from analyzer.hardware import find_device
 from analyzer.hardware.cluster_spec import HostSpec
-from analyzer.profilers.host_time import (
-    add_launches,
-    count_convolutions,
-    count_listed,
-    forward_seconds,
-    waits_for_device,
-)
-from analyzer.profilers.kernel_time.call import kernel_time
+from analyzer.profilers.host_time import add_launches, count_convolutions, count_listed, find_paces, waits_for_device
+from analyzer.profilers.kernel_time import kernel_time
 from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
 from analyzer.record.log import Log
 from benchmarks.measured_step import MeasuredStep, h200_steps
@@ -73,17 +67,16 @@ class StepTrace:
     def wall_seconds(self, host: HostSpec) -> dict[str, float]:
         """Wall seconds of each phase at a host's pace, as `analyzer.profilers.latency` has them."""
         again = sum(call.pace == "recompute" for calls in self.phases.values() for call in calls)
-        model = forward_seconds(host, len(self.phases["forward"]), again, self.module_calls, self.trains)
-        paces = {"forward": model.forward, "recompute": model.again, "backward": host.backward_seconds}
+        paces = find_paces(host, len(self.phases["forward"]), again, self.module_calls, self.trains)
         clock = Clock()
         found = {}
         for phase, calls in self.phases.items():
             start = max(clock)
-            clock = clock.after_all(
+            clock = clock.after(*(
                 Work(round(add_launches(host, paces.get(call.pace, host.update_seconds), call.kernels,
                                         call.convolutions, call.tensors) * PICOSECONDS),
                      round((call.seconds + call.kernels * host.gap_seconds) * PICOSECONDS), call.waits,
-                     round(host.synchronize_seconds * PICOSECONDS)) for call in calls)
+                     round(host.synchronize_seconds * PICOSECONDS)) for call in calls))
             found[phase] = (max(clock) - start) / PICOSECONDS
         return found
 
