@@ -11,6 +11,8 @@ NEWER = pytest.mark.skipif(torch.__version__ < (2, 13), reason="before 2.13 cuDN
 
 
 def set_and_ask(setting: str) -> "list[bool]":
+    # which torch's own tests take away
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     exec(setting, {"torch": torch})
     warnings.simplefilter("error")
     return [uses_tf32(kind) for kind in ("matmul", "conv", "rnn")]
