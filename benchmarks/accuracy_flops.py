@@ -105,8 +105,7 @@ def count_forward(build: Callable[[], nn.Module], args: Any, kwargs: Any, conven
                    profilers={"flops": make_flops_profiler(convention)})
 
 
-def check_published() -> str:
-    """Figures that DeepSpeed's documentation prints."""
+def check_published() -> str:  # figures that DeepSpeed's documentation prints
     import torchvision
     import transformers
 

@@ -38,9 +38,7 @@ SCHEMES = {"fold": "shape left out", "device": "device left out"}
 Run = TypeVar("Run")
 
 
-class Judged(NamedTuple):
-    """A measured time and what was predicted of it without it."""
-
+class Judged(NamedTuple):  # a measured time and what was predicted of it without it
     family: str
     device: str
     scheme: str
@@ -51,8 +49,7 @@ class Judged(NamedTuple):
     roofline: float | None
 
     @property
-    def deviation(self) -> float:
-        """How far the prediction is above what was measured, as a part of it."""
+    def deviation(self) -> float:  # how far the prediction is above what was measured, as a part of it
         return self.predicted / self.measured - 1
 
     @property
@@ -64,14 +61,12 @@ class Judged(NamedTuple):
         return self.low <= self.measured <= self.high
 
     @property
-    def width(self) -> float:
-        """Half of the range, as a part of the prediction."""
+    def width(self) -> float:  # half of the range, as a part of the prediction
         return (self.high - self.low) / 2 / self.predicted
 
 
 @cache
-def judge_kernels() -> tuple[Judged, ...]:
-    """Kernels of all families, in both schemes."""
+def judge_kernels() -> tuple[Judged, ...]:  # kernels of all families, in both schemes
     found = []
     for module in FAMILIES:
         for family, device, scheme, measured, predicted, spread, roofline in module.cross_validate():
@@ -93,8 +88,7 @@ def describe_errors(cases: Sequence[Judged]) -> list[str]:
 ERRORS = ("cases", "median error", "nine in ten", "range holds", "median width", "roofline's median")
 
 
-def kernel_tables() -> str:
-    """Errors by family and scheme, then by device."""
+def kernel_tables() -> str:  # errors by family and scheme, then by device
     cases = judge_kernels()
     rows, devices = [], []
     for scheme, said in SCHEMES.items():
@@ -113,9 +107,7 @@ def kernel_tables() -> str:
 # ---- whole steps
 
 
-class StepResult(NamedTuple):
-    """A measured step, what was predicted of it, and of its kernels' sum."""
-
+class StepResult(NamedTuple):  # a measured step, what was predicted of it, and of its kernels' sum
     step: MeasuredStep
     wall: Judged
     kernels: Judged | None
@@ -138,8 +130,7 @@ def roofline_of(log: Log, device: DeviceSpec) -> float | None:
     return total
 
 
-def h200_without(model: str) -> DeviceSpec:
-    """The H200 with constants that no step of a model helped to fit."""
+def h200_without(model: str) -> DeviceSpec:  # the H200 with constants that no step of a model helped to fit
     pace = dataclasses.asdict(host.hosts_without()[model]) | {"spread": host.find_spread()}
     return dataclasses.replace(find_device("h200"), calibration={
         "matmul": matmul.constants_without(model),
@@ -174,8 +165,7 @@ def judge_steps() -> tuple[tuple[StepResult, ...], tuple[StepResult, ...]]:
     return tuple(h200), tuple(map(judge_step, neusight_steps()))
 
 
-def rank_correlation(cases: Sequence[Judged]) -> float:
-    """Spearman's coefficient between measured and predicted."""
+def rank_correlation(cases: Sequence[Judged]) -> float:  # spearman's coefficient between measured and predicted
     def ranks(values: Sequence[float]) -> list[int]:
         order = sorted(range(len(values)), key=values.__getitem__)
         return [order.index(i) for i in range(len(values))]
@@ -218,8 +208,7 @@ def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
-def step_tables() -> str:
-    """Errors of whole steps, what other predictors say of the same, and every step."""
+def step_tables() -> str:  # errors of whole steps, what other predictors say of the same, and every step
     h200, neusight = judge_steps()
     kernels = [result.kernels for result in h200 if result.kernels]
     rows = [["H200: sum of kernels", "8 %, 20 %", *describe_errors(kernels)[:3], "", "", describe_errors(kernels)[5]],

@@ -53,9 +53,7 @@ Values = Mapping[str, float]
 Interval = tuple[float, float]
 
 
-class Watched(float):
-    """A threshold that notes what it is compared with, as if it had not been multiplied before."""
-
+class Watched(float):  # a threshold that notes what it is compared with, as if it had not been multiplied before
     met: list[float]  #: values of the threshold with which a comparison would come out otherwise
     factor: float
 
@@ -124,8 +122,7 @@ class Evidence:
     brackets: dict[str, Interval] = field(default_factory=dict)
 
 
-def examine(case: Case) -> Evidence:
-    """Bracket each constant by one case, the others as they are today."""
+def examine(case: Case) -> Evidence:  # bracket each constant by one case, the others as they are today
     met: dict[str, list[float]] = {c.name: [] for c in CONSTANTS}
     today = {c.name: getattr(convolution, c.name) for c in CONSTANTS}
     peaks = predict(case, {c.name: Watched.of(today[c.name], met[c.name]) for c in CONSTANTS if not c.powers})
@@ -207,8 +204,7 @@ class LeftOut:
     ends: list[float]
 
 
-def leave_out(job: tuple[str, Sequence[Evidence]]) -> LeftOut:
-    """Predict a model with constants bracketed by all others."""
+def leave_out(job: tuple[str, Sequence[Evidence]]) -> LeftOut:  # predict a model with constants bracketed by all others
     model, evidences = job
     own = [e for e in evidences if e.case.model == model]
     others = [e for e in evidences if e.case.model != model]

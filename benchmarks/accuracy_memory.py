@@ -46,9 +46,7 @@ class Value:
 
 
 @dataclass
-class Result:
-    """One case. ``failure`` is the traceback where it could not be profiled."""
-
+class Result:  # one case. ``failure`` is the traceback where it could not be profiled.
     case_id: str
     peak: Value | None = None
     reserved: Value | None = None
@@ -108,8 +106,7 @@ def percentile(errors: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def summary(results: list[Result]) -> str:
-    """Median, 90th percentile and worst error of every quantity."""
+def summary(results: list[Result]) -> str:  # median, 90th percentile and worst error of every quantity
     quantities = {"peak allocated": [r.peak for r in results if r.peak],
                   "bytes held at the end of a phase": [v for r in results for v in r.held],
                   "peak allocated within a phase": [v for r in results for v in r.phase_peaks],

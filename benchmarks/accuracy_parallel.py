@@ -26,8 +26,7 @@ from analyzer.errors import MissingExtraError
 from benchmarks.accuracy_latency import ERRORS, describe_errors, rank_correlation
 from benchmarks.accuracy_latency import Judged as Timed
 from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish, quantile
-from benchmarks.parallel.family import Prediction, device_of, family_of, predict
-from benchmarks.parallel.note import APART, NOTES, Note, note_of
+from benchmarks.parallel.family import APART, NOTES, Note, Prediction, device_of, family_of, note_of, predict
 from benchmarks.truth_table import read_truth
 
 GIB = 2**30
@@ -37,9 +36,7 @@ LICENCES = {"NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0", "pytorch/torcht
             "pytorch/ao": "BSD-3-Clause", "foundation-model-stack/fms-acceleration": "Apache-2.0"}
 
 
-class Judged(NamedTuple):
-    """A row, with what was predicted and measured, in bytes."""
-
+class Judged(NamedTuple):  # a row, with what was predicted and measured, in bytes
     row: dict[str, Any]
     predicted: float
     measured: float
@@ -49,8 +46,7 @@ class Judged(NamedTuple):
         return self.predicted / self.measured - 1
 
 
-def read_rows() -> list[dict[str, Any]]:
-    """The rows told as exact that have a figure of memory."""
+def read_rows() -> list[dict[str, Any]]:  # the rows told as exact that have a figure of memory
     return [row for row in read_truth("parallel")["rows"]
             if row["measured"].get("memory_gib") and row.get("confidence", "exact") == "exact"]
 
@@ -60,8 +56,7 @@ def measured_bytes(row: dict[str, Any]) -> float:
     return float(told.get("memory_bytes") or told["memory_gib"] * GIB)
 
 
-def find_version(package: str) -> str:
-    """The release that is installed, or that none is."""
+def find_version(package: str) -> str:  # the release that is installed, or that none is
     try:
         return version(package)
     except PackageNotFoundError:
@@ -79,8 +74,7 @@ def require_packages(rows: list[dict[str, Any]]) -> None:
                                     "pip install 'symbolic-analyzer[parallel]'")
 
 
-def judge(row: dict[str, Any]) -> Prediction | str:
-    """Predict; what went wrong, where something did."""
+def judge(row: dict[str, Any]) -> Prediction | str:  # predict; what went wrong, where something did
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     try:
@@ -110,8 +104,7 @@ def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
                  found.step_high, None)
 
 
-def describe(row: dict[str, Any]) -> str:
-    """How a row's job is laid out."""
+def describe(row: dict[str, Any]) -> str:  # how a row's job is laid out
     parallel = row["parallel"]
     parts = [f"{name.upper()} {parallel[name]}" for name in ("tp", "pp", "cp", "ep") if parallel.get(name, 1) > 1]
     degree = parallel["fsdp"]["degree"]
@@ -122,8 +115,7 @@ def shorten(row: dict[str, Any]) -> str:
     return str(row["id"]).removeprefix("megatron-golden-")
 
 
-def table(judged: list[Judged], used: list[Note]) -> str:
-    """One row a figure; a number in the last column names a note."""
+def table(judged: list[Judged], used: list[Note]) -> str:  # one row a figure; a number in the last column names a note
     lines = []
     for one in judged:
         note = note_of(one.row, NOTES) if abs(one.error) > NAMED_ABOVE else None

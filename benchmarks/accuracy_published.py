@@ -32,9 +32,7 @@ NAMED_ABOVE = 0.02  #: errors from here on have a note
 
 
 @dataclass(frozen=True)
-class Row:
-    """A published figure and the step that it is of."""
-
+class Row:  # a published figure and the step that it is of
     id: str
     source: dict[str, str]                           #: repo, path, commit and date
     gpu: str
@@ -64,8 +62,7 @@ def read_rows() -> list[Row]:
     return [Row(**row) for row in read_truth(TABLE)["rows"]]
 
 
-def predict_litgpt(row: Row) -> int:
-    """A step of litgpt's recipes."""
+def predict_litgpt(row: Row) -> int:  # a step of litgpt's recipes
     settings, truth = row.settings, read_truth(TABLE)
     shape = litgpt.Shape(**truth["shapes"][settings["model"]])
     code = litgpt.Code(**truth["codes"][settings["code"]])
@@ -157,8 +154,7 @@ def judge(row: Row) -> Result:
     return Result(row, BUILDERS[row.builder](row))
 
 
-def table(results: list[Result], notes: list[str]) -> str:
-    """One row a figure; a number in the last column names a note."""
+def table(results: list[Result], notes: list[str]) -> str:  # one row a figure; a number in the last column names a note
     rows = [[r.row.id, r.row.gpu, r.row.kind, f"{r.row.told:.2f} {r.row.unit}",
              f"{r.predicted / UNITS[r.row.unit]:.2f}", percent(r.error, signed=True),
              str(notes.index(r.row.note) + 1) if r.row.note else ""] for r in results]

@@ -76,17 +76,14 @@ def cluster_of_run(run: Run) -> ClusterSpec:
     return dataclasses.replace(found, name="llm-foundry", aliases=(), fabric=fabric)
 
 
-class Part(NamedTuple):
-    """Seconds of a step of some layers: of a micro-batch, of the rest, and the range of both."""
-
+class Part(NamedTuple):  # seconds of a step of some layers: of a micro-batch, of the rest, and the range of both
     micro_batch: float
     rest: float
     low: float
     high: float
 
 
-def run_part(run: Run, layers: int) -> Part:
-    """Rank 0 of a run with fewer layers, one micro-batch."""
+def run_part(run: Run, layers: int) -> Part:  # rank 0 of a run with fewer layers, one micro-batch
     def build() -> torch.nn.Module:
         model = Mpt(run.hidden, run.heads, layers, run.vocab, run.seq_len, run.attention).cuda()
         return shard(model, run.sharding, run.precision == "bf16", run.checkpointing, run.is_of_large_sweep)
@@ -124,8 +121,7 @@ PARTS: Mapping[str, Callable[[Run], bool]] = {
 }
 
 
-def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
-    """Errors by part of the table, then every row."""
+def tables(judged: Sequence[tuple[Run, Judged]]) -> str:  # errors by part of the table, then every row
     every = [[run.id, f"{case.measured:.2f}", f"{case.predicted:.2f}", percent(case.deviation, signed=True),
               f"{case.low:.2f} to {case.high:.2f}"] for run, case in judged]
     return (f"{table_of_parts(judged, PARTS)}\n\nEvery step, in seconds:\n\n"

@@ -61,9 +61,7 @@ class Run(NamedTuple):
                 for stage in range(self.pp)]
 
 
-class StageTime(NamedTuple):
-    """What a profile says of one micro-batch of a stage, and of its update."""
-
+class StageTime(NamedTuple):  # what a profile says of one micro-batch of a stage, and of its update
     forward: float
     backward: float
     optimizer: float
@@ -82,8 +80,7 @@ def cluster() -> ClusterSpec:
     return dataclasses.replace(dgx, name="vtrain", aliases=(), fabric=fabric)
 
 
-def time_stage(shape: StageShape) -> StageTime:
-    """A stage profiled as one of its tensor-parallel ranks runs it."""
+def time_stage(shape: StageShape) -> StageTime:  # a stage profiled as one of its tensor-parallel ranks runs it
     warnings.filterwarnings("ignore")
     ids = torch.empty(shape.micro_batch, shape.seq_len, dtype=torch.int64, device="meta")
     hidden = torch.empty(shape.seq_len, shape.micro_batch, shape.hidden, dtype=torch.float16, device="meta",

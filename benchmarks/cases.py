@@ -21,9 +21,7 @@ Phases = list[tuple[int, str, int, int, int, int, int, int]]
 
 
 @dataclass(frozen=True)
-class Case:
-    """One measured run. ``precision`` is "fp32", "bf16" (the model is cast) or "amp_bf16" (autocast)."""
-
+class Case:  # one measured run. ``precision`` is "fp32", "bf16" (the model is cast) or "amp_bf16" (autocast).
     id: str
     lib: str
     model: str

@@ -49,13 +49,12 @@ from .page import ROOT, markdown, publish  # noqa: E402
 FAMILIES = {"torchvision": ("coverage_torchvision", "torchvision_cases"),
             "timm": ("coverage_torchvision", "timm_cases"),
             "transformers": ("coverage_transformers", "transformers_cases"),
-            "diffusers": ("coverage_diffusers", "diffusers_cases"), "torch.nn": ("coverage_layers", "layer_cases")}
+            "diffusers": ("coverage_transformers", "diffusers_cases"), "torch.nn": ("coverage_layers", "layer_cases")}
 STEPS = ("train", "infer", "trace")
 MEMORY_BYTES = 9 << 30   # that a process may map beyond what it starts with: two of them fit into 20 GB
 
 
-def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:
-    """Every model of the given families, in a fixed order."""
+def list_cases(families: Iterable[str] = FAMILIES) -> list[Case]:  # every model of the given families, in a fixed order
     define_torchvision_ops()
     load_kernels()  # once, in the process that the workers are forked from
     found: list[Case] = []
@@ -161,8 +160,7 @@ def summarize(rows: list[Row]) -> list[list[str]]:
 HEADERS = ["family", "models", "run in PyTorch", "profile train", "profile infer", "trace = original", "both profiles"]
 
 
-def failures(rows: list[Row]) -> dict[str, list[tuple[str, str]]]:
-    """Model and step by reason, the most frequent first."""
+def failures(rows: list[Row]) -> dict[str, list[tuple[str, str]]]:  # model and step by reason, the most frequent first
     found: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for row in rows:
         for step in STEPS:

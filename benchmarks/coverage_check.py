@@ -36,9 +36,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model by name; of its candidates the first is taken that PyTorch itself can run on data."""
-
+class Case:  # a model by name; of its candidates the first is taken that PyTorch itself can run on data
     name: str    #: "timm:resnet18"
     family: str  #: row of the table
     group: str   #: stratum of the sample
@@ -50,9 +48,7 @@ SEED = 7
 Row = dict[str, Any]
 
 
-class Reference(NamedTuple):
-    """What PyTorch itself makes of a candidate."""
-
+class Reference(NamedTuple):  # what PyTorch itself makes of a candidate
     candidate: Candidate
     model: nn.Module | None = None  #: with data, where it is small enough
     trains: bool = True
@@ -119,8 +115,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:400]}"
 
 
-def group_reason(reason: str) -> str:
-    """A reason without what differs between models: numbers, names in quotes, paths."""
+def group_reason(reason: str) -> str:  # a reason without what differs between models: numbers, names in quotes, paths
     text = re.sub(r"\S*/([\w.-]+\.py):\d+", r"\1", reason)
     text = re.sub(r"'[^']*'", "'…'", text)
     return re.sub(r"\d+", "#", text)[:160]

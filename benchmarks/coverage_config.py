@@ -86,7 +86,9 @@ def default_fields(model_class: Any) -> dict[str, Any]:
 
 def _complete(fields: dict[str, Any], model_class: Any) -> None:
     """Give what the default config leaves out: the model would fail with it at any size."""
-    common = _common_fields()
+    from transformers import PreTrainedConfig
+
+    common = PreTrainedConfig().to_dict()
     sections = _SECTIONS.search(inspect.getsource(sys.modules[model_class.__module__]))
     for part in parts_of(fields):
         part.update(copy.deepcopy(_SETTINGS.get(part.get("model_type", ""), {})))
@@ -103,15 +105,7 @@ def _complete(fields: dict[str, Any], model_class: Any) -> None:
                 del part[key]  # some configs of parts refuse what every config has
 
 
-def _common_fields() -> dict[str, Any]:
-    from transformers import PreTrainedConfig
-
-    found: dict[str, Any] = PreTrainedConfig().to_dict()
-    return found
-
-
-def parts_of(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A config and the configs in it."""
+def parts_of(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:  # a config and the configs in it
     yield fields
     for key, value in fields.items():
         if isinstance(value, dict) and ("model_type" in value or key.endswith("_config")):
@@ -194,13 +188,11 @@ def _shrink_images(fields: dict[str, Any]) -> None:
                 part[key] = quarter(part[key])
 
 
-def _flat(value: Any) -> list[int]:
-    """The integers of a setting that is one, or (nested) lists of them."""
+def _flat(value: Any) -> list[int]:  # the integers of a setting that is one, or (nested) lists of them
     return [i for v in value for i in _flat(v)] if isinstance(value, list) else [value] if type(value) is int else []
 
 
-def fix(fields: dict[str, Any]) -> None:
-    """Give every width one value, every number of heads another."""
+def fix(fields: dict[str, Any]) -> None:  # give every width one value, every number of heads another
     for part in parts_of(fields):
         for key, value in _integers(part, _IS_HEADS, _NO_HEADS):
             part[key] = min(value, 2 if "key_value" in key or "kv" in key else 4)
@@ -215,8 +207,7 @@ def fix(fields: dict[str, Any]) -> None:
     _fit_sections(fields)
 
 
-def _limit_experts(part: dict[str, Any]) -> None:
-    """Few experts, and few of them at once."""
+def _limit_experts(part: dict[str, Any]) -> None:  # few experts, and few of them at once
     for key, value in list(part.items()):
         if type(value) is int and re.search(r"(num_experts|routed_experts|local_experts|num_moe_experts)$", key):
             part[key] = min(value, EXPERTS)

@@ -127,8 +127,7 @@ def _add_documented(model_class: Any, parameters: Any, inputs: dict[str, Any], f
                                      [_size(part, fields, inputs) for part in shape.split(",") if part.strip()])
 
 
-def _named(name: str, fields: dict[str, Any]) -> torch.Tensor | None:
-    """Inputs whose shapes no docstring states."""
+def _named(name: str, fields: dict[str, Any]) -> torch.Tensor | None:  # inputs whose shapes no docstring states
     if name == "state" and (width := find_field(fields, "max_state_dim")):  # of a robot
         return torch.rand(BATCH, width)
     if name == "task_inputs" and (length := find_field(fields, "task_seq_len")):

@@ -386,9 +386,7 @@ def _stochastic_depth(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x + self.linear(x) * keep / 0.8
 
 
-class _RoutedExperts(nn.Module):
-    """Each expert gets the tokens that chose it, as mixture-of-experts layers do."""
-
+class _RoutedExperts(nn.Module):  # each expert gets the tokens that chose it, as mixture-of-experts layers do
     def __init__(self) -> None:
         super().__init__()
         self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
@@ -404,9 +402,7 @@ class _RoutedExperts(nn.Module):
         return out
 
 
-class _OffsetExperts(_RoutedExperts):
-    """Tokens are sorted by expert and split where counts say."""
-
+class _OffsetExperts(_RoutedExperts):  # tokens are sorted by expert and split where counts say
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chosen = self.router(x).argmax(-1)
         order = chosen.argsort()

@@ -50,9 +50,7 @@ def _leaf(*shape: int) -> torch.Tensor:
     return torch.rand(*shape, requires_grad=True)
 
 
-class _Then(nn.Module):
-    """A layer behind one with weights, so that there is something to train."""
-
+class _Then(nn.Module):  # a layer behind one with weights, so that there is something to train
     def __init__(self, layer: nn.Module, width: int) -> None:
         super().__init__()
         self.before = nn.Linear(width, width)
@@ -70,12 +68,13 @@ def _random(*shape: int) -> _Maker:
     return lambda: (torch.rand(shape),)
 
 
-def _applied(layer: nn.Module, *shape: int) -> _Maker:
-    return lambda: layer(torch.rand(shape))
+def _pooled(pool: nn.Module, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = pool(torch.rand(shape))
+    return found
 
 
-def _with_targets(makers: Iterable[Callable[[], torch.Tensor]]) -> _Maker:
-    return lambda: (torch.rand(4, 8), *(make() for make in makers))
+def _targets(makers: Iterable[Callable[[], torch.Tensor]]) -> tuple[Any, ...]:
+    return (torch.rand(4, 8), *(make() for make in makers))
 
 
 def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
@@ -111,7 +110,8 @@ def _layers() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
             plain(f"FractionalMaxPool{n}d", shape, 2, output_size=4)
             plain(f"Dropout{n}d", shape, 0.3)
         pool = getattr(nn, f"MaxPool{n}d")(2, return_indices=True)
-        found.append((f"MaxUnpool{n}d", _after(getattr(nn, f"MaxUnpool{n}d"), 4, 2), _applied(pool, *shape)))
+        found.append((f"MaxUnpool{n}d", _after(getattr(nn, f"MaxUnpool{n}d"), 4, 2),
+                      partial(_pooled, pool, shape)))
     plain("Dropout1d", (2, 4, 8), 0.3)
     for name in ("ReLU", "ReLU6", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Hardswish", "Hardsigmoid", "Hardtanh",
                  "Hardshrink", "Softshrink", "Softplus", "Softsign", "Tanhshrink", "Sigmoid", "LogSigmoid", "Tanh",
@@ -199,9 +199,7 @@ class _SelfAttention(nn.Module):
         return self.attention(x, x, x, need_weights=self.with_weights)
 
 
-class _Loss(nn.Module):
-    """A loss of what a linear layer gives; ``squash`` maps its output to where the loss is defined."""
-
+class _Loss(nn.Module):  # a loss of what a linear layer gives; ``squash`` maps its output to where the loss is defined
     def __init__(self, loss: nn.Module, width: int, squash: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.linear, self.loss, self.squash = nn.Linear(width, width), loss, squash
@@ -258,7 +256,7 @@ def _losses() -> list[tuple[str, Callable[[], nn.Module], _Maker]]:
             warnings.simplefilter("ignore")  # NLLLoss2d is deprecated
             build = partial(_build_loss, name, options, squash)
         label = name if name not in {n for n, _, _ in found} else f"{name}({', '.join(options) or 'probabilities'})"
-        found.append((label, build, _with_targets(targets)))
+        found.append((label, build, partial(_targets, targets)))
     found.append(("CTCLoss", lambda: _Loss(nn.CTCLoss(), 8, partial(F.log_softmax, dim=-1)), lambda:
                   (torch.rand(9, 2, 8), torch.randint(1, 8, (2, 3)), torch.tensor([9, 9]), torch.tensor([3, 2]))))
     if hasattr(nn, "LinearCrossEntropyLoss"):

@@ -16,8 +16,7 @@ from .coverage_check import Candidate, Case, Inputs
 _libraries: list[torch.library.Library] = []  # a Library that dies takes its kernels along
 
 
-def provide_nms() -> None:
-    """Give ``torchvision::nms`` a kernel where it has none, so that detection models run on data."""
+def provide_nms() -> None:  # give ``torchvision::nms`` a kernel where it has none, so that detection models run on data
     import torchvision.extension
     import torchvision.ops.boxes
 

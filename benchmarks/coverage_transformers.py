@@ -1,18 +1,56 @@
-"""Model classes of transformers with a head (and those that have none), from small configs."""
+"""Model classes of transformers with a head (and those that have none), and those of diffusers, from small configs."""
 from __future__ import annotations
 
 import copy
 import importlib
+import json
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from .coverage_check import Candidate, Case
+from .coverage_check import Candidate, Case, Inputs
 from .coverage_config import default_fields, fix, scale, shorten
 from .coverage_inputs import variants
+
+# diffusers: class, group, config and inputs in words
+_MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("coverage_diffusers.json").read_text())
+_MAKERS: dict[str, Callable[..., torch.Tensor]] = {
+    "rand": torch.rand, "ones": torch.ones, "zeros": torch.zeros, "true": partial(torch.ones, dtype=torch.bool),
+    "steps": lambda: torch.tensor([7, 11]), "float steps": lambda: torch.tensor([7.0, 11.0]),
+    "classes": lambda: torch.tensor([1, 2])}
+
+
+def diffusers_cases() -> list[Case]:
+    return [Case(f"diffusers:{name}", "diffusers", entry["group"], partial(_diffusers_candidates, name))
+            for name, entry in _MODELS.items()]
+
+
+def _diffusers_candidates(name: str) -> list[Candidate]:
+    import diffusers
+
+    entry = _MODELS[name]
+    build = partial(getattr(diffusers, entry.get("class", name)), **entry["config"])
+
+    def inputs(model: nn.Module, train: bool) -> Inputs:
+        torch.manual_seed(11)
+        return (), _make(entry["inputs"])
+
+    return [Candidate("small config", build, inputs)]
+
+
+def _make(told: Any) -> Any:  # what is told of an input, made: "rand 2x6x32" is a tensor, what is no text itself
+    if isinstance(told, dict):
+        return {name: _make(value) for name, value in told.items()}
+    if not isinstance(told, str):
+        return told
+    kind, _, sizes = told.partition(" ") if told not in _MAKERS else (told, "", "")
+    return _MAKERS[kind](*(int(size) for size in sizes.split("x") if size))
+
 
 DEEPER = 6  # layers, for models whose layers of several kinds alternate or share weights at a distance
 

@@ -27,7 +27,7 @@ from analyzer.record import optimizer_step
 Fingerprint = dict[str, Any]
 
 _PLAIN = (type(None), bool, int, float, str, bytes, complex)
-_CONTAINERS = (dict, list, tuple, set, frozenset)
+_DESCRIPTORS = (property, staticmethod, classmethod)
 _MOST_PATCHED = (
     "torch", "torch._C", "torch.accelerator", "torch.amp", "torch.autograd", "torch.autograd.graph", "torch.cuda",
     "torch.cuda.amp", "torch.cuda.graphs", "torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams",
@@ -37,9 +37,7 @@ _MOST_PATCHED = (
     "torch.utils.data.sampler", "concurrent.futures.thread", "random", "subprocess", "threading", "time")
 
 
-class Same:
-    """An object, equal to itself alone."""
-
+class Same:  # an object, equal to itself alone
     __slots__ = ("held",)
 
     def __init__(self, held: Any) -> None:
@@ -165,8 +163,7 @@ def _read_package() -> tuple[int, ...]:
             len(optimizer_step._observers))
 
 
-def _list_children() -> list[str]:
-    """The processes that this one started and that are there yet, zombies too."""
+def _list_children() -> list[str]:  # the processes that this one started and that are there yet, zombies too
     found = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -188,12 +185,11 @@ def _lists_of_torch() -> Iterator[Any]:
             yield value
 
 
-class Functions:
-    """The attributes of torch's modules and classes; all of them, or those where most is replaced."""
-
+class Functions:  # the attributes of torch's modules and classes; all of them, or those where most is replaced
     def __init__(self, is_whole: bool) -> None:
         if is_whole:
-            modules = [m for n, m in [*sys.modules.items()] if n.partition(".")[0] == "torch" and _is_module(m)]
+            modules = [m for n, m in [*sys.modules.items()] if n.partition(".")[0] == "torch" and (
+                type(m) is types.ModuleType or isinstance(m, types.ModuleType) and "_ops" not in m.__name__)]
         else:
             modules = [importlib.import_module(name) for name in _MOST_PATCHED if name in sys.modules]
         self.owners = [*modules, *{id(v): v for m in modules for v in [*vars(m).values()] if isinstance(v, type)
@@ -201,15 +197,14 @@ class Functions:
         self.names = [[*vars(owner)] for owner in self.owners]
         self.values = [[*vars(owner).values()] for owner in self.owners]
 
-    def list_changed(self) -> list[str]:
-        """Those that are not what they were; what was imported since is not told."""
+    def list_changed(self) -> list[str]:  # those that are not what they were; what was imported since is not told
         changed: list[str] = []
         for owner, names, values in zip(self.owners, self.names, self.values):
             now = vars(owner)
             if len(now) == len(values) and all(map(is_, now.values(), values)):
                 continue
             for name, value in zip(names, values):
-                if now.get(name, names) is not value and _is_function(value):
+                if now.get(name, names) is not value and (callable(value) or isinstance(value, _DESCRIPTORS)):
                     changed.append(f"{getattr(owner, '__name__', owner)}.{name}")
             known = set(names)
             changed += [f"{getattr(owner, '__name__', owner)}.{name} is new" for name in now
@@ -217,16 +212,7 @@ class Functions:
         return changed
 
 
-def _is_module(module: Any) -> bool:
-    return type(module) is types.ModuleType or isinstance(module, types.ModuleType) and "_ops" not in module.__name__
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
-
-
-def list_changed(before: Fingerprint, after: Fingerprint) -> list[str]:
-    """What differs, a line each."""
+def list_changed(before: Fingerprint, after: Fingerprint) -> list[str]:  # what differs, a line each
     changed = []
     for key in {**before, **after}:
         one, other = before.get(key, "nothing"), after.get(key, "nothing")

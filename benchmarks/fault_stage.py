@@ -24,9 +24,7 @@ Owned = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A use of the package: ``make`` gives what the user holds, ``run`` uses it, files in the folder."""
-
+class Stage:  # a use of the package: ``make`` gives what the user holds, ``run`` uses it, files in the folder
     name: str
     make: Callable[[Path], Owned]
     run: Callable[[Owned, Path], str]
@@ -46,9 +44,7 @@ class Doubled(torch.autograd.Function):
         return grad * 2
 
 
-class Block(nn.Module):
-    """A block of which a model has several that are alike."""
-
+class Block(nn.Module):  # a block of which a model has several that are alike
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
@@ -58,9 +54,7 @@ class Block(nn.Module):
         return x + self.dropout(self.down(torch.nn.functional.gelu(self.up(self.norm(x)))))
 
 
-class Stack(nn.Module):
-    """Alike blocks, which are run once and replayed."""
-
+class Stack(nn.Module):  # alike blocks, which are run once and replayed
     def __init__(self, blocks: int = 3) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
@@ -72,9 +66,7 @@ class Stack(nn.Module):
         return self.head(x)
 
 
-class Settings:
-    """A plain object that a model holds, with a tensor in it."""
-
+class Settings:  # a plain object that a model holds, with a tensor in it
     def __init__(self) -> None:
         self.scale, self.seen = torch.ones(8), [torch.zeros(1)]
 
@@ -135,8 +127,7 @@ def build() -> Stack:
     return Stack()
 
 
-def tell(found: Profile) -> str:
-    """Every field of a profile but times that were measured."""
+def tell(found: Profile) -> str:  # every field of a profile but times that were measured
     return re.sub(r'"(object_id|id)": \d+', "", found.to_json())
 
 

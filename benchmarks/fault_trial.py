@@ -39,9 +39,7 @@ _TOLD = re.compile("struck|could not be written|[Ii]nterrupt|Error")  # what an 
 _WHOLE_EVERY = 20  # faults between two looks at all of torch's functions
 
 
-class Place(NamedTuple):
-    """A line, and how often it is to be reached first."""
-
+class Place(NamedTuple):  # a line, and how often it is to be reached first
     file: str
     function: str
     first_line: int
@@ -57,8 +55,7 @@ Reached = Counter[tuple[str, str, int, int]]
 """How often lines were reached: file, function, its first line, line."""
 
 
-def of_package(file: str) -> bool:
-    """Whether a file is one of this package's, or of a user's own code."""
+def of_package(file: str) -> bool:  # whether a file is one of this package's, or of a user's own code
     return file.startswith(PACKAGE) or file == OWN_CODE
 
 
@@ -199,8 +196,7 @@ def _puts_back(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def _file_ends_at(number: int) -> Iterator[list[Any]]:
-    """No file can grow beyond a number of bytes."""
+def _file_ends_at(number: int) -> Iterator[list[Any]]:  # no file can grow beyond a number of bytes
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (7 ** number, before[1]))
     try:
@@ -233,9 +229,7 @@ _DISKS: dict[str, Callable[[int], AbstractContextManager[list[Any]]]] = {
     "no space in replace": functools.partial(_no_space, os, "replace")}
 
 
-class Watched:
-    """A stage with all that is compared before and after a fault."""
-
+class Watched:  # a stage with all that is compared before and after a fault
     def __init__(self, stage: Stage) -> None:
         self.stage, self.folder = stage, Path(tempfile.mkdtemp(prefix="faults-"))
         self.owned = stage.make(self.folder)
@@ -247,8 +241,7 @@ class Watched:
     def run(self) -> str:
         return self.stage.run(self.owned, self.folder)
 
-    def warm_up(self) -> list[str]:
-        """Import and cache what is so at first; what must be the same each time and is not."""
+    def warm_up(self) -> list[str]:  # import and cache what is so at first; what must be the same each time and is not
         self.run()
         return [] if self.run() == self.right else ["a run without a fault does not repeat the first"]
 

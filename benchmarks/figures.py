@@ -105,8 +105,7 @@ FIGURES: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "flow": (draw_flow, (9, 1.5)), "memory_over_a_step": (draw_memory, (9, 3.4)), "frontier": (draw_frontier, (6, 3))}
 
 
-def draw(name: str, path: Path) -> None:
-    """Write the figure of that name to a file."""
+def draw(name: str, path: Path) -> None:  # write the figure of that name to a file
     function, size = FIGURES[name]
     with matplotlib.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=size, layout="constrained")

@@ -17,9 +17,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model, what it is called with, and whether it is trained or only run forward."""
-
+class Case:  # a model, what it is called with, and whether it is trained or only run forward
     name: str
     build: Callable[[], nn.Module]
     make_inputs: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]

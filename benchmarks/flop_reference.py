@@ -40,9 +40,7 @@ def find_reason(signature: Signature) -> str | None:
 
 
 @dataclass
-class Comparison:
-    """Both counts of one sequence of calls."""
-
+class Comparison:  # both counts of one sequence of calls
     calls: int = 0
     products: int = 0                            #: calls that multiply and accumulate
     equal_flops: int = 0                         #: FLOPs of the calls that both count the same
@@ -99,9 +97,7 @@ def whole_result(signature: Signature) -> Any:
     return [next(given) if wanted else None for wanted in signature.args[10]]
 
 
-class SignatureLog(TorchDispatchMode):
-    """The signature of every operator that runs on real tensors."""
-
+class SignatureLog(TorchDispatchMode):  # the signature of every operator that runs on real tensors
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.signatures: list[Signature] = []

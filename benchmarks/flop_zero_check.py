@@ -127,8 +127,7 @@ def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroChec
     return check
 
 
-def load_operators() -> list[Any]:
-    """PyTorch's own list of operators with samples, `op_db`."""
+def load_operators() -> list[Any]:  # PyTorch's own list of operators with samples, `op_db`
     try:
         import expecttest  # noqa: F401
     except ImportError:  # the base class of PyTorch's own test cases, of which none runs here

@@ -29,9 +29,7 @@ WIDTH = 64
 _GENERATED = re.compile(r"^\s+(cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)
 
 
-class Block(nn.Module):
-    """Part of a transformer: normalized, two products, added to what came in."""
-
+class Block(nn.Module):  # part of a transformer: normalized, two products, added to what came in
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
@@ -41,9 +39,7 @@ class Block(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Attention that is written out: causal, four heads."""
-
+class Attention(nn.Module):  # attention that is written out: causal, four heads
     def __init__(self) -> None:
         super().__init__()
         self.inputs, self.output = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -79,8 +75,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def count_generated(model: nn.Module, x: torch.Tensor) -> list[str]:
-    """The kernels that generated code calls, in order."""
+def count_generated(model: nn.Module, x: torch.Tensor) -> list[str]:  # the kernels that generated code calls, in order
     from torch._inductor.utils import run_and_get_code
 
     torch._dynamo.reset()

@@ -13,17 +13,13 @@ _LONGEST_ROW = 4  # items of a list that stand for different things
 _MOST_ITEMS = 50  # of a list that are looked at for kinds of places
 
 
-class Mutation(NamedTuple):
-    """A text that is not what it should be. ``must_fail``: no reader may take it."""
-
+class Mutation(NamedTuple):  # a text that is not what it should be. ``must_fail``: no reader may take it.
     name: str
     content: bytes
     must_fail: bool = True
 
 
-class _Raw(str):
-    """A word that stands in JSON as it is: `json.dumps` would write none like it."""
-
+class _Raw(str):  # a word that stands in JSON as it is: `json.dumps` would write none like it
     MARK = r"\u2060"
 
     def __new__(cls, word: str) -> _Raw:
@@ -33,8 +29,7 @@ class _Raw(str):
 _MARKED = re.compile(r'"\\u2060([^"\\]*)\\u2060"')
 
 
-def damage(text: str) -> Iterator[Mutation]:
-    """What is no text of a record at all, or only a part of it."""
+def damage(text: str) -> Iterator[Mutation]:  # what is no text of a record at all, or only a part of it
     whole = text.encode()
     yield from (Mutation(*named) for named in (
         ("empty", b""), ("a blank", b" \n"), ("cut in half", whole[:len(whole) // 2]),
@@ -55,8 +50,7 @@ def damage(text: str) -> Iterator[Mutation]:
         yield Mutation(f"only {word.decode()!r}", word)
 
 
-def _insert(whole: bytes, field: bytes) -> bytes:
-    """An object with one more field."""
+def _insert(whole: bytes, field: bytes) -> bytes:  # an object with one more field
     start = whole.index(b"{") + 1
     return whole[:start] + field + b"," + whole[start:]
 

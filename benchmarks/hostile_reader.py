@@ -50,9 +50,7 @@ class Reader(NamedTuple):
     sample: str = ""  #: what ``make`` gave
 
 
-class Net(nn.Module):
-    """Two layers: what a saved profile of it holds is of every kind and little."""
-
+class Net(nn.Module):  # two layers: what a saved profile of it holds is of every kind and little
     def __init__(self) -> None:
         super().__init__()
         self.first, self.act = nn.Linear(8, 16), nn.ReLU()
@@ -90,8 +88,7 @@ def _make_plan(folder: Path) -> str:
     return Planner(symbolic_trace(model, meta_args={"input": x}), (x,)).solve(0.9).to_json()
 
 
-def _make_calibration(folder: Path) -> str:
-    """What an interrupted ``analyzer calibrate`` left."""
+def _make_calibration(folder: Path) -> str:  # what an interrupted ``analyzer calibrate`` left
     counted = itertools.count()
 
     def bench(point: Point) -> float | None:
@@ -102,8 +99,7 @@ def _make_calibration(folder: Path) -> str:
     return (folder / "card.json").read_text()
 
 
-def _make_sweep(folder: Path) -> str:
-    """The file that a sweep goes on from."""
+def _make_sweep(folder: Path) -> str:  # the file that a sweep goes on from
     _sweep(folder / "rows.jsonl")
     return (folder / "rows.jsonl").read_text()
 
@@ -116,8 +112,7 @@ _DEEPSPEED = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradi
                   "enabled": True, "profile_step": 1, "module_depth": -1, "top_modules": 1, "detailed": True}}
 
 
-def use_profile(found: Profile) -> None:
-    """Every view and file of a profile but the slow ones."""
+def use_profile(found: Profile) -> None:  # every view and file of a profile but the slow ones
     for view in (found.summary, found.table, found.module_tree, found.to_json, found.to_networkx, found.fits,
                  found.to_chrome_trace, found.to_memory_snapshot, lambda: repr(found)):
         view()
@@ -146,13 +141,11 @@ def _is_of_profile(place: Place) -> bool:
     return place[:1] == ("profiles",) and len(place) > 2
 
 
-def _is_constant(place: Place) -> bool:
-    """A constant of a kernel's model, any of which may be negative."""
+def _is_constant(place: Place) -> bool:  # a constant of a kernel's model, any of which may be negative
     return "calibration" in place
 
 
-def _calibrate(path: Path) -> object:
-    """The file of an earlier call is read; nothing more is measured."""
+def _calibrate(path: Path) -> object:  # the file of an earlier call is read; nothing more is measured
     with contextlib.suppress(KeyboardInterrupt):
         return calibrate(path, "cuda", quick=True, bench=_stop, like=find_device("a10"))
     return None

@@ -28,8 +28,7 @@ _FILES = ("json", "chrome_trace", "memory_snapshot", "html")
 _TABLES = ("csv", "md", "tex")
 
 
-def rename(name: str) -> Profile:
-    """A profile whose model, modules, operators and inputs have that name."""
+def rename(name: str) -> Profile:  # a profile whose model, modules, operators and inputs have that name
     def walk(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
@@ -62,9 +61,7 @@ def list_writes(name: str, folder: Path) -> Iterator[tuple[str, Callable[[], obj
     yield f"name {shown}: tags of the page", lambda: _check_html(found.to_html())
 
 
-class _Tags(HTMLParser):
-    """The tags of a page that could run something, each once."""
-
+class _Tags(HTMLParser):  # the tags of a page that could run something, each once
     def __init__(self) -> None:
         super().__init__()
         self.found: set[str] = set()
@@ -107,12 +104,13 @@ def list_places(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         found.to_json(link)
         assert link.is_symlink() and target.read_text().startswith("{"), "a link was not followed"
 
+    def refuse(name: str) -> None:
+        found.to_json(name)
+        raise AssertionError("was written")
+
     yield "path of a link", follow
     for name in ("", ".", "/", "a\0b", "x" * 5000, f"{folder}/no/such/x.json", f"{folder}/broken.json",
                  "/dev/full", "/proc/self/x", f"{folder}/target.json/x"):
-        yield f"path {name[:30]!r}", partial(_refuse_path, found, name)
+        yield f"path {name[:30]!r}", partial(refuse, name)
 
 
-def _refuse_path(found: Profile, name: str) -> None:
-    found.to_json(name)
-    raise AssertionError("was written")

@@ -41,8 +41,7 @@ def folder() -> Iterator[None]:
             os.chdir(before)
 
 
-def commands_of(block: str) -> list[str]:
-    """The commands of a block, each on its lines as they stand."""
+def commands_of(block: str) -> list[str]:  # the commands of a block, each on its lines as they stand
     found: list[str] = []
     continues = False
     for line in block.splitlines():
@@ -54,8 +53,7 @@ def commands_of(block: str) -> list[str]:
     return found
 
 
-def run_command(command: str) -> str:
-    """The command, its output and its exit code where that is not 0."""
+def run_command(command: str) -> str:  # the command, its output and its exit code where that is not 0
     words = shlex.split(command.removeprefix(PROMPT).replace("\\\n", " "))
     assert words[0] == "analyzer", command
     printed, code = (run_apart if words[1] == "dryrun" else run_here)(words[1:])
@@ -81,8 +79,7 @@ def run_apart(words: list[str]) -> tuple[str, int]:
     return done.stdout, done.returncode
 
 
-def render(page: Path) -> str:
-    """The page with what its commands print now."""
+def render(page: Path) -> str:  # the page with what its commands print now
     def fill(match: re.Match[str]) -> str:
         return "```console\n" + "\n".join(map(run_command, commands_of(match[1]))) + "```"
 

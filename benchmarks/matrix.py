@@ -43,9 +43,7 @@ PACKAGES = (".[report,solver,zoo]", "einops", "hypothesis", "pytest", "pytest-xd
 
 
 @dataclass
-class Outcome:
-    """What came of the tests under one torch and one Python."""
-
+class Outcome:  # what came of the tests under one torch and one Python
     torch: str
     python: str
     day: str = field(default_factory=lambda: f"{datetime.date.today():%d %B %Y}")
@@ -59,8 +57,7 @@ class Outcome:
     problem: str = ""  #: why no test ran
 
     @property
-    def holds(self) -> bool:
-        """Whether tests ran and none failed."""
+    def holds(self) -> bool:  # whether tests ran and none failed
         return not self.problem and not self.failed and self.passed > 0
 
 
@@ -98,8 +95,7 @@ def _interpreter(folder: Path) -> str:
     return str(folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
 
-def _install(folder: Path, outcome: Outcome) -> str:
-    """Fill an environment; why that failed, or nothing."""
+def _install(folder: Path, outcome: Outcome) -> str:  # fill an environment; why that failed, or nothing
     done = folder / "installed"
     if done.exists() and done.stat().st_mtime > (ROOT / "constraints.txt").stat().st_mtime:
         return ""
@@ -139,8 +135,7 @@ def _test(folder: Path, outcome: Outcome, tests: Sequence[str]) -> None:
         outcome.problem = f"pytest ended with code {ran.returncode}"
 
 
-def read_report(report: Path, outcome: Outcome) -> None:
-    """Count what pytest wrote as JUnit's XML."""
+def read_report(report: Path, outcome: Outcome) -> None:  # count what pytest wrote as JUnit's XML
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
@@ -155,8 +150,7 @@ def load_outcomes() -> list[Outcome]:
     return [Outcome(**row) for row in json.loads(RESULTS.read_text("utf-8"))] if RESULTS.exists() else []
 
 
-def save_outcome(outcome: Outcome) -> None:
-    """Keep an outcome beside the others, in place of that of the same versions."""
+def save_outcome(outcome: Outcome) -> None:  # keep an outcome beside the others, in place of that of the same versions
     kept = {(one.torch, one.python): one for one in [*load_outcomes(), outcome]}
     ordered = sorted(kept.values(), key=lambda one: [int(n) for n in re.findall(r"\d+", f"{one.torch} {one.python}")])
     RESULTS.write_text(json.dumps([asdict(one) for one in ordered], indent=1) + "\n", "utf-8")

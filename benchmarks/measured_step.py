@@ -34,8 +34,7 @@ class MeasuredStep:
     row: Any = field(repr=False)
     others: Mapping[str, float] = field(default_factory=dict)
 
-    def profile(self, **options: Any) -> Profile:
-        """The step's profile on the device that it was measured on."""
+    def profile(self, **options: Any) -> Profile:  # the step's profile on the device that it was measured on
         return _profile_h200(self, **options) if self.kernel_seconds is not None else _profile_neusight(self, **options)
 
 
@@ -138,8 +137,7 @@ class EvenExperts(nn.Module):
         return out
 
 
-def replace_sparse_layers(model: nn.Module, capacity: int) -> None:
-    """Put `EvenExperts` in place of each sparse layer."""
+def replace_sparse_layers(model: nn.Module, capacity: int) -> None:  # put `EvenExperts` in place of each sparse layer
     from transformers.models.switch_transformers.modeling_switch_transformers import (
         SwitchTransformersDenseActDense,
         SwitchTransformersSparseMLP,

@@ -32,14 +32,12 @@ class StageShape:
     has_head: bool
 
     @property
-    def padded_vocab(self) -> int:
-        """Rounded up to 128 times the tensor-parallel ranks: ``_vocab_size_with_padding``."""
+    def padded_vocab(self) -> int:  # rounded up to 128 times the tensor-parallel ranks: ``_vocab_size_with_padding``
         unit = 128 * self.tensor_parallel
         return -(-self.vocab // unit) * unit
 
 
-def all_reduce(x: Tensor, group: str | None, op: str = "sum") -> Tensor:
-    """The sum over the group, in place."""
+def all_reduce(x: Tensor, group: str | None, op: str = "sum") -> Tensor:  # the sum over the group, in place
     if group is None:
         return x
     functional: Any = torch.ops._c10d_functional
@@ -60,9 +58,7 @@ class CopyToRegion(torch.autograd.Function):
         return all_reduce(grad.contiguous(), ctx.group), None
 
 
-class ReduceFromRegion(torch.autograd.Function):
-    """Of mpu/mappings.py: summed over ranks forward, nothing backward."""
-
+class ReduceFromRegion(torch.autograd.Function):  # of mpu/mappings.py: summed over ranks forward, nothing backward
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str | None) -> Tensor:
         return all_reduce(x, group)
@@ -72,9 +68,7 @@ class ReduceFromRegion(torch.autograd.Function):
         return grad, None
 
 
-class ColumnLinear(nn.Module):
-    """ColumnParallelLinear without gather; the bias may be left to the kernel that follows."""
-
+class ColumnLinear(nn.Module):  # ColumnParallelLinear without gather; the bias may be left to the kernel that follows
     def __init__(self, shape: StageShape, group: str | None, out: int, adds_bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out // shape.tensor_parallel, shape.hidden))
@@ -86,9 +80,7 @@ class ColumnLinear(nn.Module):
         return F.linear(x, self.weight, self.bias if self.adds_bias else None)
 
 
-class RowLinear(nn.Module):
-    """RowParallelLinear, its bias left to the kernel that follows."""
-
+class RowLinear(nn.Module):  # RowParallelLinear, its bias left to the kernel that follows
     def __init__(self, shape: StageShape, group: str | None, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape.hidden, width // shape.tensor_parallel))
@@ -123,9 +115,7 @@ class Attention(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
-    """ParallelMLP."""
-
+class Mlp(nn.Module):  # ParallelMLP
     def __init__(self, shape: StageShape, group: str | None) -> None:
         super().__init__()
         self.dense_h_to_4h = ColumnLinear(shape, group, 4 * shape.hidden, adds_bias=False)
@@ -136,9 +126,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
-    """ParallelTransformerLayer."""
-
+class Layer(nn.Module):  # ParallelTransformerLayer
     def __init__(self, shape: StageShape, group: str | None) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(shape.hidden)
@@ -152,9 +140,7 @@ class Layer(nn.Module):
         return run(BiasDropoutAdd, self.mlp(self.post_attention_layernorm(x)), self.mlp.dense_4h_to_h.bias, x, DROPOUT)
 
 
-class Embedding(nn.Module):
-    """VocabParallelEmbedding, positions and dropout."""
-
+class Embedding(nn.Module):  # VocabParallelEmbedding, positions and dropout
     def __init__(self, shape: StageShape, group: str | None) -> None:
         super().__init__()
         self.rows = shape.padded_vocab // shape.tensor_parallel
@@ -175,9 +161,7 @@ class Embedding(nn.Module):
         return out
 
 
-class VocabCrossEntropy(torch.autograd.Function):
-    """_VocabParallelCrossEntropy of mpu/cross_entropy.py."""
-
+class VocabCrossEntropy(torch.autograd.Function):  # _VocabParallelCrossEntropy of mpu/cross_entropy.py
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, group: str | None) -> Tensor:
         largest = all_reduce(logits.max(dim=-1)[0], group, "max")
@@ -205,9 +189,7 @@ class VocabCrossEntropy(torch.autograd.Function):
         return softmax.mul_(grad.unsqueeze(-1)), None, None
 
 
-class Head(nn.Module):
-    """The last norm, logits by the words' embedding, loss in float32: post_language_model_processing."""
-
+class Head(nn.Module):  # the last norm, logits by the words' embedding, loss in float32: post_language_model_processing
     def __init__(self, shape: StageShape, group: str | None, words: nn.Parameter | None) -> None:
         super().__init__()
         self.final_layernorm = nn.LayerNorm(shape.hidden)

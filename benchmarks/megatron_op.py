@@ -74,15 +74,12 @@ bias_dropout_add_op = define("megatron::bias_dropout_add", _bias_dropout_add, _r
 dropout_backward_op = define("megatron::dropout_backward", _dropout_backward, stream_signature)
 
 
-def run(function: Any, *inputs: Any) -> Tensor:
-    """``function.apply``, which torch does not annotate."""
+def run(function: Any, *inputs: Any) -> Tensor:  # ``function.apply``, which torch does not annotate
     out: Tensor = function.apply(*inputs)
     return out
 
 
-class CausalSoftmax(torch.autograd.Function):
-    """``ScaledUpperTriangMaskedSoftmax``."""
-
+class CausalSoftmax(torch.autograd.Function):  # ``ScaledUpperTriangMaskedSoftmax``
     @staticmethod
     def forward(ctx: Any, scores: Tensor, scale: float) -> Tensor:
         out: Tensor = causal_softmax_op(scores, scale)
@@ -110,9 +107,7 @@ class BiasGelu(torch.autograd.Function):
         return out, out.sum((0, 1))
 
 
-class BiasDropoutAdd(torch.autograd.Function):
-    """``bias_dropout_add_fused_train``."""
-
+class BiasDropoutAdd(torch.autograd.Function):  # ``bias_dropout_add_fused_train``
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor, p: float) -> Tensor:
         out: Tensor

@@ -74,9 +74,7 @@ attend_op = define("flash_triton::attend", _attend, functools.partial(_time, pro
 attend_backward_op = define("flash_triton::attend_backward", _attend_backward, functools.partial(_time, products=5))
 
 
-class TritonAttention(torch.autograd.Function):
-    """FlashAttnFunc."""
-
+class TritonAttention(torch.autograd.Function):  # FlashAttnFunc
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, sums = attend_op(q, k, v)
@@ -94,9 +92,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return run(TritonAttention, q, k, v)
 
 
-class LowPrecisionNorm(nn.LayerNorm):
-    """LPLayerNorm of layers/norm.py: in the narrow format under autocast."""
-
+class LowPrecisionNorm(nn.LayerNorm):  # LPLayerNorm of layers/norm.py: in the narrow format under autocast
     def forward(self, x: Tensor) -> Tensor:
         dtype = torch.bfloat16
         with torch.autocast("cuda", enabled=False):
@@ -140,9 +136,7 @@ losses_op = define("xentropy::losses", _losses, stream_signature)
 losses_backward_op = define("xentropy::losses_backward", _losses_backward, stream_signature)
 
 
-class FusedCrossEntropy(torch.autograd.Function):
-    """SoftmaxCrossEntropyLossFn."""
-
+class FusedCrossEntropy(torch.autograd.Function):  # SoftmaxCrossEntropyLossFn
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         losses, sums = losses_op(logits, targets)
@@ -155,9 +149,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         return losses_backward_op(grad.contiguous(), *ctx.saved_tensors), None
 
 
-class Mpt(nn.Module):
-    """MPTForCausalLM: learned positions, head tied to the embedding."""
-
+class Mpt(nn.Module):  # MPTForCausalLM: learned positions, head tied to the embedding
     def __init__(self, hidden: int, heads: int, layers: int, vocab: int, seq_len: int, attention: str) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(seq_len, hidden)

@@ -36,19 +36,16 @@ KNOWN = {**dict.fromkeys(("linalg_eig", "linalg_lstsq", "linalg_lstsq_grad_orien
          "t": "the gradient of a matrix of one row is the transposed one itself: a stride that no element needs"}
 
 
-def operators() -> list[Any]:
-    """Those of `op_db` that take float32 on the CPU."""
+def operators() -> list[Any]:  # those of `op_db` that take float32 on the CPU
     return [op for op in load_operators() if torch.float32 in op.supported_dtypes("cpu")]
 
 
-def describe(result: Any) -> list[tuple[Any, ...]]:
-    """Of each tensor in a result what is known without data."""
+def describe(result: Any) -> list[tuple[Any, ...]]:  # of each tensor in a result what is known without data
     return [(tuple(t.shape), t.stride() if t.layout is torch.strided else t.layout, t.dtype, t.device.type,
              t.requires_grad) for t in tree_leaves(result) if isinstance(t, Tensor)]
 
 
-def run(operator: Any, sample: Any) -> list[tuple[Any, ...]]:
-    """Results of a sample, and gradients of its inputs."""
+def run(operator: Any, sample: Any) -> list[tuple[Any, ...]]:  # results of a sample, and gradients of its inputs
     result = operator(sample.input, *sample.args, **sample.kwargs)
     found = describe(result)
     roots = [t for t in tree_leaves(result)

@@ -27,9 +27,7 @@ from analyzer.tools.solver.recorded_step import measure_step, read_step
 SETTINGS = (0.9, 0.75, 0.6, 0.5, 0.35, 0.2, 0.1)  # of activation_memory_budget
 
 
-class Way(NamedTuple):
-    """The peak of activations of a way of checkpointing, and FLOPs run again."""
-
+class Way(NamedTuple):  # the peak of activations of a way of checkpointing, and FLOPs run again
     peak: int
     again: int
 
@@ -85,9 +83,7 @@ def partition(model: nn.Module, inputs: dict[str, Tensor],
     return found
 
 
-class Freeing(fx.Interpreter):
-    """Runs a graph whose inputs it alone holds, so that each is freed after its last use."""
-
+class Freeing(fx.Interpreter):  # runs a graph whose inputs it alone holds, so that each is freed after its last use
     def run_on(self, values: list[Any]) -> Any:
         self.values = values[::-1]
         values.clear()

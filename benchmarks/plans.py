@@ -45,8 +45,7 @@ class Case(NamedTuple):
     build_small: Callable[[], nn.Module]
     small_inputs: Callable[[], dict[str, Tensor]]
 
-    def build_meta(self) -> nn.Module:
-        """The model at full size, without data, in training."""
+    def build_meta(self) -> nn.Module:  # the model at full size, without data, in training
         with torch.device("meta"):
             return self.build().train()
 
@@ -131,8 +130,7 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3f} %"
 
 
-def compare_exact() -> str:
-    """What `chain` and `exact` find for the same units, and in what time."""
+def compare_exact() -> str:  # what `chain` and `exact` find for the same units, and in what time
     llama = Case(lambda: Llama(LlamaConfig(num_hidden_layers=18)), tokens(2, 1024), "", nn.Identity, dict)
     resnet = Case(tm.resnet50, images(16, 3, 224, 224), "", tm.resnet50, dict)
     cases = {"Llama, 18 layers": llama, "ResNet-50": resnet,

@@ -22,9 +22,7 @@ HEAD_CHUNK = 128  # tokens: finetune/lora.py, lm_head_chunk_size; utils.py, chun
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The fields of litgpt's config that memory depends on."""
-
+class Shape:  # the fields of litgpt's config that memory depends on
     layers: int
     width: int
     heads: int
@@ -44,31 +42,24 @@ class Shape:
     softcap: bool = False                            #: of the scores of attention, which then is no fused kernel
 
     @property
-    def size(self) -> int:
-        """Channels of a head."""
+    def size(self) -> int:  # channels of a head
         return self.head_size or self.width // self.heads
 
 
 @dataclass(frozen=True)
-class Code:
-    """What of litgpt changed with time."""
-
+class Code:  # what of litgpt changed with time
     norm: Literal["bf16", "cast", "fp32"]            #: of RMSNorm: all bfloat16; float32 but the weight; all float32
     pads_in_place: bool                              #: adapters of query and value, since f84b6109
 
 
 @dataclass(frozen=True)
-class Adapters:
-    """litgpt's LoRA: rank, dropout and which layers have one."""
-
+class Adapters:  # litgpt's LoRA: rank, dropout and which layers have one
     r: int
     dropout: float
     layers: frozenset[str]                           #: of query, key, value, projection, mlp, head
 
 
-class RmsNorm(nn.Module):
-    """The three forms that litgpt's had."""
-
+class RmsNorm(nn.Module):  # the three forms that litgpt's had
     def __init__(self, width: int, code: Code, offset: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -85,9 +76,7 @@ class RmsNorm(nn.Module):
         return (normed * (weight.float() if self.form == "fp32" else weight)).to(dtype)
 
 
-class LoraLayer(nn.Module):
-    """A linear layer with or without an adapter in its own dtype."""
-
+class LoraLayer(nn.Module):  # a linear layer with or without an adapter in its own dtype
     def __init__(self, inputs: int, outputs: int, bias: bool, adapters: Adapters | None) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=bias)
@@ -134,8 +123,7 @@ class FusedLayer(nn.Module):
             high = functional.conv1d(low, weight, groups=len(self.chosen))
         return pretrained + self.pad(high.transpose(-2, -1)) * 2.0
 
-    def pad(self, x: Tensor) -> Tensor:
-        """Zeros where there is no adapter."""
+    def pad(self, x: Tensor) -> Tensor:  # zeros where there is no adapter
         if self.has_all:
             return x
         index = torch.arange(sum(self.chosen), device=x.device)
@@ -155,9 +143,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ((x * cos) + (turned * sin)).to(x.dtype)
 
 
-class Attention(nn.Module):
-    """Causal attention; keys and values of groups are copied for each head."""
-
+class Attention(nn.Module):  # causal attention; keys and values of groups are copied for each head
     def __init__(self, shape: Shape, code: Code, adapters: Adapters | None) -> None:
         super().__init__()
         self.shape = shape
@@ -187,9 +173,7 @@ class Attention(nn.Module):
         return functional.softmax(scores + mask, dim=-1, dtype=torch.float).to(q.dtype) @ v
 
 
-class Mlp(nn.Module):
-    """Of two layers, or of three with a gate."""
-
+class Mlp(nn.Module):  # of two layers, or of three with a gate
     def __init__(self, shape: Shape, adapters: Adapters | None) -> None:
         super().__init__()
         own = pick(adapters, "mlp")
@@ -230,9 +214,7 @@ class Block(nn.Module):
         return self.after_mlp(self.mlp(self.norm_2(x))) + x  # type: ignore[no-any-return]
 
 
-class Gpt(nn.Module):
-    """A model whose output is a list of logits of 128 tokens each, or all at once, in float32."""
-
+class Gpt(nn.Module):  # a model whose output is a list of logits of 128 tokens each, or all at once, in float32
     def __init__(self, shape: Shape, code: Code, adapters: Adapters | None, tokens: int) -> None:
         super().__init__()
         self.shape, self.in_chunks = shape, adapters is not None
@@ -262,8 +244,7 @@ class Gpt(nn.Module):
         return logits.float()
 
 
-def pick(adapters: Adapters | None, layer: str) -> Adapters | None:
-    """The adapters, where that layer has one."""
+def pick(adapters: Adapters | None, layer: str) -> Adapters | None:  # the adapters, where that layer has one
     return adapters if adapters is not None and layer in adapters.layers else None
 
 
@@ -302,16 +283,14 @@ class OldNf4Linear(Nf4Linear):
 
     doubly = True
 
-    def quantize(self, weight: Tensor) -> None:
-        """Codes and scales, the latter in float32 where not quantized again."""
+    def quantize(self, weight: Tensor) -> None:  # codes and scales, the latter in float32 where not quantized again
         super().quantize(weight)
         if not self.doubly:
             blocks = -(-weight.numel() // self.BLOCK)
             self.absmax = torch.empty(blocks, dtype=torch.float32, device=weight.device)
             del self.nested_absmax, self.nested_values, self.offset
 
-    def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The weight in ``dtype``, by way of float16."""
+    def dequantize(self, dtype: torch.dtype) -> Tensor:  # the weight in ``dtype``, by way of float16
         if self.doubly:
             return super().dequantize(torch.float16).to(dtype)
         weight: Tensor = ops.dequantize_4bit(self.weight, self.absmax, self.values, self.BLOCK, self.shape,
@@ -323,9 +302,7 @@ class OldNf4Linear(Nf4Linear):
         return output
 
 
-class PlainNf4Linear(OldNf4Linear):
-    """Without the second quantization."""
-
+class PlainNf4Linear(OldNf4Linear):  # without the second quantization
     doubly = False
 
 

@@ -31,8 +31,7 @@ def agrees(said: PublishedCount, counted: int) -> bool:
     return f"{rest / unit:.{len(found[2] or '')}f}{found[3]}" == said.parameters
 
 
-def check(shape: PublishedShape) -> str | None:
-    """What is wrong with a shape; None where nothing is."""
+def check(shape: PublishedShape) -> str | None:  # what is wrong with a shape; None where nothing is
     counted = count_parameters(shape)
     if counted != shape.parameters:
         return f"{counted:,} parameters, not {shape.parameters:,}"

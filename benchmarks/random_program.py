@@ -30,9 +30,7 @@ IDENTITIES = 40
 
 
 @dataclass(frozen=True)
-class Program:
-    """What is built and how it is profiled. The defaults are the plainest program."""
-
+class Program:  # what is built and how it is profiled. The defaults are the plainest program.
     features: tuple[str, ...]
     layout: str = "parts"
     stack: str = "Plain"
@@ -60,26 +58,19 @@ class Program:
                                                     if value != getattr(default, name))])
 
 
-class Built(NamedTuple):
-    """A model, or a callable that builds one, and its input."""
-
+class Built(NamedTuple):  # a model, or a callable that builds one, and its input
     model: nn.Module | Callable[[], nn.Module]
     input: Tensor
 
 
 @cache
-def list_features() -> tuple[str, ...]:
-    """All features, as ``room.Class``."""
+def list_features() -> tuple[str, ...]:  # all features, as ``room.Class``
     return tuple(f"{room}.{name}" for room in ROOMS for name, value in vars(load_room(room)).items()
-                 if _is_feature(value, f"{PACKAGE}.{room}") and not name.startswith("_"))
+                 if isinstance(value, type) and issubclass(value, Feature) and not name.startswith("_")
+                 and value.__module__ == f"{PACKAGE}.{room}")
 
 
-def _is_feature(value: Any, module: str) -> bool:
-    return isinstance(value, type) and issubclass(value, Feature) and value.__module__ == module
-
-
-def load_room(room: str) -> ModuleType:
-    """A module of features, executed anew: its globals and classes are as at first."""
+def load_room(room: str) -> ModuleType:  # a module of features, executed anew: its globals and classes are as at first
     name = f"{PACKAGE}.{room}"
     spec = importlib.util.find_spec(name)
     assert spec is not None

@@ -37,9 +37,7 @@ FIELDS = tuple(f.name for f in fields(Profile) if f.name not in ABOUT_REPLAY)
 PER_SEED = 100_000
 
 
-class Failure(NamedTuple):
-    """What a profile raised: class and message, without addresses."""
-
+class Failure(NamedTuple):  # what a profile raised: class and message, without addresses
     kind: str
     message: str
 
@@ -173,8 +171,7 @@ def measure(count: int | None = None) -> Found:
                  f"| {number} programs | |\n|---|---:|\n{rows}")
 
 
-def main() -> int:
-    """Compare programs by number, and print those that differ."""
+def main() -> int:  # compare programs by number, and print those that differ
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_equality", description=__doc__.split("\n")[0])
     parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
     options = parser.parse_args()

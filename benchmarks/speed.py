@@ -37,16 +37,14 @@ SECTIONS: dict[str, Callable[[Report], None]] = {
     "others": section.report_others}
 
 
-def format_targets(report: Report, command: str) -> str:
-    """How, when and where it was run, and what came of each target."""
+def format_targets(report: Report, command: str) -> str:  # how, when and where it was run, and what came of each target
     targets = [[what, format_ratio(value) if value is None or value < 100 else f"{value:.0f}", format_ratio(cpu),
                 f"{limit:g}", judge(value, limit)] for what, value, cpu, limit in report.targets]
     return (f"By `{command}` on {datetime.date.today()}: {describe_machine()}.\n\n"
             + markdown(["", "figure", "by processor time", "at most", ""], targets))
 
 
-def choose_sections(text: str) -> list[str]:
-    """The sections that ``--only`` names, in the order they run."""
+def choose_sections(text: str) -> list[str]:  # the sections that ``--only`` names, in the order they run
     wanted = [word.strip() for word in text.split(",") if word.strip()]
     unknown = [word for word in wanted if word not in SECTIONS]
     if unknown:

@@ -20,9 +20,7 @@ Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class SpeedCase:
-    """A model to build and the shapes it is called with: float32 images, or named integer tensors."""
-
+class SpeedCase:  # a model to build and the shapes it is called with: float32 images, or named integer tensors
     name: str
     build: Callable[[], nn.Module]
     images: tuple[int, ...] | None = None
@@ -62,8 +60,7 @@ def opt(layers: int, hidden: int = 1024, **settings: Any) -> Callable[[], nn.Mod
                        **{"word_embed_proj_dim": hidden, **settings})
 
 
-def llama(layers: int) -> Callable[[], nn.Module]:
-    """A Llama of 1.2 billion parameters where it has 16 layers."""
+def llama(layers: int) -> Callable[[], nn.Module]:  # a Llama of 1.2 billion parameters where it has 16 layers
     return transformer("LlamaForCausalLM", "LlamaConfig", hidden_size=2048, intermediate_size=8192,
                        num_hidden_layers=layers, num_key_value_heads=8)
 
@@ -87,8 +84,7 @@ REUSE_CASES = [SpeedCase("llama", llama(16), tokens=(1, 512)),
                          tokens=(2, 512))]
 
 
-def import_libraries() -> None:
-    """Import what the cases need, so that no timing holds it."""
+def import_libraries() -> None:  # import what the cases need, so that no timing holds it
     from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
     define_torchvision_ops()
@@ -99,9 +95,7 @@ def import_libraries() -> None:
         getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}Model")
 
 
-class Prepared:
-    """A case's model and its inputs, shared by the contenders so that all run the same module."""
-
+class Prepared:  # a case's model and its inputs, shared by the contenders so that all run the same module
     def __init__(self, case: SpeedCase, device: str = "meta") -> None:
         self.case = case
         self.args: tuple[Any, ...] = ()

@@ -47,8 +47,7 @@ def report_ratios(report: Report) -> None:
     report.add("ratios", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
 
 
-def report_others(report: Report) -> None:
-    """The other packages, which are slower or tell less."""
+def report_others(report: Report) -> None:  # the other packages, which are slower or tell less
     names, rounds = ["profile", "FlopCounterMode", *OTHERS], max(1, report.rounds // 3)
     rows, reasons, columns = [], Counter[str](), {name: [] for name in names}  # type: ignore[var-annotated]
     for case in report.cases:
@@ -104,8 +103,7 @@ def compare_profiles(one: Profile, other: Profile) -> list[str]:
     return [name for name in FIELDS if getattr(one, name) != getattr(other, name)]
 
 
-def report_reuse(report: Report) -> None:
-    """Whether reuse of blocks changes anything, and what it saves."""
+def report_reuse(report: Report) -> None:  # whether reuse of blocks changes anything, and what it saves
     rows, wrong = [], 0
     for case in REUSE_CASES:
         runs = {reuse: partial(Prepared(case).profile, optimizer="adamw", reuse=reuse) for reuse in (True, False)}
@@ -128,8 +126,7 @@ def report_memory(report: Report) -> None:
     report.add("memory", markdown(["model", "run", "before", "peak"], rows, 2))
 
 
-def report_llama(report: Report) -> None:
-    """The 405-billion-parameter Llama, from the callable that builds it."""
+def report_llama(report: Report) -> None:  # the 405-billion-parameter Llama, from the callable that builds it
     bare, ours = (apart(measure_memory, "llama_405b", what) for what in ("bare", "profile"))
     report.targets += [("405-billion-parameter Llama: seconds", ours["seconds"], None, 2.0),
                        ("405-billion-parameter Llama: resident MB", ours["peak_bytes"] / 1e6, None, 700.0)]
@@ -196,8 +193,7 @@ def make_steps(model: nn.Module, inputs: dict[str, torch.Tensor], trains: bool) 
     return steps
 
 
-def report_overhead(report: Report) -> None:
-    """A step that is measured, set against the same step alone."""
+def report_overhead(report: Report) -> None:  # a step that is measured, set against the same step alone
     rows, ratios = [], []
     for name, build, inputs, trains in MEASURED:
         steps = make_steps(build(), inputs, trains)

@@ -105,9 +105,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Report:
-    """The sections that ran, and the targets that they answer."""
-
+class Report:  # the sections that ran, and the targets that they answer
     def __init__(self, cases: Sequence[SpeedCase], rounds: int) -> None:
         self.cases, self.rounds = cases, rounds
         self.sections: dict[str, str] = {}

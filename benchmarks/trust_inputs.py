@@ -73,7 +73,10 @@ def _try(reader: Reader, path: Path, mutation: Mutation) -> str:
 def only_refusals() -> Iterator[list[AnalyzerError]]:
     """Runs a block, whose errors in words are kept. Raises AssertionError for other ones and for one that hangs."""
     kept: list[AnalyzerError] = []
-    before = signal.signal(signal.SIGVTALRM, _end)
+    def end(*_: object) -> None:
+        raise _TooLongError
+
+    before = signal.signal(signal.SIGVTALRM, end)
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
     try:
         yield kept
@@ -89,10 +92,6 @@ def only_refusals() -> Iterator[list[AnalyzerError]]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-def _end(*_: object) -> None:
-    raise _TooLongError
 
 
 def try_each(trials: Iterable[tuple[str, Callable[[], object]]]) -> tuple[Counter[str], list[str]]:
@@ -112,9 +111,7 @@ Trials = Iterator[tuple[str, Callable[[], object]]]
 MOST_GROWTH = 14.0  #: of the time, for ten times the size: in proportion, and what is noise
 
 
-class Calls(nn.Module):
-    """So many calls of an operator."""
-
+class Calls(nn.Module):  # so many calls of an operator
     def __init__(self, count: int) -> None:
         super().__init__()
         self.count = count
@@ -132,8 +129,7 @@ def nest(depth: int) -> nn.Module:
     return model
 
 
-def list_sizes() -> Trials:
-    """Models without measure: every one is profiled, or refused in words."""
+def list_sizes() -> Trials:  # models without measure: every one is profiled, or refused in words
     x = torch.ones(2, 4)
     for depth in (100, 200, 400, 10_000):
         yield f"{depth} nested modules", partial(_limited, lambda m: profile(m, args=(x,)).to_html(), depth)
@@ -144,8 +140,7 @@ def list_sizes() -> Trials:
     yield "a model of 10,000 names in any script", _name_modules
 
 
-def _limited(run: Callable[[nn.Module], object], depth: int) -> None:
-    """Python's own limit may be met, in words."""
+def _limited(run: Callable[[nn.Module], object], depth: int) -> None:  # Python's own limit may be met, in words
     try:
         run(nest(depth))
     except RecursionError as error:
@@ -170,8 +165,7 @@ def _name_modules() -> None:
     found.to_json()
 
 
-def measure_growth() -> list[tuple[str, float, float]]:
-    """Seconds of processor time at a size and at ten times that."""
+def measure_growth() -> list[tuple[str, float, float]]:  # seconds of processor time at a size and at ten times that
     x = torch.ones(2, 4)
 
     def seconds(make: Callable[[int], object], count: int) -> float:
@@ -193,8 +187,7 @@ def measure_growth() -> list[tuple[str, float, float]]:
     return rows
 
 
-def measure(count: int | None = None) -> Found:
-    """Everything once; with ``count``, about that many files of each reader."""
+def measure(count: int | None = None) -> Found:  # everything once; with ``count``, about that many files of each reader
     rows, lost = [], list[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -27,9 +27,7 @@ MOST_SLOWING = 1.25
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Level(NamedTuple):
-    """What a process holds, and what the rounds before took each."""
-
+class Level(NamedTuple):  # what a process holds, and what the rounds before took each
     seconds: float
     rss_bytes: int
     objects: int   #: that the collector knows, after it ran
@@ -37,17 +35,14 @@ class Level(NamedTuple):
     threads: int
 
 
-class Course(NamedTuple):
-    """Levels in the first and the last tenth of the rounds after the warm-up."""
-
+class Course(NamedTuple):  # levels in the first and the last tenth of the rounds after the warm-up
     name: str
     rounds: int
     first: Level
     last: Level
 
     @property
-    def ratios(self) -> tuple[float, ...]:
-        """Last over first, of each."""
+    def ratios(self) -> tuple[float, ...]:  # last over first, of each
         return tuple(after / before for before, after in zip(self.first, self.last))
 
 
@@ -92,8 +87,7 @@ def _make_class(number: int) -> nn.Module:
     return model
 
 
-def list_courses() -> Iterator[tuple[str, Callable[[int], object], int]]:
-    """What is done again and again, and how often."""
+def list_courses() -> Iterator[tuple[str, Callable[[int], object], int]]:  # what is done again and again, and how often
     model, x = make_model(), torch.ones(4, 32)
     yield "profiles of one model", lambda i: profile(model, args=(x,), optimizer="adamw", device="h100").params, 1000
     yield "traces of one model", lambda i: symbolic_trace(model, meta_args={"input": x}), 1000
@@ -132,8 +126,7 @@ def count_waiting(models: int = 60) -> int:
         gc.enable()
 
 
-def measure(count: int | None = None) -> Found:
-    """All courses; ``count`` rounds of each where it is given."""
+def measure(count: int | None = None) -> Found:  # all courses; ``count`` rounds of each where it is given
     courses = [run_rounds(name, one, min(count or rounds, rounds)) for name, one, rounds in list_courses()]
     waiting = count_waiting()
     lost = [f"{course.name}: {what} grew to {ratio:.2f} of what it was" for course in courses for what,

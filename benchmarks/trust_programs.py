@@ -39,9 +39,7 @@ TORCH_CRASHES = (4507,)
 """Programs on which torch 2.13 ends the process (segmentation fault), without this package."""
 
 
-class Finding(NamedTuple):
-    """What came of a program: one of `KINDS`, and what differs first."""
-
+class Finding(NamedTuple):  # what came of a program: one of `KINDS`, and what differs first
     kind: str
     differences: tuple[str, ...] = ()
     calls: int = 0
@@ -66,8 +64,7 @@ def watch(program: TensorProgram) -> Seen:
     return seen if seen.trains else observe(*program.build(), program.autocast, trains=False)
 
 
-def compare_step(program: TensorProgram) -> Finding:
-    """Hold what the package tells of a step to what torch does."""
+def compare_step(program: TensorProgram) -> Finding:  # hold what the package tells of a step to what torch does
     real = _attempt(lambda: watch(program))
     trains = not isinstance(real, Seen) or real.trains
     told = _attempt(lambda: predict(*program.build(), program.autocast, trains))

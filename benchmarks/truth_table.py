@@ -13,8 +13,7 @@ Run = TypeVar("Run", bound=tuple[Any, ...])
 
 
 @cache
-def read_truth(name: str) -> Any:
-    """A file: its source, columns and rows."""
+def read_truth(name: str) -> Any:  # a file: its source, columns and rows
     return json.loads((TRUTH / f"{name}.json").read_text())
 
 
@@ -24,8 +23,7 @@ def read_rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def read_runs(name: str, run: type[Run]) -> list[Run]:
-    """The rows of a file as named tuples, which have its columns."""
+def read_runs(name: str, run: type[Run]) -> list[Run]:  # the rows of a file as named tuples, which have its columns
     truth = read_truth(name)
     assert tuple(truth["columns"]) == run._fields  # type: ignore[attr-defined]
     return [run(*row) for row in truth["rows"]]

@@ -12,8 +12,7 @@ from analyzer.parallel import world
 from benchmarks.accuracy_parallel import measured_bytes, read_rows
 from benchmarks.page import quantile
 from benchmarks.parallel import transformer_engine
-from benchmarks.parallel.family import family_of, predict
-from benchmarks.parallel.note import APART, note_of
+from benchmarks.parallel.family import APART, family_of, note_of, predict
 
 ROWS = {row["id"]: row for row in read_rows()}
 SAMPLE = {"megatron-golden-gpt-gpt3-mcore-te-tp1-pp1-dist-optimizer-fim-dataset-dev-dgx-h100": 0.001,

@@ -131,8 +131,7 @@ START: Mapping[str, Start] = {"prefill": {**_TILES, **_COMMON}, "encoder": {**_T
                               "decode": {**_KEYS, **_COMMON}}
 
 
-def error_of(sample: Sample, constants: Mapping[str, float]) -> float:
-    """The logarithm of predicted over measured."""
+def error_of(sample: Sample, constants: Mapping[str, float]) -> float:  # the logarithm of predicted over measured
     time = predict(sample.size, sample.kernel, sample.phase, sample.device, constants)
     assert time is not None
     return math.log(time.seconds / sample.seconds)
@@ -184,8 +183,7 @@ def spread_of(errors: Iterable[float]) -> float:
     return math.exp(ordered[int(0.9 * len(ordered))]) - 1
 
 
-def fold_of(sample: Sample) -> int:
-    """The fold of a shape: the same for all devices and libraries."""
+def fold_of(sample: Sample) -> int:  # the fold of a shape: the same for all devices and libraries
     return random.Random(sample.shape).randrange(FOLDS)
 
 
@@ -204,8 +202,7 @@ def of_devices(samples: Sequence[Sample], names: Sequence[str]) -> list[Sample]:
             for sample in random.Random(1).sample(part, min(len(part), 2 * ROWS // len(names)))]
 
 
-def blend(one: Fitted, other: Fitted) -> Fitted:
-    """Constants half-way between two fits, in their logarithms."""
+def blend(one: Fitted, other: Fitted) -> Fitted:  # constants half-way between two fits, in their logarithms
     return {name: math.sqrt(value * other[name]) for name, value in one.items()}
 
 
@@ -222,9 +219,7 @@ def fit_without(samples: Sequence[Sample], device: str, start: Start) -> Fitted:
     return blend(fit(rows, start), whole) if rows else whole
 
 
-class Calibration:
-    """All fits of one library's phase, cross-validated ones beside those that the product takes."""
-
+class Calibration:  # all fits of one library's phase, cross-validated ones beside those that the product takes
     def __init__(self, samples: Sequence[Sample], phase: str) -> None:
         self.samples, start = samples, START[phase]
         self.generic = fit(of_devices(samples, DEVICES), start)

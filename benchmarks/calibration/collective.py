@@ -64,9 +64,7 @@ _OF_GENERATION = ("base_seconds", "nvlink_hop_seconds", "ll128_base_seconds", "s
 _BLACKWELL_SHARP = 0.74 / 0.85  # nvlsEfficiency of Blackwell and of Hopper: NCCL, src/graph/tuning.cc
 
 
-class Case(NamedTuple):
-    """One measured collective; ``source`` is the program or table that told it."""
-
+class Case(NamedTuple):  # one measured collective; ``source`` is the program or table that told it
     device: str
     architecture: str
     kind: str
@@ -80,8 +78,7 @@ class Case(NamedTuple):
     source: str = ""
 
 
-def read_cases() -> list[Case]:
-    """Every measured collective whose links are known, in the order of the files."""
+def read_cases() -> list[Case]:  # every measured collective whose links are known, in the order of the files
     rows = [case for row in read_rows("nccl") if (case := _read_row(row)) is not None]
     return rows + [case for table in read_truth("kernels/collectives") for case in _table(table)]
 
@@ -151,10 +148,6 @@ def _predict(case: Case, constants: Mapping[str, float]) -> Cost:
     return estimate_collective(case.kind, case.nbytes, case.ranks, case.path, constants, case.dtype)
 
 
-def _error(case: Case, constants: Mapping[str, float]) -> float:
-    return math.log(_predict(case, constants).seconds / case.seconds)
-
-
 def _search(loss: Callable[[Constants], float], start: Constants, keys: Iterable[str], rounds: int) -> Constants:
     """Each key in turn up or down by its own step, which grows with success and shrinks without."""
     best, least = dict(start), loss(start)
@@ -172,8 +165,7 @@ def _search(loss: Callable[[Constants], float], start: Constants, keys: Iterable
     return best
 
 
-def _thin(cases: Iterable[Case], most: int) -> list[Case]:
-    """A deterministic sample: the ``most`` with the least hash."""
+def _thin(cases: Iterable[Case], most: int) -> list[Case]:  # a deterministic sample: the ``most`` with the least hash
     return sorted(cases, key=_hash)[:most]
 
 
@@ -182,14 +174,11 @@ def _hash(case: Case) -> str:
     return hashlib.md5(repr(case[:7]).encode()).hexdigest()
 
 
-class Fit(NamedTuple):
-    """Constants by level, as ``find_constants`` merges them; without spreads."""
-
+class Fit(NamedTuple):  # constants by level, as ``find_constants`` merges them; without spreads
     generic: Constants
     architectures: dict[str, Constants]
 
-    def of(self, case: Case) -> Constants:
-        """The constants of a case, its architecture's before the generic ones."""
+    def of(self, case: Case) -> Constants:  # the constants of a case, its architecture's before the generic ones
         return {**self.generic, **self.architectures.get(case.architecture, {})}
 
 
@@ -235,20 +224,18 @@ def _loss(groups: Iterable[list[Case]], own: Mapping[str, Constants], constants:
         merged = {**constants, **own.get(name, {})}
         if name == "Blackwell":
             merged["sharp_share"] = constants["sharp_share"] * _BLACKWELL_SHARP
-        means.append(sum(min(abs(_error(case, merged)), _CAP) for case in group) / len(group))
+        errors = (abs(math.log(_predict(case, merged).seconds / case.seconds)) for case in group)
+        means.append(sum(min(error, _CAP) for error in errors) / len(group))
     return sum(means) / len(means)
 
 
-class Held(NamedTuple):
-    """A case predicted with constants that it did not help to fit."""
-
+class Held(NamedTuple):  # a case predicted with constants that it did not help to fit
     case: Case
     scheme: str
     predicted: Cost
 
     @property
-    def error(self) -> float:
-        """How far the larger of predicted and measured is above the other."""
+    def error(self) -> float:  # how far the larger of predicted and measured is above the other
         ratio = self.predicted.seconds / self.case.seconds
         return max(ratio, 1 / ratio) - 1
 
@@ -327,8 +314,7 @@ def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
     return rows
 
 
-def main() -> None:
-    """Fit to all cases, take the spreads from those held out, and write the file."""
+def main() -> None:  # fit to all cases, take the spreads from those held out, and write the file
     found, levels = fit(read_cases()), _levels(hold_out())
     architectures = {name: {**found.architectures.get(name, {}), **levels["architectures"].get(name, {})}
                      for name in sorted({*found.architectures, *levels["architectures"]})}

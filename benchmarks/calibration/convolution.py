@@ -44,9 +44,7 @@ RTX_2080_TI = DeviceSpec("rtx_2080_ti", architecture="Turing", compute_capabilit
                          clock_hertz=1.545e9)
 
 
-class Call(NamedTuple):
-    """One way of a convolution of images that lie channels first."""
-
+class Call(NamedTuple):  # one way of a convolution of images that lie channels first
     way: str
     batch: int
     in_channels: int
@@ -58,8 +56,7 @@ class Call(NamedTuple):
     allow_tf32: bool
     groups: int = 1
 
-    def time(self, device: DeviceSpec) -> KernelTime:
-        """The model's time on a device that has all figures it takes."""
+    def time(self, device: DeviceSpec) -> KernelTime:  # the model's time on a device that has all figures it takes
         stride = tuple(max(1, round(i / o)) for i, o in zip(self.in_size, self.out_size))
         time = convolution_time(self.way, self.batch, self.in_channels, self.out_channels, self.in_size, self.out_size,
                                 self.kernel_size, self.groups, self.dtype, device, stride=stride,
@@ -67,8 +64,7 @@ class Call(NamedTuple):
         assert time is not None
         return time
 
-    def roofline(self, device: DeviceSpec) -> float:
-        """Seconds of a data sheet's roofline."""
+    def roofline(self, device: DeviceSpec) -> float:  # seconds of a data sheet's roofline
         ins, outs, taps = self.in_channels // self.groups, self.out_channels, math.prod(self.kernel_size)
         images, results = self.in_channels * math.prod(self.in_size), outs * math.prod(self.out_size)
         elements, flops = self.batch * (images + results) + ins * outs * taps, 2 * self.batch * results * ins * taps
@@ -91,8 +87,7 @@ class Row(NamedTuple):
     repeats: int
 
 
-def read_fp32_rows(folds: int) -> list[Row]:
-    """The 3x3 convolutions in float32, a fold by shape."""
+def read_fp32_rows(folds: int) -> list[Row]:  # the 3x3 convolutions in float32, a fold by shape
     order = {tuple(list(r.values())[:5]): int(r["row"]) for r in read_rows("fp32_conv_order")}
     rows = []
     for r in read_rows("fp32_ops"):
@@ -201,8 +196,7 @@ def error_of(rows: Iterable[Row], device: DeviceSpec, harness: Constants) -> flo
     return statistics.fmean(min(FAR, abs(math.log(row.seconds / predict(row, device, harness)))) for row in rows)
 
 
-def sample(rows: Sequence[Row], count: int) -> list[Row]:
-    """``count`` rows, evenly spread over the list."""
+def sample(rows: Sequence[Row], count: int) -> list[Row]:  # ``count`` rows, evenly spread over the list
     return [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else list(rows)
 
 
@@ -264,9 +258,7 @@ def spread_of(errors: Iterable[float]) -> float:
     return float(f"{math.expm1(ordered[min(len(ordered) - 1, math.ceil(0.9 * len(ordered)) - 1)]):.3g}")
 
 
-class Judged(NamedTuple):
-    """One case, predicted without it."""
-
+class Judged(NamedTuple):  # one case, predicted without it
     family: str
     device: str
     scheme: str

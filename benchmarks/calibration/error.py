@@ -24,9 +24,7 @@ FEWEST = 10  # kernels that tell of a group
 LARGEST = 1.0  # logarithm, of an error that counts: above, another kernel ran than was predicted
 
 
-class Residual(NamedTuple):
-    """A kernel's error with its device left out, as a logarithm, and the group that it is in."""
-
+class Residual(NamedTuple):  # a kernel's error with its device left out, as a logarithm, and the group that it is in
     family: str
     group: Hashable
     error: float

@@ -56,9 +56,7 @@ class TracedCall(NamedTuple):
 
 
 @dataclass
-class StepTrace:
-    """The phases of a step, each with its calls, and how many modules its forward pass calls."""
-
+class StepTrace:  # the phases of a step, each with its calls, and how many modules its forward pass calls
     step: MeasuredStep
     phases: dict[str, list[TracedCall]]
     module_calls: int
@@ -81,8 +79,7 @@ class StepTrace:
         return found
 
 
-def trace(step: MeasuredStep) -> StepTrace:
-    """Profile a measured step and keep what its host does."""
+def trace(step: MeasuredStep) -> StepTrace:  # profile a measured step and keep what its host does
     logs: list[Log] = []
     step.profile(profilers={"trace": keep(logs)})
     log, device, phases = logs[-1], find_device(step.device), dict[str, list[TracedCall]]()
@@ -111,8 +108,7 @@ def error_of(traced: StepTrace, host: HostSpec) -> float:
     return abs(whole) + statistics.mean(phases) / 2
 
 
-def fit(traces: Sequence[StepTrace]) -> HostSpec:
-    """The host with the least error over steps."""
+def fit(traces: Sequence[StepTrace]) -> HostSpec:  # the host with the least error over steps
     from scipy.optimize import minimize
 
     def loss(values: Sequence[float]) -> float:
@@ -132,16 +128,9 @@ def traces() -> tuple[StepTrace, ...]:
 
 
 @functools.cache
-def hosts_without() -> Mapping[str, HostSpec]:
-    """By model, the host that is fitted to the steps of all other models."""
+def hosts_without() -> Mapping[str, HostSpec]:  # by model, the host that is fitted to the steps of all other models
     models = sorted({traced.step.model for traced in traces()})
     return {model: fit([traced for traced in traces() if traced.step.model != model]) for model in models}
-
-
-def at_pace(host: HostSpec, factor: float) -> HostSpec:
-    """A host that takes so many times as long for everything."""
-    return dataclasses.replace(host, **{name: factor * getattr(host, name) for name in
-                                        (*NAMES[:-1], "synchronize_seconds")})  # the gap is the device's
 
 
 def find_pace(traced: StepTrace, host: HostSpec) -> float | None:
@@ -150,7 +139,8 @@ def find_pace(traced: StepTrace, host: HostSpec) -> float | None:
     twentieth.
     """
     def wall(factor: float) -> float:
-        walls = traced.wall_seconds(at_pace(host, factor))
+        slower = {name: factor * getattr(host, name) for name in (*NAMES[:-1], "synchronize_seconds")}
+        walls = traced.wall_seconds(dataclasses.replace(host, **slower))  # the gap, the last name, is the device's
         return sum(walls[phase] for phase in traced.step.phases)
 
     low, high = 0.1, 10.0

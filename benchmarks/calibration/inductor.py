@@ -60,8 +60,7 @@ class ManyParameters(nn.Module):
         return x
 
 
-def measure() -> dict[str, float]:
-    """The constants of the family, all in seconds but ``spread``."""
+def measure() -> dict[str, float]:  # the constants of the family, all in seconds but ``spread``
     x, weight = torch.rand(2, 2), torch.rand(2, 2)
 
     def compiled(count: int, with_loops: bool) -> float:

@@ -38,8 +38,7 @@ _CLOCKS = {"bmm before": 15e-6, "bmm after": 10e-6, "linear before": 25e-6, "lin
 Values = dict[str, float]
 
 
-def kind_of(case: Case) -> str:
-    """The kind of arithmetic whose constants a case takes."""
+def kind_of(case: Case) -> str:  # the kind of arithmetic whose constants a case takes
     return KINDS[case.dtype][0]
 
 
@@ -168,17 +167,14 @@ def fit_levels(units: Mapping[Unit, list[Case]], kind: str, clocks: Mapping[str,
 Judged = tuple[str, str, str, float, float, float, float]
 
 
-class Residual(NamedTuple):
-    """A case, its scheme ("fold" or "device"), and what was predicted of it."""
-
+class Residual(NamedTuple):  # a case, its scheme ("fold" or "device"), and what was predicted of it
     case: Case
     scheme: str
     seconds: float
     bound: str
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """Whose spread holds it: a kind, a device or "" for any, and a bound."""
+    def place(self) -> tuple[str, str, str]:  # whose spread holds it: a kind, a device or "" for any, and a bound
         return kind_of(self.case), self.case.device if self.scheme == "fold" else "", self.bound
 
 

@@ -52,14 +52,12 @@ class Case:
     source: str = ""
 
     @property
-    def fold(self) -> int:
-        """The fold of its shape: all rows of one shape are in one."""
+    def fold(self) -> int:  # the fold of its shape: all rows of one shape are in one
         return zlib.crc32(f"{self.batch} {self.m} {self.n} {self.k}".encode()) % FOLDS
 
 
 @functools.cache
-def device_of(name: str) -> DeviceSpec:
-    """The device of a row, by what it calls itself."""
+def device_of(name: str) -> DeviceSpec:  # the device of a row, by what it calls itself
     return find_device(_DEVICES.get(name, name))
 
 
@@ -129,6 +127,5 @@ def all_cases() -> tuple[Case, ...]:
     return (*_gemm_cases(), *_layer_cases(), *_float32_cases())
 
 
-def sample(cases: list[Case], count: int, seed: int = 0) -> list[Case]:
-    """A deterministic sample of at most ``count``."""
+def sample(cases: list[Case], count: int, seed: int = 0) -> list[Case]:  # a deterministic sample of at most ``count``
     return cases if len(cases) <= count else random.Random(seed).sample(cases, count)

@@ -50,9 +50,7 @@ FILLED_SECONDS = 15e-6     # of the data sheet's bandwidth, from here on a float
 LEAST_SPREAD = 0.1         # of a device: the float32 operators are of few kinds
 
 
-class Judgement(NamedTuple):
-    """A row as it was predicted without it."""
-
+class Judgement(NamedTuple):  # a row as it was predicted without it
     row: Row
     scheme: str
     predicted: float

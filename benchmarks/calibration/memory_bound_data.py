@@ -38,8 +38,7 @@ class Row(NamedTuple):
 
 
 @cache
-def read_rows() -> tuple[Row, ...]:
-    """The operators of ``fp32_ops.csv.gz`` but for products and convolutions."""
+def read_rows() -> tuple[Row, ...]:  # the operators of ``fp32_ops.csv.gz`` but for products and convolutions
     lines = [line for line in truth_table.read_rows("fp32_ops") if line["rows"]]
     devices = {name: find_device(name) for name in {line["device"] for line in lines}}
     return tuple(Row(devices[line["device"]], line["op"], int(line["rows"]), int(line["cols"]), float(line["us"]) / 1e6)
@@ -96,8 +95,7 @@ def shapes_of(signature: Any) -> Shapes:
     return tuple(tuple(a) for a in signature.args if isinstance(a, TensorSpec) and a)
 
 
-def seen_shapes(op: str, text: str) -> Shapes:
-    """The same of what the profiler wrote."""
+def seen_shapes(op: str, text: str) -> Shapes:  # the same of what the profiler wrote
     if "_foreach" in op or "_fused" in op or op == "aten::cat":
         return ()
     return tuple(tuple(shape) for shape in json.loads(text) if shape and not isinstance(shape[0], list))
@@ -116,11 +114,6 @@ def step_signatures(case: Any) -> Counter[Any]:
         if step == logs[-1].steps - 1:
             counts[call.signature] += number
     return counts
-
-
-def is_power_of_one(signature: Any) -> bool:
-    """Whether a call only copies, by an operator that was seen on its own."""
-    return bool(signature.op._schema.name == "aten::pow" and signature.args[1] == 1)
 
 
 def case_operators(case: Any, measured: list[dict[str, Any]]) -> Iterator[Operator]:
@@ -143,7 +136,8 @@ def case_operators(case: Any, measured: list[dict[str, Any]]) -> Iterator[Operat
         logged = found.get((name, shapes))
         if not logged or sum(count for _, count in logged) != number:
             continue
-        logged = [(signature, count) for signature, count in logged if not is_power_of_one(signature)]
+        logged = [(signature, count) for signature, count in logged  # a power of one copies, and was seen on its own
+                  if not (signature.op._schema.name == "aten::pow" and signature.args[1] == 1)]
         inputs = [spec for signature, _ in logged for spec in signature.inputs]
         if not logged or name in COPIES and not all(map(is_dense, inputs)):
             continue  # what it copies before was seen on its own

@@ -82,8 +82,7 @@ def descend(loss: Callable[[Constants], float], bounds: Bounds, constants: Const
     return found
 
 
-def start() -> Constants:
-    """All constants before any fit."""
+def start() -> Constants:  # all constants before any fit
     found: Constants = {"hbm_fraction": 0.89, "gddr_fraction": 0.77, "spread": 0.2, "latency_spread": 0.4}
     for _, bounds in (*GROUPS, *OLDER):
         found.update({name: first for name, (first, _, _) in bounds.items()})
@@ -116,8 +115,7 @@ class Harness(NamedTuple):
     floors: Mapping[str, float]
     gap: float
 
-    def seconds(self, row: Row, kernel: float) -> float:
-        """What the events around the call say."""
+    def seconds(self, row: Row, kernel: float) -> float:  # what the events around the call say
         floor = self.floors.get(row.op, 3e-5)
         return max(floor, floor - self.gap + kernel)
 
@@ -193,10 +191,6 @@ def operator_seconds(operator: Operator, device: DeviceSpec) -> tuple[float, boo
     return seconds, waiting > seconds / 2
 
 
-def operator_error(operator: Operator, device: DeviceSpec) -> float:
-    return math.log(operator_seconds(operator, device)[0] / operator.seconds)
-
-
 def fit_operators(operators: Sequence[Operator], constants: Constants) -> Constants:
     """The constants that operators of steps tell; the H200's part of its bandwidth first."""
     device = find_device("h200")
@@ -207,8 +201,8 @@ def fit_operators(operators: Sequence[Operator], constants: Constants) -> Consta
     def loss(chosen: Sequence[Operator]) -> Callable[[Constants], float]:
         def total(trial: Constants) -> float:
             trial_device = with_constants(device, trial)
-            return sum(min(1.0, abs(operator_error(operator, trial_device))) * math.sqrt(operator.seconds)
-                       for operator in chosen)
+            return sum(min(1.0, abs(math.log(operator_seconds(operator, trial_device)[0] / operator.seconds)))
+                       * math.sqrt(operator.seconds) for operator in chosen)
         return total
 
     found = descend(loss(large), {"hbm_fraction": (0.9, 0.6, 1.0)}, constants)
@@ -236,8 +230,7 @@ def rows_constants(without: str = "", fold: int = -1) -> Constants:
     return fit_rows(rows, base)
 
 
-def fold_of(row: Row) -> int:
-    """The fold of a shape, the same for all devices and operators."""
+def fold_of(row: Row) -> int:  # the fold of a shape, the same for all devices and operators
     return random.Random(row.rows * 1_000_003 + row.columns).randrange(FOLDS)
 
 

@@ -6,19 +6,61 @@ import importlib
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from analyzer import ProfileOptions, profile
 from analyzer.memory.allocator_options import AllocatorOptions
 from analyzer.parallel import world
 
+
+class Note(NamedTuple):  # a sentence, and the rows that it is of
+    parts: tuple[str, ...]
+    text: str
+
+    def is_of(self, row: dict[str, Any]) -> bool:
+        return any(part in row["id"] for part in self.parts)
+
+
+NOTES = [
+    Note(("modelopt-distill", ), "A second model, the teacher, is loaded from a checkpoint that tells its shape."),
+    Note(("cross-entropy-loss-fusion", ),
+         "The steps of the loss are under torch.compile, which makes copies of float32 logits where the code writes in "
+         "place: one in the row on GB200, more in the row on A100, which is ten months older. The profile is of the "
+         "eager steps."),
+    Note(("deepseek-proxy-fsdp", "zp-z3"),
+         "Megatron-FSDP shards parameters and gradients too; rebuilt is the distributed optimizer."),
+    Note(("muon", ), "Muon is rebuilt as Adam, and tokens are taken to be spread evenly over the experts."),
+    Note(("sac-rowwise-abs-saved", ),
+         "The row shows a fault: what the checkpoint kept were absolute values of gathered weights, within a compiled "
+         "region. The profile is of eager steps in 16 bits."),
+    Note(("h200-llama3-8b-64gpu-float8", ),
+         "Blocks and loss are under torch.compile. The loss is rebuilt as TorchInductor makes it; what it saves of the "
+         "blocks is not modelled, and is as in the eager step."),
+    Note(("8a100-fused", ),
+         "PyTorch of June 2024 with the default allocator, whose FSDP2 and first selective checkpoint held more; "
+         "rebuilt are today's."),
+    Note(("debug-cp8", ), "Told to two digits (0.25 GiB), of which most are the allocator's blocks and workspaces."),
+    Note(("flex", ), "FlexAttention is compiled; rebuilt with scaled_dot_product_attention."),
+    Note(("fms-acceleration", ),
+         "peft and transformers of the row (4.48) are rebuilt by today's model and this package's adapters."),
+]
+
+APART = [Note(("modded-nanogpt",),
+              "whole models under torch.compile, with FlexAttention and an 8-bit head, each a script of its own"),
+         Note(("llama4-16e",), "grouped products of torchtitan's experts under torch.compile, on B200"),
+         Note(("hybrid-hybrid", "nemotron"), "Mamba layers, whose kernels are Triton's, and a dispatcher of DeepEP"),
+         Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know"),
+         Note(("galvatron", "megatron-bridge", "mixtral"), "not rebuilt")]
+
+
+def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:
+    return next((note for note in notes if note.is_of(row)), None)
+
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Family:
-    """Rows that one file rebuilds: its ``prepare`` makes a job of a row, one rank with ``build`` and ``step``."""
-
+class Family:  # rows that one file rebuilds: its ``prepare`` makes a job of a row, one rank with ``build`` and ``step``
     name: str
     module: str
     package: str                                     #: what is imported, of the extra
@@ -53,8 +95,7 @@ DEVICES = {"A100": "a100_80gb", "H100": "h100_sxm", "H200": "h200", "GB200": "gb
            "MI300X": "mi300x"}
 
 
-def family_of(row: Settings) -> Family | None:
-    """The family of a row; None where there is no rebuild."""
+def family_of(row: Settings) -> Family | None:  # the family of a row; None where there is no rebuild
     return FAMILIES.get(row["source"]["repo"])
 
 
@@ -62,8 +103,7 @@ def device_of(row: Settings) -> str:
     return DEVICES[row["hardware"]["gpu"].split()[0]]
 
 
-def predict(row: Settings) -> Prediction:
-    """The peaks of the rank that was measured, over a first and a steady step."""
+def predict(row: Settings) -> Prediction:  # the peaks of the rank that was measured, over a first and a steady step
     family = family_of(row)
     assert family is not None, row["id"]
     size = row["hardware"]["gpus"]

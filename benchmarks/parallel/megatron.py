@@ -26,8 +26,7 @@ def padded_vocabulary(arguments: Settings, tp: int, words: int = VOCABULARY) -> 
     return -(-size // multiple) * multiple
 
 
-def transformer_config(row: Settings) -> Any:
-    """What `core_transformer_config_from_args` makes of the test's arguments."""
+def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_from_args` makes of the test's arguments
     from megatron.core.transformer import TransformerConfig
     from torch.nn import functional
 
@@ -95,8 +94,7 @@ def transformer_config(row: Settings) -> Any:
     return TransformerConfig(**options)
 
 
-def moe_options(given: Settings) -> Settings:
-    """Of a mixture of experts."""
+def moe_options(given: Settings) -> Settings:  # of a mixture of experts
     options: Settings = dict(
         num_moe_experts=int(given["--num-experts"]), moe_router_topk=int(given.get("--moe-router-topk", 2)),
         moe_grouped_gemm="--moe-grouped-gemm" in given,
@@ -262,14 +260,11 @@ def balanced_routing() -> Iterator[None]:
         router.TopKRouter.sinkhorn_load_balancing = sinkhorn
 
 
-class Job:
-    """One rank of a test: its model, and a step of it."""
-
+class Job:  # one rank of a test: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row = row
 
-    def build(self) -> nn.Module:
-        """Chunks wrapped; the optimizer holds float32 copies from here on."""
+    def build(self) -> nn.Module:  # chunks wrapped; the optimizer holds float32 copies from here on
         from megatron.core import parallel_state, tensor_parallel
         parallel = self.row["parallel"]
         given = self.row["training"]["other_args"]
@@ -294,8 +289,7 @@ class Job:
         special = {"bert": megatron_encoder.forward_bert, "t5": megatron_encoder.forward_t5}.get(family)
         return forward_step(iterator, model) if special is None else special(self.row, model, compute_loss)
 
-    def step(self, *_: Any) -> None:
-        """`train_step` of megatron/training/training.py."""
+    def step(self, *_: Any) -> None:  # `train_step` of megatron/training/training.py
         from megatron.core.pipeline_parallel import get_forward_backward_func
         for chunk in self.chunks:
             chunk.zero_grad_buffer()

@@ -12,8 +12,7 @@ Settings = dict[str, Any]
 WORDS = {"bert": 30522, "t5": 28996}  #: of bert-large-uncased-vocab.txt and of bert-large-cased-vocab.txt
 
 
-def build_bert(row: Settings, config: Any, vocabulary: int) -> nn.Module:
-    """This stage of BERT with its binary head."""
+def build_bert(row: Settings, config: Any, vocabulary: int) -> nn.Module:  # this stage of BERT with its binary head
     from megatron.core import parallel_state
     from megatron.core.models.bert.bert_layer_specs import (
         bert_layer_local_spec,
@@ -29,8 +28,7 @@ def build_bert(row: Settings, config: Any, vocabulary: int) -> nn.Module:
         share_embeddings_and_output_weights=True)
 
 
-def build_t5(row: Settings, config: Any, vocabulary: int) -> nn.Module:
-    """Encoder and decoder of as many layers each."""
+def build_t5(row: Settings, config: Any, vocabulary: int) -> nn.Module:  # encoder and decoder of as many layers each
     from megatron.core.models.T5 import t5_spec
     from megatron.core.models.T5.t5_model import T5Model
 

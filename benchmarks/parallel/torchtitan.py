@@ -21,17 +21,14 @@ Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Code:
-    """What of torchtitan changed with time."""
-
+class Code:  # what of torchtitan changed with time
     keeps_logits: bool                               #: in float32, until the next are there; to 2024-06-12 (#391)
     one_root: bool                                   #: embedding, norm and output in one group; to 2025-07-28 (#1094)
     saves_cudnn: bool                                #: attention by cuDNN is on the list of what is kept, from 2025-12
     compiled_loss: bool                              #: with compile on, from 2025-04-02
 
 
-def code_of(row: Settings) -> Code:
-    """By the date of the row's commit."""
+def code_of(row: Settings) -> Code:  # by the date of the row's commit
     date = row["source"]["date"]
     return Code(keeps_logits=date < "2024-06-12", one_root=date < "2025-07-28", saves_cudnn=date >= "2025-12",
                 compiled_loss=bool(row["training"]["compile"]) and (
@@ -55,20 +52,7 @@ class CompiledCrossEntropy(torch.autograd.Function):
         return torch.empty_like(ctx.saved_tensors[0]), None
 
 
-def compiled_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """`torch.compile(cross_entropy_loss)`."""
-    loss: Tensor = CompiledCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits.flatten(0, 1), labels.flatten(0, 1))
-    return loss
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """`cross_entropy_loss` of torchtitan/components/loss.py."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
-
-
-def flavor_of(row: Settings) -> tuple[str, str]:
-    """torchtitan's names of the row's model."""
+def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the row's model
     family = row["model"]["family"].lower()
     if "qwen3" in family:
         return "qwen3", row["model"]["family"].partition("-")[2]
@@ -77,15 +61,12 @@ def flavor_of(row: Settings) -> tuple[str, str]:
     return "llama3", row["model"]["family"].rpartition("-")[2]
 
 
-class Job:
-    """One rank of a row: its model, and a step of it."""
-
+class Job:  # one rank of a row: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row, self.code = row, code_of(row)
         self.logits: Tensor | None = None
 
-    def build(self) -> nn.Module:
-        """The model parallelized, its weights made, and its optimizer."""
+    def build(self) -> nn.Module:  # the model parallelized, its weights made, and its optimizer
         from torchtitan.config import JobConfig
         from torchtitan.distributed import ParallelDims, utils
         from torchtitan.protocols import train_spec
@@ -142,18 +123,20 @@ class Job:
         ids = torch.zeros(shape, dtype=torch.int64, device="cuda")
         return ids, torch.zeros_like(ids)
 
-    def step(self, *_: Any) -> None:
-        """`train_step` of torchtitan/train.py."""
+    def step(self, *_: Any) -> None:  # `train_step` of torchtitan/train.py
         self.optimizer.zero_grad()
         context = self.utils.get_train_context(self.dims.tp_enabled)
-        compute = compiled_cross_entropy if self.code.compiled_loss else cross_entropy
         for _micro_batch in range(self.row["training"]["grad_accum"]):
             ids, labels = self.inputs()
             with context():
                 logits = self.model(ids)
                 if self.code.keeps_logits:
                     logits = self.logits = logits.float()  # by the model itself
-                loss = compute(logits, labels)
+                if self.code.compiled_loss:  # `torch.compile(cross_entropy_loss)`
+                    loss = CompiledCrossEntropy.apply(  # type: ignore[no-untyped-call]
+                        logits.flatten(0, 1), labels.flatten(0, 1))
+                else:  # `cross_entropy_loss` of torchtitan/components/loss.py
+                    loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
                 del logits
                 loss.backward()
         self.utils.clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True)
@@ -180,9 +163,7 @@ _BEFORE = ("torch._functorch.partitioners", "torch._inductor.codecache", "torch.
            "torch.nn.attention.flex_attention", "torch.distributed.tensor")
 
 
-class _Anything:
-    """Takes every call, attribute and index."""
-
+class _Anything:  # takes every call, attribute and index
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else _Anything()
 
@@ -221,8 +202,7 @@ def triton_stand_in() -> Iterator[None]:
             del sys.modules[name]
 
 
-def prepare(row: Settings) -> Job:
-    """A job, in a process started as torchrun would."""
+def prepare(row: Settings) -> Job:  # a job, in a process started as torchrun would
     with triton_stand_in():
         importlib.import_module("torchtitan.protocols.train_spec").get_train_spec(flavor_of(row)[0])
     return Job(row)

@@ -65,9 +65,7 @@ class _Softmax(torch.autograd.Function):
         return gradient
 
 
-class DotProductAttention(Base):
-    """``transformer_engine.pytorch.DotProductAttention`` for ``sbhd`` inputs."""
-
+class DotProductAttention(Base):  # ``transformer_engine.pytorch.DotProductAttention`` for ``sbhd`` inputs
     backend = "auto"                                 #: unfused, or a kernel
 
     def __init__(self, num_attention_heads: int, kv_channels: Any, attention_dropout: float = 0.0,
@@ -92,9 +90,7 @@ class DotProductAttention(Base):
         return context.permute(2, 0, 1, 3).contiguous().view(s, b, -1)
 
 
-class FusedAdam(torch.optim.Optimizer):
-    """Two states a parameter, in float32, written in place by one kernel."""
-
+class FusedAdam(torch.optim.Optimizer):  # two states a parameter, in float32, written in place by one kernel
     def __init__(self, params: Any, lr: float = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, adam_w_mode: bool = True, bias_correction: bool = True, **_: Any) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, step=0))
@@ -137,9 +133,7 @@ class _SplitAlongDim(torch.autograd.Function):
         return torch.cat(gradients, dim=ctx.dimension), None, None
 
 
-class _Rotary(torch.autograd.Function):
-    """One kernel; saves the frequencies (attention/rope.py, FusedRoPEFunc)."""
-
+class _Rotary(torch.autograd.Function):  # one kernel; saves the frequencies (attention/rope.py, FusedRoPEFunc)
     @staticmethod
     def forward(ctx: Any, x: Tensor, freqs: Tensor) -> Tensor:
         ctx.save_for_backward(freqs)
@@ -155,9 +149,7 @@ def apply_rotary_pos_emb(x: Tensor, freqs: Tensor, *_: Any, **__: Any) -> Tensor
     return rotated
 
 
-class _ApexNorm:
-    """apex's layer norm: saves what Transformer Engine's does."""
-
+class _ApexNorm:  # apex's layer norm: saves what Transformer Engine's does
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, *_: Any) -> Any:  # whose arguments Megatron reads
         return Norm.apply(x, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
@@ -165,9 +157,7 @@ class _ApexNorm:
     apply = forward
 
 
-class _CausalSoftmax:
-    """Megatron's kernel, called with the scale."""
-
+class _CausalSoftmax:  # Megatron's kernel, called with the scale
     @staticmethod
     def forward(x: Tensor, *_: Any) -> Tensor:
         return torch.empty_like(x)

@@ -10,8 +10,7 @@ STREAMS = 4  #: on which grouped products run: transformer_engine/common, nvte_g
 OVERLAP_STREAMS = 3  #: on which a product runs that overlaps its communication: _NUM_MAX_UB_STREAMS
 
 
-def workspace_bytes() -> int:
-    """Of one cuBLASLt call (cpp_extensions/gemm.py, get_cublas_workspace_size_bytes)."""
+def workspace_bytes() -> int:  # of one cuBLASLt call (cpp_extensions/gemm.py, get_cublas_workspace_size_bytes)
     return 32 * 2**20 + 1024 if torch.cuda.get_device_properties(0).major >= 9 else 4 * 2**20
 
 
@@ -28,16 +27,14 @@ class Workspace:
             cls.held[count] = [torch.empty(workspace_bytes(), dtype=torch.uint8, device="cuda") for _ in range(count)]
 
 
-def _gather(x: Tensor, group: Any) -> Tensor:
-    """Along the first dimension, of all ranks of the group."""
+def _gather(x: Tensor, group: Any) -> Tensor:  # along the first dimension, of all ranks of the group
     n = group.size()
     out = torch.empty(x.shape[0] * n, *x.shape[1:], dtype=x.dtype, device=x.device)
     torch.distributed.all_gather_into_tensor(out, x.contiguous(), group=group)
     return out
 
 
-def _scatter(x: Tensor, group: Any) -> Tensor:
-    """Summed over the group's ranks, this rank's part of the first dimension."""
+def _scatter(x: Tensor, group: Any) -> Tensor:  # summed over the group's ranks, this rank's part of the first dimension
     out = torch.empty(x.shape[0] // group.size(), *x.shape[1:], dtype=x.dtype, device=x.device)
     torch.distributed.reduce_scatter_tensor(out, x.contiguous(), group=group)
     return out
@@ -108,9 +105,7 @@ def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -
     return torch.mm(flat.t(), total.reshape(-1, total.shape[-1]))
 
 
-class Norm(torch.autograd.Function):
-    """Saves the input, the weight and float32 statistics of each row."""
-
+class Norm(torch.autograd.Function):  # saves the input, the weight and float32 statistics of each row
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         rows = x.numel() // x.shape[-1]
@@ -125,9 +120,7 @@ class Norm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight) if ctx.bias else None, None
 
 
-class _LayerNormLinear(torch.autograd.Function):
-    """Saves the input, the normed input, statistics and the weight."""
-
+class _LayerNormLinear(torch.autograd.Function):  # saves the input, the normed input, statistics and the weight
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor | None, weight: Tensor, bias: Tensor | None,
                 layer: Any) -> Tensor:
@@ -160,9 +153,7 @@ class Base(nn.Module):
     """What layers of Transformer Engine share."""
 
 
-class Linear(Base):
-    """``transformer_engine.pytorch.Linear``."""
-
+class Linear(Base):  # ``transformer_engine.pytorch.Linear``
     def __init__(self, in_features: int, out_features: int, sequence_parallel: bool = False, tp_group: Any = None,
                  tp_size: int = 1, init_method: Any = None, bias: bool = True, return_bias: bool = False,
                  parallel_mode: str | None = None, params_dtype: torch.dtype | None = None, device: Any = "cuda",
@@ -205,9 +196,7 @@ def _mark(parameter: Tensor, parallel: bool, dimension: int) -> None:
     parameter.partition_stride = 1  # type: ignore[attr-defined]
 
 
-class LayerNormLinear(Linear):
-    """``transformer_engine.pytorch.LayerNormLinear``."""
-
+class LayerNormLinear(Linear):  # ``transformer_engine.pytorch.LayerNormLinear``
     def __init__(self, in_features: int, out_features: int, normalization: str = "LayerNorm",
                  sequence_parallel: bool = False, params_dtype: torch.dtype | None = None, device: Any = "cuda",
                  **kwargs: Any) -> None:
@@ -227,9 +216,7 @@ class LayerNormLinear(Linear):
         return (out, bias) if self.return_bias else out
 
 
-class LayerNorm(Base):
-    """``transformer_engine.pytorch.LayerNorm``."""
-
+class LayerNorm(Base):  # ``transformer_engine.pytorch.LayerNorm``
     with_bias = True
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, sequence_parallel: bool = False,
@@ -245,15 +232,11 @@ class LayerNorm(Base):
         return Norm.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
 
 
-class RMSNorm(LayerNorm):
-    """``transformer_engine.pytorch.RMSNorm``."""
-
+class RMSNorm(LayerNorm):  # ``transformer_engine.pytorch.RMSNorm``
     with_bias = False
 
 
-class _GroupedLinear(torch.autograd.Function):
-    """One product an expert; saves the parts of the input and the weights."""
-
+class _GroupedLinear(torch.autograd.Function):  # one product an expert; saves the parts of the input and the weights
     @staticmethod
     def forward(ctx: Any, x: Tensor, splits: list[int], biased: bool, fused: bool, *weights: Tensor) -> Tensor:
         Workspace.take(STREAMS)
@@ -274,9 +257,7 @@ class _GroupedLinear(torch.autograd.Function):
         return dgrad, None, None, None, *wgrads, *dbias
 
 
-class GroupedLinear(Base):
-    """``transformer_engine.pytorch.GroupedLinear``."""
-
+class GroupedLinear(Base):  # ``transformer_engine.pytorch.GroupedLinear``
     def __init__(self, num_gemms: int, in_features: int, out_features: int, tp_size: int = 1, bias: bool = True,
                  return_bias: bool = False, parallel_mode: str | None = None, params_dtype: torch.dtype | None = None,
                  device: Any = "cuda", fuse_wgrad_accumulation: bool = False, **_: Any) -> None:

@@ -18,17 +18,14 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 Settings = dict[str, Any]
 
 
-def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """`ForCausalLMLoss` of transformers 4.48."""
+def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:  # `ForCausalLMLoss` of transformers 4.48
     logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     targets = labels[..., 1:].contiguous()
     return nn.functional.cross_entropy(shifted.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-class Job:
-    """One rank of a row: its model, and a step of it."""
-
+class Job:  # one rank of a row: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row = row
 
