@@ -90,6 +90,7 @@ def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
         low, high = read_known(least), read_known(most)
         if low is not None and high is not None and not 0 <= int(low) <= int(high) < num_classes:
             raise RuntimeError(f"one_hot: classes from {int(low)} to {int(high)} are not all in [0, {num_classes})")
+        del least, most  # the kernel frees both before it makes the zeros
     elif num_classes == -1:
         num_classes = int(aten.max.default(self).item()) + 1
     zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)
