@@ -114,8 +114,7 @@ analyzer measure gpt2 --device cuda --json measured.json && analyzer compare pre
     Command("calibrate", "measure the device at hand and write a file that --device takes",
             "analyzer.tools.calibration.calibrate:run_calibrate", "written file, measured device, quick, again", """\
 Measures the device at hand: bandwidth, products by format and size, attention, convolutions, copies, and what the host
-needs for each operator. Writes FILE, which --device takes in every command. A few minutes; a measurement that was
-interrupted goes on when the command is given again.
+needs for each operator. Writes FILE, which --device takes in every command. A few minutes.
 """, {}, """\
 analyzer calibrate lab_card.json
 analyzer calibrate host.json --device cpu --quick
@@ -254,7 +253,7 @@ analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
 
     Command("sweep", "profile many configurations of a model", "analyzer.tools.sweep.command:run_sweep",
             "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html, "
-            "retry-failed, workers, dask", """\
+            "workers, dask", """\
 Profiles many configurations of a model: every combination of the values given, one row each.
 
 TARGET and --input are those of `analyzer profile`; in an --input, {batch} and {sequence} may stand for sizes.
@@ -264,9 +263,6 @@ A configuration that fails is kept as a row with its error.
 analyzer sweep gpt2 --batch 1,2,4,8 --sequence 512,1024 --optimizer sgd,adamw --autocast none,bf16
 analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --html sweep.html --workers 2
 analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
-
-With --out, rows are kept as they come (in FILE.jsonl until a .csv is whole): the same command goes on after
-an interruption.
 """, {0: "done", 1: "every configuration failed", 2: _INPUT, 130: "interrupted"}),
 
     Command("view", "look at saved profiles in a browser", "analyzer.show:run_view", "files, html of view, no-browser",

@@ -272,7 +272,6 @@ _OF_SWEEPS = (
         ("accumulate", "micro-batches of a step, e.g. 1,8 (default 1)"),
         ("device", "names of `analyzer devices` (default h200)"), ("mode", "train, infer or both (default train)"))),
     _file("--out", "write the rows here: .csv or .jsonl"),
-    _switch("--retry-failed", "run configurations again that failed before"),
     _number("--workers", "processes (default one a core; 0: none but this one)"),
     Option("--dask", "run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its workers with "
            "distributed.worker.profile.enabled: false", metavar="ADDRESS"))
@@ -288,7 +287,7 @@ _OF_THIS_MACHINE = (
     Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",
            name="measured device"),
     _switch("--quick", "a few sizes, in seconds: rates, but little else"),
-    _switch("--again", "measure anew where FILE holds a measurement already"),
+    _switch("--again", "measure anew where there is FILE already"),
     Option("name", "a model, or a part of its name", name="model name", nargs="?", metavar="NAME"),
     Option("--format", "of the table (default text); csv has the sources too", name="format of models",
            choices=_FORMATS, default="text"),

@@ -1,8 +1,6 @@
 """Everything that reads a file or a text from outside, each with what it accepts and a way to read it."""
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 from collections.abc import Callable, Collection
 from functools import cache
@@ -22,11 +20,8 @@ from analyzer.parallel.rank_row import StageCost, describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.report.check import check_profile, format_check
 from analyzer.show import write_view
-from analyzer.tools.calibration.bench import Point
-from analyzer.tools.calibration.calibrate import calibrate
 from analyzer.tools.generation import GenerationProfile, profile_generate
 from analyzer.tools.solver import Plan, Planner
-from analyzer.tools.sweep import sweep
 from analyzer.zoo.target import load_target
 
 from .hostile_json import Path as Place
@@ -88,22 +83,6 @@ def _make_plan(folder: Path) -> str:
     return Planner(symbolic_trace(model, meta_args={"input": x}), (x,)).solve(0.9).to_json()
 
 
-def _make_calibration(folder: Path) -> str:  # what an interrupted ``analyzer calibrate`` left
-    counted = itertools.count()
-
-    def bench(point: Point) -> float | None:
-        return _stop(point) if next(counted) > 2 else 1e-3
-
-    with contextlib.suppress(KeyboardInterrupt):
-        calibrate(folder / "card.json", "cuda", quick=True, bench=bench, like=find_device("a10"))
-    return (folder / "card.json").read_text()
-
-
-def _make_sweep(folder: Path) -> str:  # the file that a sweep goes on from
-    _sweep(folder / "rows.jsonl")
-    return (folder / "rows.jsonl").read_text()
-
-
 _CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_head": 2, "n_embd": 8,
            "n_positions": 16, "vocab_size": 32, "attn_pdrop": 0.1, "activation_function": "gelu_new",
            "bos_token_id": 1, "eos_token_id": 1}
@@ -145,20 +124,6 @@ def _is_constant(place: Place) -> bool:  # a constant of a kernel's model, any o
     return "calibration" in place
 
 
-def _calibrate(path: Path) -> object:  # the file of an earlier call is read; nothing more is measured
-    with contextlib.suppress(KeyboardInterrupt):
-        return calibrate(path, "cuda", quick=True, bench=_stop, like=find_device("a10"))
-    return None
-
-
-def _stop(point: Point) -> float | None:
-    raise KeyboardInterrupt
-
-
-def _sweep(path: Path) -> object:
-    return sweep(lambda: Net(), {"batch": 2, "mode": "infer"}, inputs=["{batch}x8"], workers=0, resume=path)
-
-
 READERS = (
     Reader("saved profile", lambda _: profile_net().to_json(), Profile.from_json, use_profile, loose=_is_free),
     Reader("baseline of check", lambda _: profile_net().to_json(),
@@ -175,9 +140,6 @@ READERS = (
            is_partial=True, loose=_is_constant),
     Reader("cluster", lambda _: json.dumps(find_cluster("dgx_h100").to_dict()), lambda path: find_cluster(str(path)),
            lambda cluster: list(cluster.figures()), is_partial=True, loose=_is_constant),
-    Reader("calibration", _make_calibration, _calibrate,
-           loose=lambda place: "seconds" in place or place[-1:] == ("quick",)),  # of which another is begun anew
-    Reader("rows of a sweep", _make_sweep, _sweep, lambda result: result.to_csv(), ".jsonl", loose=lambda place: True),
     Reader("config of a model", lambda _: json.dumps(_CONFIG), lambda path: load_target(f"hf:{path}"),
            loose=lambda place: True),
     Reader("configuration of DeepSpeed", lambda _: json.dumps(_DEEPSPEED),

@@ -309,77 +309,22 @@ def test_what_cannot_travel_is_said_before_the_work():
     (nn.Linear, {}, InputError, "what it is called with is not known"),
     (3, {}, InputError, "sweep.target=3."),
     ("resnet18", {"workers": -1}, InputError, "workers=-1"),
-    ("resnet18", {"resume": "/nowhere/rows.jsonl"}, InputError, "/nowhere does not exist"),
 ])
 def test_bad_calls_are_refused_before_any_work(target, options, kind, text):
     with pytest.raises(kind, match=text):
         sweep(target, {"batch": [1]}, **options)
 
 
-# -- resume ------------------------------------------------------------------------------------------------------
-
-
-def test_a_sweep_goes_on_from_a_file_that_was_cut_short(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    grid = {"batch": [1, 2, 3, 4]}
-    whole = sweep(Fragile, grid, inputs=INPUTS, workers=0, resume=path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 4
-    path.write_bytes(b"".join(lines[:3]) + lines[3][:40])
-    ran = []
-    again = sweep(Fragile, grid, inputs=INPUTS, workers=0, resume=path, progress=lambda done, total, row: ran.append(
-        (done, row["batch"])))
-    assert ran == [(4, 4)]
-    assert figures(again) == figures(whole)
-    assert [json.loads(line)["batch"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
-
-
-def test_failed_rows_are_kept_or_run_again(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    ran = []
-    for retry in (False, False, True):
-        found = sweep(Fragile, {"batch": [2, 3]}, inputs=INPUTS, workers=0, resume=path, retry_failed=retry,
-                      progress=lambda done, total, row: ran.append(row["batch"]))
-        assert len(found.failed) == 1
-    assert ran == [2, 3, 3]
-
-
-@pytest.mark.parametrize("change",
-                         [{"inputs": ["{batch}x16", ]}, {"inputs": ["bf16:{batch}x16"]},
-                          {"grid": {"batch": 1, "mode": "infer"}},
-                                    {"target": build_tiny}])
-def test_only_the_same_configuration_is_taken_from_the_file(tmp_path, change):
-    path = tmp_path / "rows.jsonl"
-    first = {"target": Fragile, "grid": {"batch": 1}, "inputs": INPUTS}
-    sweep(**first, workers=0, resume=path)
-    ran = []
-    sweep(**{**first, **change}, workers=0, resume=path, progress=lambda done, total, row: ran.append(row))
-    assert len(ran) == (0 if change == {"inputs": ["{batch}x16"]} else 1)
-    assert len(path.read_text().splitlines()) == 1 + len(ran)  # rows of the other sweep stay
-
-
-@pytest.mark.parametrize("text", ["not json\n", "[1, 2]\n", '{"target": "x"}\n'])
-def test_a_file_of_something_else_is_left_alone(tmp_path, text):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(text)
-    with pytest.raises(InputError, match="rows.jsonl:1: is no row of a sweep"):
-        sweep(Fragile, {"batch": 1}, inputs=INPUTS, workers=0, resume=path)
-    assert path.read_text() == text
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_interrupt_keeps_what_is_done(tmp_path, importable, workers):
-    path = tmp_path / "rows.jsonl"
-
+def test_an_interrupt_keeps_what_is_done(importable, workers):
     def interrupt(done, total, row):
         if done == 2:
             signal.raise_signal(signal.SIGINT)
 
     assert threading.current_thread() is threading.main_thread()
     with pytest.raises(SweepInterrupted, match="2 of 4") as caught:
-        sweep(here("Fragile"), {"batch": [1, 2, 4, 5]}, inputs=INPUTS, workers=workers, resume=path, progress=interrupt)
+        sweep(here("Fragile"), {"batch": [1, 2, 4, 5]}, inputs=INPUTS, workers=workers, progress=interrupt)
     assert [r["batch"] for r in caught.value.result.rows] == [1, 2]
-    assert len(path.read_text().splitlines()) == 2
 
 
 # -- what comes out ----------------------------------------------------------------------------------------------
@@ -437,20 +382,14 @@ def test_the_command_prints_what_varies_and_writes_the_table(capsys, tmp_path, i
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_the_command_goes_on_after_an_interrupt(capsys, tmp_path, importable, monkeypatch):
+def test_the_command_keeps_the_rows_of_a_sweep_that_is_interrupted(capsys, tmp_path, importable, monkeypatch):
     out = tmp_path / "rows.csv"
-    argv = (here("Fragile"), "--input", "{batch}x16", "--batch", "1,2,4", "--out", str(out), "--workers", "0")
     monkeypatch.setattr("analyzer.tools.sweep.command.ProgressBar.__call__",
                         lambda bar, share, what: signal.raise_signal(signal.SIGINT))
-    code, text, err = run(capsys, *argv)
-    assert code == 130
-    assert "1 of 3 configurations were done" in err
-    assert "rows.csv.jsonl" in err
-    monkeypatch.undo()
-    monkeypatch.syspath_prepend(os.path.dirname(__file__))
-    code, text, err = run(capsys, *argv)
-    assert (code, len(text.splitlines())) == (0, 5)
-    assert list(tmp_path.iterdir()) == [out]
+    code, text, err = run(capsys, here("Fragile"), "--input", "{batch}x16", "--batch", "1,2,4", "--out", str(out),
+                          "--workers", "0")
+    assert code == 130 and "1 of 3 configurations were done" in err
+    assert len(text.splitlines()) == 3 and len(out.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(("argv", "code", "text"), [

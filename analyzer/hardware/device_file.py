@@ -19,7 +19,6 @@ from analyzer.saved_format import SavedFormat, load_json
 from .device_spec import DeviceSpec
 
 FORMAT = SavedFormat("analyzer.device", 1, "device", "run `analyzer calibrate` again")
-UNFINISHED = "unfinished"  #: the field in which a measurement is kept that is not finished
 
 
 def list_shipped(folder: str = "devices") -> list[str]:
@@ -59,9 +58,6 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
     if not isinstance(data, dict):
         raise InputError(f"device file {os.fspath(path)!r}: holds a {type(data).__name__}, not the fields of a "
                          "DeviceSpec by name")
-    if UNFINISHED in data:
-        raise InputError(f"device file {os.fspath(path)!r}: a measurement that was interrupted; `analyzer calibrate "
-                         f"{os.fspath(path)}` finishes it")
     try:
         return decode_device(data)
     except InputError as error:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,28 +20,13 @@ FAMILIES = ("memory_bound", "matmul", "attention", "convolution", "host_copy", "
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement to make: the ``family`` of kernels and its ``sizes``, plain data.
-
-    >>> Point("matmul", {"m": 8, "dtype": "float32"}).key
-    'matmul {"dtype": "float32", "m": 8}'
-    """
+    """One measurement to make: the ``family`` of kernels and its ``sizes``, plain data."""
 
     family: str
     sizes: Mapping[str, Any]
 
     def __hash__(self) -> int:
-        return hash(self.key)
-
-    @property
-    def key(self) -> str:
-        """The point as text, by which results are kept."""
-        return f"{self.family} {json.dumps(dict(self.sizes), sort_keys=True)}"
-
-    @classmethod
-    def of_key(cls, key: str) -> Point:
-        """The point that has this key. Raises ValueError for other text."""
-        family, _, sizes = key.partition(" ")
-        return cls(family, json.loads(sizes))
+        return hash((self.family, tuple(self.sizes.items())))
 
 
 #: What the host is timed at, see `host_bench`: the fields of `HostSpec` that are measured directly.
@@ -53,17 +37,12 @@ DEVICE_CALLS = ("call", "floor", "synchronize")
 
 def list_points(kind: str, *, quick: bool = False) -> list[Point]:
     """What is measured on a device of ``kind``, ``"cuda"`` or ``"cpu"``; ``quick`` leaves most sizes out."""
-    points = [*_list_streams(kind, quick), *_list_products(kind, quick)]
+    exponents = (16, 20, 24, 27) if quick else range(12, 31 if kind == "cuda" else 29)
+    points = [*(Point("memory_bound", {"nbytes": 2**exponent}) for exponent in exponents), *_list_products(kind, quick)]
     if kind == "cuda":
         points += [*_list_attention(quick), *_list_convolutions(quick), *_list_copies(quick)]
         points += [Point("host", {"call": call}) for call in DEVICE_CALLS]
     return points + [Point("host", {"call": call}) for call in HOST_CALLS]
-
-
-def _list_streams(kind: str, quick: bool) -> Iterator[Point]:
-    exponents = (16, 20, 24, 27) if quick else range(12, 31 if kind == "cuda" else 29)
-    for exponent in exponents:
-        yield Point("memory_bound", {"nbytes": 2**exponent})
 
 
 def _list_products(kind: str, quick: bool) -> Iterator[Point]:
@@ -118,36 +97,33 @@ def _list_copies(quick: bool) -> Iterator[Point]:
 _CALLS = 200
 
 
-def fastest(call: Callable[[], object], budget_seconds: float, clock: Callable[[], float]) -> float:
-    """Seconds of the fastest of five or more calls, as many as the budget allows; one goes before them."""
-    call()
+def fastest(call: Callable[[Any], object], budget_seconds: float, clock: Callable[[], float],
+            prepare: Callable[[], Any] = lambda: None) -> float:
+    """Seconds of the fastest of five or more calls, as many as the budget allows, each with what ``prepare`` gives
+    before it; one goes before them.
+    """
+    call(prepare())
     start = clock()
-    best, runs = float("inf"), 0
+    best, runs = math.inf, 0
     while runs < 5 or clock() - start < budget_seconds:
+        prepared = prepare()
         before = clock()
-        call()
+        call(prepared)
         best = min(best, clock() - before)
         runs += 1
     return best
 
 
 def time_host_call(call: str, budget_seconds: float, clock: Callable[[], float]) -> float:
-    """Seconds of one ``call`` of `point.HOST_CALLS` on the host's own tensors: Python, dispatch, autograd.
+    """Seconds of one ``call`` of `HOST_CALLS` on the host's own tensors: Python, dispatch, autograd.
 
     Raises KeyError for another name.
     """
-    if call != "backward":
-        run = {"forward": _run_forward, "gradient": _run_gradient, "update": _run_update, "module": _run_modules,
-               "list_tensor": _run_lists}[call]
-        return fastest(run, budget_seconds, clock) / _CALLS
-    best = float("inf")
-    start = clock()
-    while best == float("inf") or clock() - start < budget_seconds:
-        end = _run_gradient()
-        before = clock()
-        end.backward()
-        best = min(best, (clock() - before) / _CALLS)
-    return best
+    if call == "backward":
+        return fastest(torch.Tensor.backward, budget_seconds, clock, _run_gradient) / _CALLS
+    run = {"forward": _run_forward, "gradient": _run_gradient, "update": _run_update, "module": _run_modules,
+           "list_tensor": _run_lists}[call]
+    return fastest(lambda _: run(), budget_seconds, clock) / _CALLS
 
 
 def time_device_call(call: str, device: torch.device, budget_seconds: float, clock: Callable[[], float]) -> float:
@@ -156,40 +132,38 @@ def time_device_call(call: str, device: torch.device, budget_seconds: float, clo
     """
     x = torch.zeros(1, device=device, dtype=torch.float32)
     torch.cuda.synchronize(device)
-    if call == "call":
-        best = float("inf")
-        start = clock()
-        while best == float("inf") or clock() - start < budget_seconds:
-            before = clock()
-            for _ in range(_CALLS):
-                x.add_(1.0)
-            best = min(best, (clock() - before) / _CALLS)
-            torch.cuda.synchronize(device)  # outside of the measurement: the queue is empty before the next
-        return best
-    return fastest(lambda: torch.cuda.synchronize(device), budget_seconds, clock)
+    if call == "synchronize":
+        return fastest(lambda _: torch.cuda.synchronize(device), budget_seconds, clock)
 
-
-def _run_forward() -> torch.Tensor:
-    with torch.no_grad():
-        x = torch.zeros(1, dtype=torch.float32)
+    def run(_: None) -> None:
         for _ in range(_CALLS):
-            x = torch.mul(x, 1.0)
+            x.add_(1.0)
+
+    # waits outside of the measurement, so that the queue is empty
+    return fastest(run, budget_seconds, clock, lambda: torch.cuda.synchronize(device)) / _CALLS
+
+
+@torch.no_grad()
+def _run_forward() -> object:
+    x = torch.zeros(1, dtype=torch.float32)
+    for _ in range(_CALLS):
+        x = torch.mul(x, 1.0)
     return x
 
 
+@torch.enable_grad()
 def _run_gradient() -> torch.Tensor:
-    with torch.enable_grad():
-        x = torch.zeros(1, dtype=torch.float32, requires_grad=True)
-        for _ in range(_CALLS):
-            x = torch.mul(x, 1.0)
+    x = torch.zeros(1, dtype=torch.float32, requires_grad=True)
+    for _ in range(_CALLS):
+        x = torch.mul(x, 1.0)
     return x
 
 
-def _run_update() -> torch.Tensor:
-    with torch.no_grad():
-        x = torch.zeros(1, dtype=torch.float32)
-        for _ in range(_CALLS):
-            x.add_(x, alpha=0.1)
+@torch.no_grad()
+def _run_update() -> object:
+    x = torch.zeros(1, dtype=torch.float32)
+    for _ in range(_CALLS):
+        x.add_(x, alpha=0.1)
     return x
 
 
@@ -201,17 +175,17 @@ class _Nothing(torch.nn.Module):
 _module = _Nothing()
 
 
-def _run_modules() -> torch.Tensor:
+def _run_modules() -> object:
     x = torch.zeros(1, dtype=torch.float32)
     for _ in range(_CALLS):
         x = _module(x)
     return x
 
 
-def _run_lists() -> torch.Tensor:
+def _run_lists() -> object:
     tensors = [torch.zeros(1, dtype=torch.float32) for _ in range(_CALLS)]
     torch._foreach_add_(tensors, 1.0)
-    return tensors[0]
+    return tensors
 
 
 # Times points on a real device. A point that the device cannot run takes None.
@@ -242,9 +216,10 @@ class TorchBench:
                 return self._time_host(str(point.sizes["call"]))
             with _multiplying("tf32" if point.sizes.get("dtype") == "tf32" else "ieee"), self._current():
                 calls = self.prepare(point)
-                if self.device.type == "cuda":
-                    return self._time_copies(calls) if point.family == "host_copy" else self._time_graph(calls)
-                return self._time_calls(calls)
+                if self.device.type != "cuda":
+                    turns = itertools.cycle(calls)
+                    return fastest(lambda _: next(turns)(), self.budget_seconds, self.clock)
+                return self._time_copies(calls) if point.family == "host_copy" else self._time_graph(calls)
         except RuntimeError:  # too little memory, a format or a kernel that this device or build lacks
             return None
 
@@ -304,10 +279,6 @@ class TorchBench:
         there = torch.empty_like(host, device=self.device)
         source, target = (host, there) if sizes["way"] == "to_device" else (there, host)
         return lambda: target.copy_(source, non_blocking=sizes["pinned"]), sizes["nbytes"]
-
-    def _time_calls(self, calls: Sequence[Call]) -> float:
-        turns = itertools.cycle(calls)
-        return fastest(lambda: next(turns)(), self.budget_seconds, self.clock)
 
     def _time_graph(self, calls: Sequence[Call]) -> float:
         """Seconds of one call, captured in a graph that runs all of them as often as makes it long enough."""

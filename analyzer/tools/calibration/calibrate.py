@@ -4,7 +4,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -16,18 +15,15 @@ import torch
 
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
-from analyzer.hardware.device_file import UNFINISHED, decode_device, encode_device, is_device_file
+from analyzer.hardware.device_file import encode_device, is_device_file
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.listing import format_device
 from analyzer.output import check_output, write_output
 from analyzer.record.options import report_progress
-from analyzer.saved_format import load_json
 
-from .bench import Bench, Point, TorchBench, list_points
+from .bench import Bench, TorchBench, list_points
 from .fit import Timed, find_figures, find_host, fit_constants, leave_calls_out
-
-# `calibrate`: the device at hand as a `DeviceSpec`, measured point by point, and a file that holds it.
 
 _NOTHING = 1e-9  # seconds
 #: Constants of a device whose figures are what it reached, not what a data sheet promises.
@@ -44,25 +40,26 @@ def calibrate(path: str | os.PathLike[str], device: str | torch.device = "cpu", 
               again: bool = False, bench: Bench | None = None, like: DeviceSpec | None = None) -> DeviceSpec:
     """Measure ``device`` and write it to ``path``, a JSON file that stands wherever a device is named.
 
-    Until it is finished the file holds the points measured so far, and another call goes on from there; a finished
-    measurement is returned as it is, unless ``again``. ``quick``: a few sizes, in seconds. ``bench`` times the points
+    ``quick``: a few sizes, in seconds. ``again``: in the place of a file that is there. ``bench`` times the points
     instead of PyTorch on the device, and ``like`` is the spec of the device as it is known without a measurement.
 
-    Raises InputError for a device that is not there, or a file that holds something else, OutputError where no file can
-    be written.
+    Raises InputError for a device that is not there, and a file that is, OutputError where no file can be written.
     """
     path = Path(path)
     check_output(path)
     place = _find_place(device, bench)
     like = like or find_known(place)
-    identity = _identify(place, like)
-    about = {"device": like.name, "identity": identity, "quick": quick}
-    kept = {} if again else _read_kept(path, about)
-    if isinstance(kept, DeviceSpec):
-        return kept
-    points = list_points(like.kind, quick=quick)
-    results = _measure(points, bench or TorchBench(place), kept, path, about)
-    spec = make_spec(like, results, identity)
+    if path.exists() and not again:
+        raise InputError(f"calibrate({str(path)!r}): there is such a file; give another name, or `again` (--again) to "
+                         "replace it")
+    bench, points, timed = bench or TorchBench(place), list_points(like.kind, quick=quick), []
+    for i, point in enumerate(points):
+        report_progress(i / len(points), f"{point.family} {' '.join(map(str, point.sizes.values()))}")
+        seconds = bench(point)
+        if seconds is not None and seconds > 0:
+            timed.append((point, seconds))
+    report_progress(1.0, "fit")
+    spec = make_spec(like, timed, _identify(place, like))
     write_output(path, encode_device(spec))
     return spec
 
@@ -114,60 +111,6 @@ def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> Devic
     return dataclasses.replace(base, calibration=calibration)
 
 
-def _measure(points: Sequence[Point], bench: Bench, kept: Mapping[str, float | None], path: Path,
-             about: Mapping[str, Any]) -> list[Timed]:
-    """The points that could be measured; those of ``kept`` are not measured again."""
-    results = dict(kept)
-    for i, point in enumerate(points):
-        report_progress(i / len(points), f"{point.family} {_describe(point)}")
-        if point.key in results:
-            continue
-        results[point.key] = bench(point)
-        write_output(path, json.dumps({UNFINISHED: {**about, "seconds": results}}, indent=1) + "\n")
-    report_progress(1.0, "fit")
-    timed = ((point, results[point.key]) for point in points)
-    return [(point, seconds) for point, seconds in timed if seconds is not None and seconds > 0]
-
-
-def _read_kept(path: Path, about: Mapping[str, Any]) -> dict[str, float | None] | DeviceSpec:
-    """What a file holds of an earlier call: measured points, or the finished device. Nothing where there is no file."""
-    if not path.exists():
-        return {}
-    try:
-        data = load_json(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement ({error}); give another "
-                         "name") from error
-    if not isinstance(data, dict) or UNFINISHED not in data:
-        try:
-            spec = decode_device(data if isinstance(data, dict) else {})
-        except InputError as error:
-            raise InputError(f"calibrate({str(path)!r}): there is a file that is no measurement; give another name"
-                             ) from error
-        if spec.name != about["device"]:
-            raise InputError(f"calibrate({str(path)!r}): there is the device {spec.name!r}, here it is "
-                             f"{about['device']!r}; give another name, or `again` (--again) to replace it")
-        return spec
-    before = data[UNFINISHED]
-    is_whole = len(data) == 1 and isinstance(before, dict) and before.keys() == {*about, "seconds"}
-    if not is_whole or not _is_measured(before["seconds"]):
-        raise InputError(f"calibrate({str(path)!r}): there is an unfinished measurement that is damaged; give another "
-                         "name, or `again` (--again) to begin anew")
-    differs = [name for name, value in about.items() if before.get(name) != value]
-    if differs:
-        name = differs[0]
-        raise InputError(f"calibrate({str(path)!r}): there is an unfinished measurement with {name} "
-                         f"{before.get(name)!r}, here it is {about[name]!r}; give another name, or `again` (--again) "
-                         "to begin anew")
-    return dict(before["seconds"])
-
-
-def _is_measured(seconds: object) -> bool:
-    """Whether these are seconds by the texts of points, None where one could not be measured."""
-    return isinstance(seconds, dict) and all(
-        time is None or type(time) in (int, float) and 0 <= time < float("inf") for time in seconds.values())
-
-
 def _find_place(device: str | torch.device, bench: Bench | None) -> torch.device:
     try:
         place = torch.device(device)
@@ -193,15 +136,9 @@ def _identify(place: torch.device, like: DeviceSpec) -> str:
     return f"{model}, {cores} cores, {torch.get_num_threads()} threads, torch {torch.__version__}, {platform.node()}"
 
 
-def _describe(point: Point) -> str:
-    return " ".join(str(value) for value in point.sizes.values())
-
-
 def _today() -> str:
     return datetime.date.today().isoformat()
 
-
-# ``analyzer calibrate``: the command line of `calibrate`.
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
     """``analyzer calibrate``; the result is the exit code."""
@@ -209,16 +146,8 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
         raise InputError(f"FILE is {arguments.file!r}: --device takes it for a file only if it ends in .json; give "
                          f"{arguments.file + '.json'!r}")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    before = _find_change(arguments.file)
     spec = calibrate(arguments.file, device, quick=arguments.quick, again=arguments.again)
-    if _find_change(arguments.file) == before:
-        print(f"{arguments.file} is a finished measurement; --again measures anew\n")
-    print(format_device(spec))
     constants = ", ".join(f"{family} ({len(values)})" for family, values in spec.calibration.items()) or "none"
-    print(f"\nconstants measured: {constants}\nwritten to {arguments.file}: give it as --device {arguments.file}")
+    print(f"{format_device(spec)}\n\nconstants measured: {constants}\n"
+          f"written to {arguments.file}: give it as --device {arguments.file}")
     return 0
-
-
-def _find_change(path: str) -> int | None:
-    """When a file was last written, None where there is none."""
-    return os.stat(path).st_mtime_ns if os.path.exists(path) else None

@@ -54,12 +54,6 @@ def predict(point: Point, device: DeviceSpec) -> KernelTime | None:
     return None
 
 
-def count_flops(point: Point) -> int:
-    """Multiply-adds of a product count two. Of other points 0."""
-    sizes: Any = point.sizes
-    return 2 * sizes["m"] * sizes["n"] * sizes["k"] if point.family == "matmul" else 0
-
-
 def _read_format(name: str) -> tuple[str, bool]:
     return ("float32", True) if name == "tf32" else (name, False)
 
@@ -88,7 +82,8 @@ def find_figures(points: Sequence[Timed]) -> dict[str, float]:
             figures["pcie_bandwidth"] = max(figures["pcie_bandwidth"], point.sizes["nbytes"] / seconds)
         elif point.family == "matmul":
             name = f"flops_per_second.{_RATES[point.sizes['dtype']]}"
-            figures[name] = max(figures[name], count_flops(point) / seconds)
+            flops = 2 * math.prod(point.sizes[size] for size in "mnk")
+            figures[name] = max(figures[name], flops / seconds)
     calls = {point.sizes["call"]: seconds for point, seconds in points if point.family == "host"}
     launch = calls.get("call", calls.get("forward"))
     if launch is not None:
@@ -100,12 +95,12 @@ def find_host(points: Sequence[Timed]) -> dict[str, float]:
     """The constants of the family ``host``: differences of what was timed, each at least a nanosecond."""
     calls = {point.sizes["call"]: seconds for point, seconds in points if point.family == "host"}
     forward = calls.get("forward", 0.0)
-    found = {
-        "module_seconds": calls.get("module"), "forward_seconds": calls.get("forward"),
-        "gradient_seconds": _subtract(calls.get("gradient"), forward), "backward_seconds": calls.get("backward"),
-        "update_seconds": calls.get("update"), "list_tensor_seconds": calls.get("list_tensor"),
-        "launch_seconds": _subtract(calls.get("call"), forward), "synchronize_seconds": calls.get("synchronize")}
-    return {name: max(seconds, 1e-9) for name, seconds in found.items() if seconds is not None}
+    found = {f"{call}_seconds": seconds for call, seconds in calls.items() if call not in ("call", "floor")}
+    if "gradient" in calls:
+        found["gradient_seconds"] -= forward
+    if "call" in calls:
+        found["launch_seconds"] = calls["call"] - forward
+    return {name: max(seconds, 1e-9) for name, seconds in found.items()}
 
 
 def leave_calls_out(points: Sequence[Timed]) -> list[Timed]:
@@ -120,8 +115,7 @@ def fit_constants(device: DeviceSpec, points: Sequence[Timed]) -> dict[str, dict
 
     Points that take the same constants are fitted together: the mean of ``|log(predicted / measured)|`` over them, one
     constant after the other by golden section, between an eighth and eight times what it was, a part of a
-    whole up to all of it. Families whose models
-    predict none of the points are left out.
+    whole up to all of it. Families whose models predict none of the points are left out.
     """
     found: dict[str, dict[str, float]] = {}
     for family, moved in MOVED.items():
@@ -223,7 +217,3 @@ def _find_spreads(device: DeviceSpec, family: str, points: Sequence[Timed]) -> d
             if len(misses) >= _FEWEST:
                 found[name] = max(_NARROWEST, round(math.expm1(misses[math.ceil(0.9 * len(misses)) - 1]), 4))
     return found
-
-
-def _subtract(seconds: float | None, less: float) -> float | None:
-    return None if seconds is None else seconds - less

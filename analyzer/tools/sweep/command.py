@@ -5,7 +5,6 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError, MissingExtraError
@@ -27,34 +26,32 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     grid = {axis: _read_values(axis, getattr(arguments, axis)) for axis in AXES if getattr(arguments, axis) is not None}
     if not grid:
         raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
-    out: Path | None = None if arguments.out is None else check_table(arguments.out)
+    if arguments.out is not None:
+        check_table(arguments.out)
     check_page(arguments.html)
-    journal = None if out is None else out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
     bar = ProgressBar(among_output=True)
 
     def show(done: int, total: int, row: Row) -> None:
         bar(done / total, f"{done} of {total}")
 
+    interruption = ""
     try:
         with bar, _connect(arguments.dask) as executor:
             found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers,
-                          resume=journal, retry_failed=arguments.retry_failed, progress=show)
+                          progress=show)
     except SweepInterrupted as stop:
-        bar.clear()
-        kept = "give --out to keep them"
-        if journal is not None:
-            kept = f"kept in {journal}; the same command goes on from there"
-        print_error(f"interrupted: {stop}, {kept}")
-        print(format_rows(stop.result))
-        return 130  # as shells report SIGINT
+        interruption, found = f"interrupted: {stop}", stop.result
     finally:
         bar.clear()
+    if interruption:
+        print_error(interruption)
     if arguments.html is not None:
         found.to_html(arguments.html)
     print(format_rows(found))
-    if out is not None and journal is not None and out != journal:
-        found.write(out)
-        journal.unlink()  # its rows are all in the table now
+    if arguments.out is not None:
+        found.write(arguments.out)
+    if interruption:
+        return 130  # as shells report SIGINT
     return 1 if len(found.failed) == len(found.rows) else 0
 
 
@@ -108,20 +105,15 @@ def format_rows(result: SweepResult) -> str:
     """
     rows = result.rows
     varying = [axis for axis in AXES if len({row.get(axis) for row in rows}) > 1]
-    headers = [*varying, *(header for _, header, _ in _SHOWN)]
-    lines = [[
-        *(_word(row.get(axis), "none") for axis in varying),
-        *(_word(row.get(name), None) if unit == "text" else format_quantity(row.get(name), unit)
-          for name, _, unit in _SHOWN)] for row in rows]
-    if result.failed:
-        headers.append("Error")
-        for line, row in zip(lines, rows):
-            line.append((row.get("error") or "").split("\n")[0][:_ERROR_WIDTH])
-    left = [i for i, header in enumerate(headers) if header in (*varying, "Fits", "Error")]
-    return print_rows(headers, lines, left=left)
+    headers = [*varying, *(header for _, header, _ in _SHOWN), *(["Error"] if result.failed else [])]
+    lines = [[*(_word(row.get(axis), "none") for axis in varying),
+              *(_word(row.get(name), "-") if unit == "text" else format_quantity(row.get(name), unit)
+                for name, _, unit in _SHOWN),
+              *([(row.get("error") or "").split("\n")[0][:_ERROR_WIDTH]] if result.failed else [])] for row in rows]
+    return print_rows(headers, lines, left=[i for i, name in enumerate(headers) if name in (*varying, "Fits", "Error")])
 
 
-def _word(value: Any, unknown: str | None) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return format_quantity(value, "text") if value is not None or unknown is None else unknown
+def _word(value: Any, unknown: str) -> str:
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "no", None: unknown}[value]
+    return format_quantity(value, "text")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
-from analyzer.report.export.json_format import MOST
 from analyzer.report.page.answer import Headline, Tile
 from analyzer.report.page.document import Part, headline_part, write_page
 from analyzer.units import format_bytes, format_seconds
@@ -42,19 +41,17 @@ _SIZES = ("batch", "sequence", "accumulate")
 
 def list_sweep_parts(rows: Sequence[_Row]) -> list[Part]:
     """The parts of the page of a sweep; without a row that has figures there is no chart."""
-    done, failed = split_rows(rows)
+    done = [row for row in rows if row.get("error") is None]
+    failed = [row for row in rows if row.get("error") is not None]
     found = describe_sweep(done)
     parts = [sweep_headline(done, failed)]
     if found is not None:
         parts.append(Part("sweep", "Configurations", found))
     if failed:
-        parts.append(Part("failed", "Failed configurations", describe_failed(failed), has_chart=False))
+        parts.append(Part("failed", "Failed configurations", {
+            "dimensions": list_dimensions(failed, least=0), "error": [str(row["error"]) for row in failed]},
+            has_chart=False))
     return parts
-
-
-def split_rows(rows: Sequence[_Row]) -> tuple[list[_Row], list[_Row]]:
-    """The rows with figures, and those with an error in their place."""
-    return ([row for row in rows if row.get("error") is None], [row for row in rows if row.get("error") is not None])
 
 
 def describe_sweep(rows: Sequence[_Row]) -> dict[str, Any] | None:
@@ -79,11 +76,6 @@ def describe_sweep(rows: Sequence[_Row]) -> dict[str, Any] | None:
             "y": next(title for title in wanted if title in titles)}
 
 
-def describe_failed(rows: Sequence[_Row]) -> dict[str, Any]:
-    """Configurations that have no figures, and why."""
-    return {"dimensions": list_dimensions(rows, least=0), "error": [str(row["error"]) for row in rows]}
-
-
 def list_dimensions(rows: Sequence[_Row], least: int = 1) -> list[dict[str, Any]]:
     """The axes of the grid that have more than ``least`` values among the rows, as text.
 
@@ -95,8 +87,7 @@ def list_dimensions(rows: Sequence[_Row], least: int = 1) -> list[dict[str, Any]
         values = [row.get(name) for row in rows]
         if len(set(values)) > least and any(value is not None for value in values):
             order = sorted(set(values), key=lambda value: (value is None, *_key(value)))
-            found.append({"title": name, "values": [_word(value) for value in values],
-                          "order": [_word(value) for value in order]})
+            found.append({"title": name, "values": list(map(_word, values)), "order": list(map(_word, order))})
     return found
 
 
@@ -105,7 +96,7 @@ def _key(value: Any) -> tuple[float, str]:
 
 
 def _word(value: Any) -> str:
-    return "none" if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def sweep_headline(done: Sequence[_Row], failed: Sequence[_Row]) -> Part:
@@ -155,8 +146,6 @@ COLUMNS: dict[str, type] = {
     "assumptions": str,  # joined by "; "
     "profile_seconds": float,  # what this row itself took
     "torch_version": str, "analyzer_version": str}
-#: The columns that tell two rows apart; versions among them, so that another torch does not go on with an old file.
-IDENTITY = ("target", *AXES, "inputs", "torch_version", "analyzer_version")
 FORMATS = (".csv", ".jsonl")
 
 _PANDAS = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}  # its nullable types
@@ -213,27 +202,6 @@ class SweepResult:
         """Write a .csv or .jsonl file. Raises InputError for others."""
         path = check_table(path)
         write_output(path, self.to_csv() if path.suffix == ".csv" else self.to_jsonl())
-
-
-def identify(row: Row) -> tuple[Any, ...]:
-    """What tells a row from others; None stands for what it lacks."""
-    return tuple(row.get(name) for name in IDENTITY)
-
-
-def check_row(row: object) -> None:
-    """Raise InputError for what is no row: one that lacks a column of `IDENTITY`, or has a value of another kind."""
-    if not isinstance(row, dict):
-        raise InputError(f"a {type(row).__name__}")
-    for name in row:
-        if name not in COLUMNS:
-            raise InputError(f"it has {name[:80]!r}, which is no column")
-    for name, kind in COLUMNS.items():
-        value, kinds = row.get(name), (int, float) if kind is float else (kind,)
-        if name not in row and name in IDENTITY:
-            raise InputError(f"it has no {name!r}")
-        is_number = type(value) in (int, float)
-        if not (value is None or type(value) in kinds and not (is_number and not abs(value) < MOST)):
-            raise InputError(f"{name!r} is {str(value)[:80]!r}, which is no {kind.__name__}")
 
 
 def check_table(path: str | Path) -> Path:

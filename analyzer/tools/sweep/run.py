@@ -1,8 +1,6 @@
 """`sweep`: the configurations of a grid, run as jobs by workers."""
 from __future__ import annotations
 
-import contextlib
-import json
 import multiprocessing
 import os
 import pickle  # nosec B403 # written, to see whether jobs can be sent, and never read
@@ -21,9 +19,9 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,13 +34,12 @@ from analyzer.recipe.recipe import Recipe
 from analyzer.report.speed import RATES, read_rate
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
-from analyzer.saved_format import decode_json
 from analyzer.zoo.command_option import make_inputs
 from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.zoo.target import Target, load_target
 
 from .configuration import Configuration, expand_grid, resolve_inputs
-from .result import COLUMNS, IDENTITY, Row, SweepResult, check_row, identify
+from .result import COLUMNS, Row, SweepResult
 
 # One configuration, profiled where a worker is: what travels there and the row that comes back.
 
@@ -58,20 +55,12 @@ class Job:
     configuration: Configuration
     inputs: tuple[InputSpec, ...]
 
-    def start_row(self) -> Row:
-        """The row without its figures."""
-        known = {"target": self.name, **self.configuration.describe(), "inputs": " ".join(map(str, self.inputs)),
-                 "torch_version": str(torch.__version__), "analyzer_version": package_version()}
+    def make_row(self, **figures: Any) -> Row:
+        """The row with these figures; others are None."""
+        known = {**figures, "target": self.name, **self.configuration.describe(),
+                 "inputs": " ".join(map(str, self.inputs)), "torch_version": str(torch.__version__),
+                 "analyzer_version": package_version()}
         return {name: known.get(name) for name in COLUMNS}
-
-    def fail(self, why: str) -> Row:
-        """The row where there are no figures."""
-        return self.start_row() | {"error": why}
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells its row from those of other jobs."""
-        return identify(self.start_row())
 
     @property
     def model_key(self) -> tuple[TargetLike, Recipe]:
@@ -89,10 +78,10 @@ def run_job(job: Job) -> Row:
     with _turn:
         start = time.perf_counter()
         try:
-            row = job.start_row() | measure(profile_job(job))
+            row = job.make_row(**read_figures(profile_job(job)))
         except Exception as error:  # whatever a user's model raises; the sweep goes on
             find_model.cache_clear()
-            row = job.fail(f"{type(error).__name__}: {error}")
+            row = job.make_row(error=f"{type(error).__name__}: {error}")
         return row | {"profile_seconds": time.perf_counter() - start}
 
 
@@ -114,17 +103,14 @@ def find_model(target: TargetLike, recipe: Recipe) -> nn.Module:
     return build_model(partial(recipe.build, factory))  # under the mode that holds no data, the recipe too
 
 
-def measure(found: Profile) -> Row:
+def read_figures(found: Profile) -> dict[str, Any]:
     """The figures of a row."""
     fit = found.fits()
-    same = {name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__
-            and name not in (*IDENTITY, "assumptions")}
-    peaks = {f"{phase}_peak_allocated_bytes": found.phases[phase].peak_allocated_bytes
-             if phase in found.phases else None for phase in ("forward", "backward", "optimizer")}
-    rates = {name: read_rate(found, name) for name in RATES if name in COLUMNS}
-    return {
-        **same, **peaks, **rates, "fits": fit.fits, "free_bytes": fit.free_bytes,
-        "uncounted_calls": sum(u.calls for u in found.uncounted), "assumptions": "; ".join(found.assumptions) or None}
+    return {**{name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__},
+            **{f"{name}_peak_allocated_bytes": phase.peak_allocated_bytes for name, phase in found.phases.items()},
+            **{name: read_rate(found, name) for name in RATES}, "fits": fit.fits, "free_bytes": fit.free_bytes,
+            "uncounted_calls": sum(u.calls for u in found.uncounted),
+            "assumptions": "; ".join(found.assumptions) or None}
 
 
 # Runs jobs on an executor, or on processes of this sweep's own, and outlives a worker that dies.
@@ -133,6 +119,17 @@ Done = tuple[Job, Row]
 
 _DIED = ("the worker process died: killed, for example for memory; if every row says so, the script that calls sweep() "
          "lacks `if __name__ == '__main__':`")
+
+
+def _run(jobs: Sequence[Job], executor: Executor | None, workers: int | None) -> Generator[Done, None, None]:
+    """Rows as they come."""
+    if executor is not None:
+        yield from run_in_executor(jobs, executor)
+    elif workers == 0:
+        for job in jobs:
+            yield job, run_job(job)
+    else:
+        yield from run_in_processes(jobs, min(workers or os.cpu_count() or 1, len(jobs)))
 
 
 def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Iterator[Done]:
@@ -150,7 +147,7 @@ def _take(future: Future[Row], job: Job) -> Row:
     try:
         return future.result()
     except (Exception, CancelledError) as error:
-        return job.fail(f"{type(error).__name__}: {error}")
+        return job.make_row(error=f"{type(error).__name__}: {error}")
 
 
 def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
@@ -165,7 +162,7 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
     while queue:
         suspects = yield from _run_until_death(queue, workers)
         if len(suspects) == 1:
-            yield suspects[0], suspects[0].fail(_DIED)
+            yield suspects[0], suspects[0].make_row(error=_DIED)
         elif suspects:
             yield from run_in_processes(suspects, 1)
 
@@ -197,31 +194,26 @@ def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, l
 
 def _start_worker() -> None:
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other workers
-    signal.signal(signal.SIGINT, _leave)
-
-
-def _leave(*_: Any) -> None:
     # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
-    os._exit(130)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
-# `sweep`: profiles every configuration of a grid, and goes on from a file of the rows that are there.
+# `sweep`: profiles every configuration of a grid.
 
 Watcher = Callable[[int, int, Row], None]
 """Called with how many rows are there, how many there will be, and the newest."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep; ``result`` holds the rows that were done, ``total`` says how many were asked for."""
+    """Ctrl-C during a sweep; ``result`` holds the rows that were done."""
 
     def __init__(self, result: SweepResult, total: int) -> None:
         super().__init__(f"{len(result.rows)} of {total} configurations were done")
-        self.result, self.total = result, total
+        self.result = result
 
 
 def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] = (), executor: Executor | None = None,
-          workers: int | None = None, resume: str | Path | None = None, retry_failed: bool = False,
-          progress: Watcher | None = None) -> SweepResult:
+          workers: int | None = None, progress: Watcher | None = None) -> SweepResult:
     """Profile ``target`` in every combination of the values in ``grid``: one row each, in the order of the grid.
 
     ``target`` is a TARGET text as on the command line, or a callable of no arguments that builds a module. ``grid``
@@ -234,8 +226,7 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     else on ``workers`` processes (by default one a core; 0 stays in this process). A worker builds a model once for all
     jobs that can share it. A configuration that fails is a row with its ``error``, also one that kills its process.
     Workers of Dask must run with ``distributed.worker.profile.enabled: false``: its sampling profiler holds frames, and
-    with them tensors that would be free, so that a step could be found to take a copy more. With ``resume``, rows are
-    appended to that JSONL file as they come, and those it holds are not run again (failed ones with ``retry_failed``).
+    with them tensors that would be free, so that a step could be found to take a copy more.
 
     Raises InputError, TargetError, UnknownDeviceError or MissingExtraError before any work, SweepInterrupted on Ctrl-C.
 
@@ -246,23 +237,17 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     if workers is not None and workers < 0:
         raise InputError(f"sweep(workers={workers!r}): must be 0 (this process) or a number of processes")
     jobs = list_jobs(target, grid, inputs)
-    with contextlib.ExitStack() as stack:
-        journal = None if resume is None else stack.enter_context(Journal(resume))
-        known = {} if journal is None else journal.rows
-        rows = {job: known[job.key] for job in jobs if job.key in known
-                and not (retry_failed and known[job.key].get("error") is not None)}
-        left = sorted((job for job in jobs if job not in rows), key=lambda job: str(job.model_key[1:]))
-        done = stack.enter_context(contextlib.closing(_run(left, executor, workers)))
+    rows: dict[Job, Row] = {}
+    by_model = sorted(jobs, key=lambda job: str(job.model_key[1:]))
+    with closing(_run(by_model, executor, workers)) as done:
         try:
             for job, row in done:
                 rows[job] = row
-                if journal is not None:
-                    journal.append(row)
                 if progress is not None:
                     progress(len(rows), len(jobs), row)
         except KeyboardInterrupt:
-            raise SweepInterrupted(_collect(jobs, rows), len(jobs)) from None
-    return _collect(jobs, rows)
+            raise SweepInterrupted(SweepResult(tuple(rows[job] for job in jobs if job in rows)), len(jobs)) from None
+    return SweepResult(tuple(rows[job] for job in jobs))
 
 
 def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str] = ()) -> list[Job]:
@@ -277,61 +262,3 @@ def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str]
             f"sweep(target={target!r}): must be a TARGET text, or a callable of no arguments that builds a model")
     return [Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
             for configuration in expand_grid(grid)]
-
-
-def _run(jobs: Sequence[Job], executor: Executor | None, workers: int | None) -> Generator[Done, None, None]:
-    if not jobs:
-        return
-    if executor is not None:
-        yield from run_in_executor(jobs, executor)
-    elif workers == 0:
-        for job in jobs:
-            yield job, run_job(job)
-    else:
-        yield from run_in_processes(jobs, min(workers or os.cpu_count() or 1, len(jobs)))
-
-
-def _collect(jobs: Sequence[Job], rows: Mapping[Job, Row]) -> SweepResult:
-    return SweepResult(tuple(rows[job] for job in jobs if job in rows))
-
-
-class Journal:
-    """Appends rows to ``path``, a JSON line each, while it is open; `rows` are those there before, by identity.
-
-    A last line that was cut short is dropped. Rows of other sweeps stay in the file.
-    Raises InputError for a file that holds something else.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.rows: dict[tuple[Any, ...], Row] = {}
-
-    def __enter__(self) -> Journal:
-        if not self.path.absolute().parent.is_dir():
-            raise InputError(f"{self.path}: the folder {self.path.absolute().parent} does not exist")
-        whole = self._read()
-        self._file = self.path.open("ab")
-        self._file.truncate(whole)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def append(self, row: Row) -> None:
-        """Keep a row, whatever happens next to this process."""
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
-
-    def _read(self) -> int:
-        """Fill `rows`; the result is the length of what is whole."""
-        text = self.path.read_bytes() if self.path.exists() else b""
-        whole = text.rfind(b"\n") + 1
-        for number, line in enumerate(text[:whole].splitlines(), 1):
-            try:
-                row = decode_json(line)
-                check_row(row)
-            except InputError as error:
-                raise InputError(f"{self.path}:{number}: is no row of a sweep ({error}); name another file, or take "
-                                 "the line out") from error
-            self.rows[identify(row)] = row
-        return whole
