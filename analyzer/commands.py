@@ -101,7 +101,7 @@ analyzer show net.json --report modules --format csv --output modules.csv
 analyzer show net.json --tokens 2e12 --price 2.5 --gpus 64
 """, {0: "done", 2: "the command line or the file cannot be used"}),
 
-    Command("measure", "measure a step of a model on the device at hand", "analyzer.tools.runtime.command:run_measure",
+    Command("measure", "measure a step of a model on the device at hand", "analyzer.tools.runtime.measure:run_measure",
             f"{_STEP}, place, measured steps, warm-up, convention, show, json, html", """\
 Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
 took. TARGET is as for `analyzer profile`.
@@ -170,7 +170,7 @@ analyzer check profile.json --max "peak_reserved_bytes 40GiB"                 # 
 analyzer check profile.json --against baseline.json --format markdown >> "$GITHUB_STEP_SUMMARY"
 """, {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),
 
-    Command("generate", "predict what generating tokens costs", "analyzer.tools.generation.command:run_generate",
+    Command("generate", "predict what generating tokens costs", "analyzer.tools.generation.run:run_generate",
             "target, prompt, new-tokens, sequences, autocast, device, passes, rows, format, "
             "json", """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
@@ -251,7 +251,7 @@ analyzer dryrun --world 64 --ranks 0,8,63 --cluster dgx_h100 train.py
 """, {0: "done", 1: "the script failed", 2: "the command line cannot be used",
       3: "the script would run out of memory, or does not fit on the device"}),
 
-    Command("sweep", "profile many configurations of a model", "analyzer.tools.sweep.command:run_sweep",
+    Command("sweep", "profile many configurations of a model", "analyzer.tools.sweep.run:run_sweep",
             "target, input, " + ", ".join(name for name in OPTIONS if name.endswith(" axis")) + ", out, html, "
             "workers, dask", """\
 Profiles many configurations of a model: every combination of the values given, one row each.

@@ -224,9 +224,9 @@ _OF_GENERATION = (
             name="passes"),
     _number("--rows", "rows of the table, 0 for all", 20),
     Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
-           "--max-sequences and --batches)", choices="analyzer.tools.generation.stored_cache:CACHES"),
-    Option("--cache-dtype", "of the cache, of {analyzer.tools.generation.command:CACHE_DTYPES} (default: the model's)",
-           choices="analyzer.tools.generation.command:CACHE_DTYPES", metavar="DTYPE"),
+           "--max-sequences, --batches and --cache-dtype)", choices="analyzer.tools.generation.stored_cache:CACHES"),
+    Option("--cache-dtype", "of the cache, of {analyzer.tools.generation.run:CACHE_DTYPES} (default: the model's)",
+           choices="analyzer.tools.generation.run:CACHE_DTYPES", metavar="DTYPE"),
     _number("--block-size", "tokens of a page of the cache", "analyzer.tools.generation.stored_cache:BLOCK_SIZE"),
     _switch("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits"),
     Option("--memory-share", "of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)", type=float,

@@ -6,7 +6,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,13 +20,10 @@ from analyzer.record.options import progress_part
 from analyzer.report.verdict import describe_step
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option
-from analyzer.tools.solver.plan import Plan
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
-from .variant import Change, Trial, Variant, list_changes
-
-# `advise`: profiles a step with each change that may help, and with combinations until some fit.
+from .variant import Change, Trial, Variant, change_variant, list_changes
 
 WANTED = 3          #: combinations that fit
 MOST_MISSES = 4     #: combinations that are profiled in vain before the search ends
@@ -75,8 +71,6 @@ def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | A
 
 
 class _Search:
-    """The options found so far."""
-
     def __init__(self, trial: Trial, base: Variant, found: Profile) -> None:
         self.trial, self.base, self.found = trial, base, found
         self.baseline = trial.describe(base, found)
@@ -101,7 +95,8 @@ class _Search:
             if change.axis == "batch" and any(c.axis == "batch" and o.fits for c, o in self.alone.items()):
                 continue  # larger parts fit already
             with progress_part(i / total, (i + 1) / total, change.name):
-                self._try_alone(change)
+                if (option := self._try((change,))) is not None:
+                    self.alone[change] = option
         if self.baseline.fits is not False:
             return
         if not quick:
@@ -123,8 +118,8 @@ class _Search:
             self.skipped.append((PLANNED, _describe(error)))
             return
         for plan in plans:
-            change = Change(PLANNED, "checkpointing", partial(_take_plan, plan),
-                            f"(analyzer plan --granularity {plan.granularity} --budget {plan.budget_bytes})")
+            change = change_variant(PLANNED, "checkpointing", "(analyzer plan --granularity "
+                                    f"{plan.granularity} --budget {plan.budget_bytes})", plan=plan)
             option = self._try((change,))
             if option is not None and (option.fits or plan is plans[-1]):
                 self.alone[change] = option
@@ -174,11 +169,6 @@ class _Search:
                 changes = fewer
         return changes
 
-    def _try_alone(self, change: Change) -> None:
-        option = self._try((change,))
-        if option is not None:
-            self.alone[change] = option
-
     def _try(self, changes: Sequence[Change]) -> Option | None:
         variant = self.base.make(changes)
         try:
@@ -226,10 +216,6 @@ def _rank(option: Option) -> tuple[Any, ...]:
             len(option.changes))
 
 
-def _take_plan(plan: Plan, variant: Variant) -> Variant:
-    return replace(variant, plan=plan)
-
-
 def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
     """What `Profile.advise` gives. Raises InputError for a profile that was not made by `profile` in this process."""
     request = found.request
@@ -243,8 +229,6 @@ def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
             raise InputError(f"advise(): {found.name}: the model is gone; keep it, or call analyzer.advise(model, ...)")
     return advise(**{**request, "model": model, "device": device or request["device"]})
 
-
-# ``analyzer advise``: what to change so that a step fits.
 
 def run_advise(arguments: argparse.Namespace) -> int:
     """``analyzer advise``; the result is the exit code."""

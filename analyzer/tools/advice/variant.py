@@ -25,7 +25,6 @@ from analyzer.tools.solver.plan import InfeasibleBudgetError, Plan
 from analyzer.tools.solver.solve import Planner
 from analyzer.zoo.input_spec import InputSpec
 
-# `Variant`: a model and its step with changes made, and the changes that there are to make.
 
 @dataclass(frozen=True)
 class Variant:
@@ -46,12 +45,6 @@ class Variant:
             variant = replace(change.make(variant), changes=(*variant.changes, change))
         return variant
 
-    @property
-    def flags(self) -> str:
-        """The options of the command line that make the changes; empty where one of them has none."""
-        flags = [change.flag for change in self.changes]
-        return " ".join(flags) if all(flags) else ""
-
 
 @dataclass(frozen=True)
 class Change:
@@ -64,6 +57,11 @@ class Change:
     keeps_result: bool = True
 
 
+def change_variant(name: str, axis: str, flag: str, keeps_result: bool = True, **settings: Any) -> Change:
+    """A change of some fields of a variant."""
+    return Change(name, axis, lambda variant: replace(variant, **settings), flag, keeps_result)
+
+
 def change_recipe(name: str, axis: str, flag: str, keeps_result: bool = True, **settings: Any) -> Change:
     """A change of some fields of the recipe."""
     return Change(name, axis, lambda variant: replace(variant, recipe=replace(variant.recipe, **settings)), flag,
@@ -71,6 +69,9 @@ def change_recipe(name: str, axis: str, flag: str, keeps_result: bool = True, **
 
 
 _ADAM = ("adam", "adamw", "adamw_fused")
+#: in their place: name, option, and whether the result stays
+_OPTIMIZERS = (("fused AdamW", "adamw_fused", True), ("AdamW on the host", "adamw_offloaded", True),
+               ("8-bit AdamW", "adamw8bit", False), ("SGD", "sgd", False))
 _LOSS_CHUNKS = 8
 _RANK = 16
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
@@ -85,8 +86,9 @@ def list_changes(base: Profile, variant: Variant, model: torch.nn.Module, spec: 
         if recipe.loss_chunks is None and callable(getattr(model, "get_output_embeddings", None)):
             yield change_recipe(f"loss in {_LOSS_CHUNKS} chunks", "loss", f"--loss-chunks {_LOSS_CHUNKS}",
                                 loss_chunks=_LOSS_CHUNKS)
-        if base.optimizer in _ADAM:
-            yield from _list_optimizers(base.optimizer)
+        for name, optimizer, keeps_result in _OPTIMIZERS if base.optimizer in _ADAM else ():
+            if optimizer != base.optimizer:
+                yield change_recipe(name, "optimizer", f"--optimizer {optimizer}", keeps_result, optimizer=optimizer)
     if getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager":
         yield change_recipe("SDPA attention", "attention", "--attention sdpa", attention="sdpa")
     yield from _list_precisions(variant, model, spec)
@@ -101,14 +103,6 @@ def list_changes(base: Profile, variant: Variant, model: torch.nn.Module, spec: 
     yield from _list_parts(base, variant, keeps_result=not any(isinstance(m, _BATCH_NORM) for m in model.modules()))
 
 
-def _list_optimizers(now: str) -> Iterator[Change]:
-    if now != "adamw_fused":
-        yield change_recipe("fused AdamW", "optimizer", "--optimizer adamw_fused", optimizer="adamw_fused")
-    yield change_recipe("AdamW on the host", "optimizer", "--optimizer adamw_offloaded", optimizer="adamw_offloaded")
-    yield change_recipe("8-bit AdamW", "optimizer", "--optimizer adamw8bit", False, optimizer="adamw8bit")
-    yield change_recipe("SGD", "optimizer", "--optimizer sgd", False, optimizer="sgd")
-
-
 def _list_precisions(variant: Variant, model: torch.nn.Module, spec: DeviceSpec) -> Iterator[Change]:
     """Formats of 16 bits: bfloat16; where the device lacks it float16, under autocast alone, which keeps parameters in
     float32: gradients in float16 underflow (PyTorch's notes on amp, "Gradient Scaling").
@@ -119,8 +113,7 @@ def _list_precisions(variant: Variant, model: torch.nn.Module, spec: DeviceSpec)
     has_bfloat16 = rates.bf16 is not None or rates.fp16 is None
     name, dtype = ("bf16", torch.bfloat16) if has_bfloat16 else ("fp16", torch.float16)
     if variant.autocast is None:
-        yield Change(f"autocast {name}", "precision", lambda v: replace(v, autocast=dtype), f"--autocast {name}",
-                     keeps_result=False)
+        yield change_variant(f"autocast {name}", "precision", f"--autocast {name}", False, autocast=dtype)
     if variant.recipe.dtype is None and has_bfloat16:
         yield change_recipe("bf16 parameters", "precision", "--dtype bf16", False, dtype=torch.bfloat16)
 
@@ -139,7 +132,7 @@ def _list_parts(base: Profile, variant: Variant, keeps_result: bool) -> Iterator
             name, flag = f"{parts} micro-batches of {size}", f"--accumulate {parts} {_write_inputs(base, size)}"
         else:
             name, flag = f"{parts} passes of {size}", _write_inputs(base, size)
-        yield Change(name, "batch", partial(_split, parts), flag, keeps_result or base.mode == "infer")
+        yield change_variant(name, "batch", flag, keeps_result or base.mode == "infer", parts=parts)
         parts *= 2
 
 
@@ -150,10 +143,6 @@ def _write_inputs(base: Profile, size: int) -> str:
     specs = [InputSpec(name, getattr(torch, tensor.dtype), tuple(tensor.shape)) for name, tensor in base.inputs.items()]
     return " ".join([f"--input {spec.resize('batch', size) if spec.shape[:1] == (base.batch_size,) else spec}"
                      for spec in specs])
-
-
-def _split(parts: int, variant: Variant) -> Variant:
-    return replace(variant, parts=parts)
 
 
 def fit_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int | None, variant: Variant,
@@ -261,9 +250,11 @@ class Trial:
         """What a profile says of a variant."""
         verdict = judge(found, self.spec, is_brief=True)
         assert verdict is not None  # the profile has a device
+        flags = [change.flag for change in variant.changes]
         return Option(tuple([change.name for change in variant.changes]), verdict.fits, verdict.needed_bytes,
                       found.peak_allocated_bytes, self._count_seconds(variant, found),
-                      all(change.keeps_result for change in variant.changes), variant.flags)
+                      all(change.keeps_result for change in variant.changes),
+                      " ".join(flags) if all(flags) else "")
 
     def _count_seconds(self, variant: Variant, found: Profile) -> float | None:
         if variant.recipe.optimizer == "adamw_offloaded":

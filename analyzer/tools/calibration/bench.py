@@ -135,7 +135,7 @@ def time_device_call(call: str, device: torch.device, budget_seconds: float, clo
     if call == "synchronize":
         return fastest(lambda _: torch.cuda.synchronize(device), budget_seconds, clock)
 
-    def run(_: None) -> None:
+    def run(_: object) -> None:
         for _ in range(_CALLS):
             x.add_(1.0)
 

@@ -1,12 +1,14 @@
-"""`calibrate`: the device at hand as a `DeviceSpec`, and its command."""
+"""`calibrate`: the device at hand as a `DeviceSpec`, with figures and constants fitted to measured points."""
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import datetime
+import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,219 @@ from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
 from analyzer.hardware.device_file import encode_device, is_device_file
 from analyzer.hardware.device_spec import DeviceSpec
-from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.hardware.kernel_time.collective import host_copy_time
+from analyzer.hardware.kernel_time.convolution import convolution_time
+from analyzer.hardware.kernel_time.estimate import KernelTime, find_constants
+from analyzer.hardware.kernel_time.matmul import matmul_time
+from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import format_device
 from analyzer.output import check_output, write_output
 from analyzer.record.options import report_progress
 
-from .bench import Bench, TorchBench, list_points
-from .fit import Timed, find_figures, find_host, fit_constants, leave_calls_out
+from .bench import Bench, Point, TorchBench, list_points
+
+# The families of kernel models that a measurement can set: what predicts a point, and which constants may move.
+
+#: Constants that a measurement moves, by what stands after the last dot of their names: reached parts of rates and
+#: bandwidth, and what each kernel or tile costs. How tiles are cut and how work overlaps stays as fitted.
+MOVED = {
+    "memory_bound": ("hbm_fraction", "gddr_fraction", "floor_seconds"),
+    "matmul": ("peak_share", "bandwidth_share", "floor_seconds", "k_seconds", "wave_seconds", "joules_scale"),
+    "attention": ("mma", "memory", "floor", "tile"),
+    "convolution": ("cuda_core_efficiency", "winograd_efficiency", "half_efficiency", "tf32_efficiency",
+                    "memory_efficiency", "kernel_seconds"),
+    "host_copy": ("pinned_to_device_share", "pinned_from_device_share", "pageable_to_device_bandwidth",
+                  "pageable_from_device_bandwidth", "latency_seconds")}
+
+
+def predict(point: Point, device: DeviceSpec) -> KernelTime | None:
+    """What the model of its family predicts for a point, None where there is none or a figure is unknown."""
+    sizes: Any = point.sizes
+    if point.family == "memory_bound":
+        return stream_time(sizes["nbytes"], device)
+    if point.family == "matmul":
+        dtype, allows = _read_format(sizes["dtype"])
+        return matmul_time(1, sizes["m"], sizes["n"], sizes["k"], dtype, device, allow_tf32=allows)
+    if point.family == "host_copy":
+        return host_copy_time(sizes["nbytes"], device, pinned=sizes["pinned"], to_device=sizes["way"] == "to_device")
+    if point.family == "attention":
+        return attention_time(
+            sizes["kernel"], sizes["batch"], sizes["heads"], sizes["heads"], sizes["q_len"], sizes["kv_len"],
+            sizes["head_dim"], sizes["head_dim"], "bfloat16", device, causal=sizes["causal"])
+    if point.family == "convolution":
+        dtype, allows = _read_format(sizes["dtype"])
+        side, kernel = (sizes["size"], ) * 2, (sizes["kernel_size"], ) * 2
+        return convolution_time("forward", sizes["batch"], sizes["in_channels"], sizes["out_channels"], side, side,
+                                kernel, 1, dtype, device, stride=(1, 1), dilation=(1, 1), allow_tf32=allows,
+                                channels_last=False)
+    return None
+
+
+def _read_format(name: str) -> tuple[str, bool]:
+    return ("float32", True) if name == "tf32" else (name, False)
+
+
+# Measured points become figures and constants of a device.
+
+Timed = tuple[Point, float]
+
+_SWEEPS, _STEPS = 4, 16               # over a group's constants; narrowings for each
+_REACH = 8.0                          # how many times smaller or larger one may become
+_PARTS = ("_fraction", "_share")      # ends of names: of a whole, so 1 at most
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_FEWEST = 5                           # points that tell of a spread
+_NARROWEST = 0.03
+_RATES = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def find_figures(points: Sequence[Timed]) -> dict[str, float]:
+    """The best that was reached, by figure: bytes/s of streams and copies, FLOP/s of products, seconds of a launch."""
+    figures: dict[str, float] = defaultdict(float)
+    largest = max((point.sizes["nbytes"] for point, _ in points if point.family == "memory_bound"), default=0)
+    for point, seconds in points:
+        if point.family == "memory_bound" and 2 * point.sizes["nbytes"] > largest:  # beyond the caches
+            figures["memory_bandwidth"] = max(figures["memory_bandwidth"], point.sizes["nbytes"] / seconds)
+        elif point.family == "host_copy" and point.sizes["pinned"]:
+            figures["pcie_bandwidth"] = max(figures["pcie_bandwidth"], point.sizes["nbytes"] / seconds)
+        elif point.family == "matmul":
+            name = f"flops_per_second.{_RATES[point.sizes['dtype']]}"
+            flops = 2 * math.prod(point.sizes[size] for size in "mnk")
+            figures[name] = max(figures[name], flops / seconds)
+    calls = {point.sizes["call"]: seconds for point, seconds in points if point.family == "host"}
+    launch = calls.get("call", calls.get("forward"))
+    if launch is not None:
+        figures["launch_seconds"] = launch
+    return dict(figures)
+
+
+def find_host(points: Sequence[Timed]) -> dict[str, float]:
+    """The constants of the family ``host``: differences of what was timed, each at least a nanosecond."""
+    calls = {point.sizes["call"]: seconds for point, seconds in points if point.family == "host"}
+    forward = calls.get("forward", 0.0)
+    found = {f"{call}_seconds": seconds for call, seconds in calls.items() if call not in ("call", "floor")}
+    if "gradient" in calls:
+        found["gradient_seconds"] -= forward
+    if "call" in calls:
+        found["launch_seconds"] = calls["call"] - forward
+    return {name: max(seconds, 1e-9) for name, seconds in found.items()}
+
+
+def leave_calls_out(points: Sequence[Timed]) -> list[Timed]:
+    """The points as their kernels alone take, on a host that runs them itself: without Python and the dispatcher."""
+    call = next((seconds for point, seconds in points if point.sizes.get("call") == "forward"), 0.0)
+    return [(point, seconds if point.family == "host" else max(seconds - call, 0.1 * seconds))
+            for point, seconds in points]
+
+
+def fit_constants(device: DeviceSpec, points: Sequence[Timed]) -> dict[str, dict[str, float]]:
+    """Constants by family with which the models give the measured times of ``points``, and the spread about them.
+
+    Points that take the same constants are fitted together: the mean of ``|log(predicted / measured)|`` over them, one
+    constant after the other by golden section, between an eighth and eight times what it was, a part of a
+    whole up to all of it. Families whose models predict none of the points are left out.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for family, moved in MOVED.items():
+        timed = [pair for pair in points if pair[0].family == family and predict(pair[0], device) is not None]
+        if not timed:
+            continue
+        known, constants = find_constants(family, device), found.setdefault(family, {})
+        for names, group in _group(device, family, timed, [name for name in known if _last(name) in moved]).items():
+            start = {name: known[name] for name in names}
+            constants.update(_fit_group(_with(device, family, constants), family, start, group))
+        constants.update(_find_spreads(_with(device, family, constants), family, timed))
+    return found
+
+
+def _group(device: DeviceSpec, family: str, points: Sequence[Timed], names: Sequence[str]
+           ) -> dict[tuple[str, ...], list[Timed]]:
+    """The points by those of the constants ``names`` that their times depend on, where they depend on one."""
+    known = find_constants(family, device)
+    moved = {name: _with(device, family, {name: 1.5 * known[name]}) for name in names if known[name] > 0}
+    depends: dict[Point, tuple[str, ...]] = {}
+    families: dict[frozenset[str], set[str]] = defaultdict(set)
+    for point, _ in points:
+        time = predict(point, device)
+        depends[point] = tuple([name for name, other in moved.items() if predict(point, other) != time])
+        families[_prefixes(depends[point])] |= set(depends[point])
+    groups: dict[tuple[str, ...], list[Timed]] = defaultdict(list)
+    for point, seconds in points:
+        if depends[point]:
+            groups[tuple(sorted(families[_prefixes(depends[point])]))].append((point, seconds))
+    return groups
+
+
+def _prefixes(names: Sequence[str]) -> frozenset[str]:
+    return frozenset(name.removesuffix(_last(name)) for name in names)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _fit_group(device: DeviceSpec, family: str, start: Mapping[str, float], group: Sequence[Timed]) -> dict[str, float]:
+    constants = dict(start)
+
+    def error_with(name: str, value: float) -> float:
+        return _find_error(_with(device, family, {**constants, name: value}), group)
+
+    best = _find_error(_with(device, family, constants), group)
+    for _ in range(_SWEEPS):
+        for name, first in start.items():
+            most = max(1.0, first) if name.endswith(_PARTS) else first * _REACH
+            low, high = math.log(first / _REACH), math.log(most)
+            log_value = _minimize(lambda x, name=name: error_with(name, math.exp(x)), low, high)  # type: ignore[misc]
+            value = float(f"{math.exp(log_value):.4g}")
+            error = error_with(name, value)
+            if error < best * (1 - 1e-6):
+                best, constants[name] = error, value
+    return constants
+
+
+def _minimize(error: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of one dip is least between two places, by golden section."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = error(left), error(right)
+    for _ in range(_STEPS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = error(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = error(right)
+    return left if at_left <= at_right else right
+
+
+def _with(device: DeviceSpec, family: str, constants: Mapping[str, float]) -> DeviceSpec:
+    own = {**device.calibration.get(family, {}), **constants}
+    return dataclasses.replace(device, calibration={**device.calibration, family: own})
+
+
+def _misses(device: DeviceSpec, group: Sequence[Timed]) -> list[float]:
+    times = [(predict(point, device), seconds) for point, seconds in group]
+    return [abs(math.log(time.seconds / seconds)) for time, seconds in times if time is not None]
+
+
+def _find_error(device: DeviceSpec, group: Sequence[Timed]) -> float:
+    misses = _misses(device, group)
+    return sum(misses) / len(misses) if misses else math.inf
+
+
+def _find_spreads(device: DeviceSpec, family: str, points: Sequence[Timed]) -> dict[str, float]:
+    """Those of the family's spreads that enough points take: half of the width that holds nine in ten of them."""
+    found = {}
+    for name, known in find_constants(family, device).items():
+        if name.endswith("spread"):
+            other = _with(device, family, {name: 1.5 * known})
+            misses = sorted(_misses(device, [pair for pair in points
+                                             if predict(pair[0], other) != predict(pair[0], device)]))
+            if len(misses) >= _FEWEST:
+                found[name] = max(_NARROWEST, round(math.expm1(misses[math.ceil(0.9 * len(misses)) - 1]), 4))
+    return found
+
 
 _NOTHING = 1e-9  # seconds
 #: Constants of a device whose figures are what it reached, not what a data sheet promises.

@@ -4,7 +4,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -17,8 +17,6 @@ from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.saved_format import decode_json
-
-from .host_clock import Make
 
 # Checkpoints of safetensors under a dry run: of a file that is read the header tells the shapes, none is written.
 
@@ -125,13 +123,10 @@ def read_headers_alone() -> Iterator[Undo]:
     import safetensors.torch
 
     opened = safetensors.safe_open
-    yield replace_everywhere(opened, simulated_class(opened, HeaderOnly, _reads_header))
+    yield _replace_everywhere(opened, simulated_class(
+        opened, HeaderOnly, lambda filename, framework, *_, **__: current() is not None and framework in _FRAMEWORKS))
     for original, name in ((safetensors.torch.save_file, "save_file"), (safetensors.torch.save_model, "save_model")):
-        yield replace_everywhere(original, _writing_nothing(original, name))
-
-
-def _reads_header(filename: Any, framework: str, *args: Any, **kwargs: Any) -> bool:
-    return current() is not None and framework in _FRAMEWORKS
+        yield _replace_everywhere(original, _writing_nothing(original, name))
 
 
 def _writing_nothing(original: Any, name: str) -> Any:
@@ -145,7 +140,7 @@ def _writing_nothing(original: Any, name: str) -> Any:
     return save
 
 
-def replace_everywhere(original: Any, instead: Any) -> Undo:
+def _replace_everywhere(original: Any, instead: Any) -> Undo:
     """Put ``instead`` in the place of ``original`` in every module that imported it by name; modules that import it
     while it is replaced are put right too by what undoes it.
     """
@@ -167,13 +162,8 @@ def _exchange(old: Any, new: Any) -> None:
 _PACKAGE = "torch.distributed.checkpoint"
 
 
-def replace_checkpoints() -> Mapping[str, Make]:
-    """What to replace in which module."""
-    return {f"{_PACKAGE}.filesystem": _write_nowhere, f"{_PACKAGE}.default_planner": _accept_plan,
-            f"{_PACKAGE}.state_dict_saver": _save_in_thread, f"{_PACKAGE}._state_dict_stager": _stage_on_host}
-
-
-def _write_nowhere() -> Iterable[Undo]:
+def write_nowhere() -> Iterator[Undo]:
+    """Replace how files are written."""
     kind = sys.modules[f"{_PACKAGE}.filesystem"].FileSystem
     yield answer(kind, "create_stream", _create_stream, passes_original=True)
     for name in ("mkdir", "rename", "rm_file"):
@@ -192,17 +182,8 @@ def _create_stream(original: Any, system: Any, path: Any, mode: str) -> Abstract
     return tempfile.TemporaryFile(mode)
 
 
-def _accept_plan() -> Iterator[Undo]:
-    """The plan of all ranks is made of this one's: parts of the others are missing in it."""
-    yield answer(sys.modules[f"{_PACKAGE}.default_planner"], "_validate_global_plan", lambda plan, metadata: [])
-
-
-def _stage_on_host() -> Iterator[Undo]:
-    """``StateDictStager``, which copies storages to the host, where it keeps them from one save to the next."""
-    yield answer(sys.modules[f"{_PACKAGE}._state_dict_stager"].StateDictStager, "_offload_tensor", _offload)
-
-
 def _offload(stager: Any, x: Any, memo: dict[int, Any], non_blocking: bool = False) -> Any:
+    """``StateDictStager`` copies storages to the host, where it keeps them from one save to the next."""
     if is_around_tensors(x):
         names, context = x.__tensor_flatten__()
         parts = {name: _offload(stager, part, memo, non_blocking) if isinstance(part := getattr(x, name), torch.Tensor)
@@ -217,8 +198,11 @@ def _offload(stager: Any, x: Any, memo: dict[int, Any], non_blocking: bool = Fal
     return copied
 
 
-def _save_in_thread() -> Iterator[Undo]:
-    """A process that uploads would wait for those of other ranks."""
-    module = sys.modules[f"{_PACKAGE}.state_dict_saver"]
-    in_thread = vars(module)["_ThreadBasedAsyncCheckpointExecutor"]
-    yield answer(module, "_ProcessBasedAsyncCheckpointExecutor", lambda: in_thread())
+#: What to answer instead of functions of modules, by their places in these.
+SAVES: dict[str, dict[str, Callable[..., Any]]] = {
+    # the plan of all ranks is made of this one's: parts of the others are missing in it
+    f"{_PACKAGE}.default_planner": {"_validate_global_plan": lambda plan, metadata: []},
+    f"{_PACKAGE}._state_dict_stager": {"StateDictStager._offload_tensor": _offload},
+    # a process that uploads would wait for those of other ranks
+    f"{_PACKAGE}.state_dict_saver": {"_ProcessBasedAsyncCheckpointExecutor": lambda: vars(
+        sys.modules[f"{_PACKAGE}.state_dict_saver"])["_ThreadBasedAsyncCheckpointExecutor"]()}}

@@ -57,7 +57,6 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
 
 
 def _print_profile(found: Profile, shown: list[str], has_failed: bool) -> int:
-    """Its reports and the verdict; the exit code."""
     print(f"\n{make_text(found, shown)}")
     code = end_with_verdict(found.verdict, is_told="screen" in shown)
     return 3 if found.out_of_memory is not None else 1 if has_failed else code
@@ -70,7 +69,7 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
     run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
                         devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
                         device=arguments.device, steps=arguments.steps)
-    failed, rank = run.failed_rank, run.deciding_rank
+    failed, rank = run.failed_rank, run.table.deciding_rank
     found = None if rank is None else run.table.profiles[rank]
     if failed is not None:
         print(f"rank {failed}:\n{run.results[failed].error}", end="", file=sys.stderr)

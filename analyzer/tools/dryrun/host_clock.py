@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,6 @@ from analyzer.cuda.sdp_choice import simulated_capability
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.profilers.latency import call_seconds
-from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.units import add_quantities
 
@@ -53,12 +53,10 @@ class PredictedTimer:
 
     def seconds(self, start: int, end: int) -> float | None:
         """From one mark to another, 0 where that is earlier; None where the time of an operator is not known."""
-        return add_quantities([call_seconds(call, self.spec) for call in self.log.calls[start:end]
-                               if self._is_on_device(call)])
-
-    def _is_on_device(self, call: OpCall) -> bool:
-        kind = self.spec.kind
-        return any(spec.device.startswith(kind) for spec in (*call.signature.outputs, *call.signature.inputs))
+        return add_quantities([
+            call_seconds(call, self.spec) for call in self.log.calls[start:end]
+            if any(tensor.device.startswith(self.spec.kind)
+                   for tensor in (*call.signature.outputs, *call.signature.inputs))])
 
     def describe(self) -> str:
         """What the seconds are."""
@@ -69,19 +67,10 @@ class PredictedTimer:
 
 _LEAST = {"is_sm_at_least_89": (8, 9), "is_sm_at_least_90": (9, 0), "is_sm_at_least_100": (10, 0)}
 
-
-def answer_for_capability() -> Iterator[Undo]:
-    """Replace the questions in ``torchao.utils``, which must be imported; each result undoes one replacement."""
-    utils = sys.modules["torchao.utils"]
-    for name, least in _LEAST.items():
-        if hasattr(utils, name):  # versions differ
-            yield answer(utils, name, _is_at_least(least))
-    if hasattr(utils, "is_sm_version"):
-        yield answer(utils, "is_sm_version", lambda major, minor: simulated_capability() == (major, minor))
-
-
-def _is_at_least(least: tuple[int, int]) -> Callable[[], bool]:
-    return lambda: simulated_capability() >= least
+#: What to answer instead of functions of modules, by their places in these.
+CAPABILITIES: dict[str, dict[str, Callable[..., Any]]] = {"torchao.utils": {
+    **{name: partial(lambda least: simulated_capability() >= least, least) for name, least in _LEAST.items()},
+    "is_sm_version": lambda major, minor: simulated_capability() == (major, minor)}}
 
 
 # What to install where a script failed for want of a package.
@@ -91,29 +80,33 @@ _OF_EXTRA = ("accelerate", "bitsandbytes", "datasets", "lightning", "peft", "tor
 
 def advise_install(error: BaseException) -> str | None:
     """A sentence where ``error``, or what led to it, says that a package of the extra ``scripts`` is missing."""
-    for one in _chain(error):
-        if isinstance(one, ImportError):
-            for name in _OF_EXTRA:
-                if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
-                    return (f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]' has what scripts "
-                            f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
-    return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
         one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [one.__context__, one.__cause__]
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        waiting += [one.__context__, one.__cause__]
+        for name in _OF_EXTRA if isinstance(one, ImportError) else ():
+            if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
+                return (f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]' has what scripts "
+                        f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
+    return None
 
 
 # Replacements in modules that are not imported yet: made as soon as a script imports them.
 
 Make = Callable[[], Iterable[Undo]]
+
+
+def answer_each(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
+    """Answer instead of functions of a module, which must be imported; each result undoes one replacement."""
+    for place, instead in answers.items():
+        *path, name = place.split(".")
+        owner = reduce(getattr, path, sys.modules[module])
+        if hasattr(owner, name):  # versions differ
+            yield answer(owner, name, instead)
 
 
 class _Finder:
@@ -133,31 +126,15 @@ class _Finder:
         finally:
             self._searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, lambda: self._make(name))  # type: ignore[assignment]
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                for undo in self._makers[name]() if module.__name__ == name else ():
+                    self._undo.callback(undo)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-    def _make(self, name: str) -> None:
-        for undo in self._makers[name]():
-            self._undo.callback(undo)
-
-
-class _Loader:
-    """A module's own loader, and what is done when it is through."""
-
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the module's own loader."""
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As the module's own loader, then the replacements."""
-        self._loader.exec_module(module)
-        self._then()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 @contextmanager

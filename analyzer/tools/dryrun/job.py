@@ -6,7 +6,7 @@ import pickle  # nosec B403 # of what this program wrote to a folder of its own
 import subprocess  # nosec B404 # Python runs this program again
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,18 +16,16 @@ from typing import Any
 from analyzer.distributed.world_state import WorldSpec
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
-from analyzer.parallel.rank_row import RankRow, describe_rank
+from analyzer.parallel.rank_row import describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.profilers.collective import POINT_TO_POINT
-from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
 
 from .script import check_script
 
 # A rank of a job in a process of its own. Libraries keep what they were told of a world for as long as a process lives
 # (Accelerate's ``AcceleratorState``, Megatron's ``parallel_state``, caches of meshes), so two ranks in one process
-# would
-# not be what ``torchrun`` starts.
+# would not be what ``torchrun`` starts.
 
 _RUN = "from analyzer.tools.dryrun.job import run_job; run_job(sys.argv[1])"
 _LOG_LINES = 40  # of what a rank that died printed
@@ -42,7 +40,6 @@ class RankJob:
     world: WorldSpec
     device: DeviceSpec
     steps: int = 3
-    options: ProfileOptions | None = None
     mail: dict[int, Any] = field(default_factory=dict)  #: what pipeline stages before this rank's were sent
 
 
@@ -106,8 +103,7 @@ def run_job(folder: str) -> None:
     result = Path(folder) / "result.pickle"
     with mail_kept() as mail:
         mail.update(job.mail)
-        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, options=job.options,
-                      world=World(job.world))
+        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world))
     sent = {stage: meta for stage, meta in mail.items() if stage not in job.mail}
     sys.stdout.flush()
     whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
@@ -117,7 +113,6 @@ def run_job(folder: str) -> None:
 # `dry_run_ranks`: a script as several ranks of a job, each as ``torchrun`` would start it, and their table.
 
 FIRST, LAST, USUAL, STAGE, ASKED = "first", "last", "neither first nor last", "other pipeline stage", "asked for"
-#: kinds of messages between single ranks: those at the other end hold another part of the model
 _MOST_STAGES = 64
 
 
@@ -129,11 +124,6 @@ class JobDryRun:
     results: dict[int, RankResult]
 
     @property
-    def deciding_rank(self) -> int | None:
-        """The first rank that ran out of memory, else the one that needs most; None where one's need is unknown."""
-        return self.table.deciding_rank
-
-    @property
     def failed_rank(self) -> int | None:
         """The first rank that failed."""
         return next((rank for rank, result in sorted(self.results.items()) if result.error), None)
@@ -141,8 +131,7 @@ class JobDryRun:
 
 def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: int, ranks: Iterable[int] | None = None,
                   devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,
-                  device: str | DeviceSpec = "h200", steps: int = 3,
-                  options: ProfileOptions | None = None) -> JobDryRun:
+                  device: str | DeviceSpec = "h200", steps: int = 3) -> JobDryRun:
     """`dry_run` of ``script`` as ``ranks`` of a job of ``size``, each in a process of its own, two or more at once.
 
     By default the ranks are chosen: the first, the last, one of each further pipeline stage (a rank that the first one
@@ -152,7 +141,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     """
     path = check_script(script, steps).absolute()
     spec = WorldSpec.of(size, 0, devices_per_host, cluster)
-    job = RankJob(path, tuple(arguments), spec, find_device(device), steps, options)
+    job = RankJob(path, tuple(arguments), spec, find_device(device), steps)
     if ranks is not None:
         reasons = dict.fromkeys([replace(spec, rank=rank).rank for rank in ranks], ASKED)
         if not reasons:
@@ -163,9 +152,14 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     taken = {rank: r.profile for rank, r in sorted(results.items())
              if r.profile is not None and (not r.error or r.steps)}
     failed = tuple([f"rank {rank} failed: {_shorten(r.error)}" for rank, r in results.items() if r.error])
-    rows = tuple(_list_kinds(taken, reasons))
-    return JobDryRun(RankTable(size, rows, assumptions=(*failed, _describe_alike(size, rows, taken)),
-                               profiles=taken), results)
+    kinds: dict[object, list[int]] = {}  # ranks of equal figures
+    for rank, profile in taken.items():
+        kinds.setdefault(figures(profile), []).append(rank)
+    rows = tuple(describe_rank(taken[alike[0]], alike[0], tuple(alike), ", ".join(dict.fromkeys(
+        [reasons[rank] for rank in alike]))) for alike in kinds.values())
+    ran = f"{len(taken)} of {size} ranks were run" + (
+        ", which are alike" if len(rows) == 1 and len(taken) > 1 else "")
+    return JobDryRun(RankTable(size, rows, assumptions=(*failed, ran), profiles=taken), results)
 
 
 def _run_chosen(job: RankJob) -> tuple[dict[int, str], dict[int, RankResult]]:
@@ -203,22 +197,6 @@ def figures(profile: Profile) -> object:
     return replace(describe_rank(profile, 0, (0,), ""), step_seconds=None), profile.out_of_memory
 
 
-def _list_kinds(profiles: Mapping[int, Profile], reasons: Mapping[int, str]) -> Iterator[RankRow]:
-    """A row for ranks of equal figures, by the first of them."""
-    kinds: dict[object, list[int]] = {}
-    for rank, profile in profiles.items():
-        kinds.setdefault(figures(profile), []).append(rank)
-    for ranks in kinds.values():
-        words = dict.fromkeys([reasons[rank] for rank in ranks])
-        yield describe_rank(profiles[ranks[0]], ranks[0], tuple(ranks), ", ".join(words))
-
-
-def _describe_alike(size: int, rows: Sequence[RankRow], profiles: Mapping[int, Profile]) -> str:
-    """What was run of how many."""
-    ran = f"{len(profiles)} of {size} ranks were run"
-    return f"{ran}, which are alike" if len(rows) == 1 and len(profiles) > 1 else ran
-
-
 def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: int | None) -> dict[int, RankResult]:
     """The results of ranks, as many at once as there are cores; in turn where stages leave each other mail."""
     results: dict[int, RankResult] = {}
@@ -236,6 +214,5 @@ def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: 
 
 
 def _shorten(error: str) -> str:
-    """The last line of a traceback."""
     lines = [line for line in error.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "took no step"

@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,14 @@ from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 
-from .host_clock import Make
-
 # What libraries do so that all ranks agree, or to see that they do: they are taken to, as no other rank runs.
+# Accelerate broadcasts the states of random generators, which have no data; ZeRO-3 compares lists of numbers with those
+# that rank 0 broadcasts, in the first passes.
 
-_RANDOM, _ZERO = "accelerate.utils.random", "deepspeed.runtime.zero.utils"
-
-
-def replace_agreements() -> Mapping[str, Make]:
-    """What to replace in which module."""
-    return {_RANDOM: _keep_states, _ZERO: _trust_lists}
-
-
-def _keep_states() -> Iterator[Undo]:
-    """Accelerate broadcasts the states of random generators, which have no data."""
-    yield answer(sys.modules[_RANDOM], "synchronize_rng_state",
-                 lambda *args, **kwargs: _assume("Accelerate's broadcasts of random generators' states were left out"))
-
-
-def _trust_lists() -> Iterator[Undo]:
-    """ZeRO-3 compares lists of numbers with those that rank 0 broadcasts, in the first passes."""
-    for name in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
-        if hasattr(sys.modules[_ZERO], name):  # versions differ
-            yield answer(sys.modules[_ZERO], name,
-                         lambda *args, **kwargs: _assume("DeepSpeed's comparisons with rank 0 were left out"))
+_TAKEN = {"accelerate.utils.random": ("Accelerate's broadcasts of random generators' states were left out",
+                                      "synchronize_rng_state"),
+          "deepspeed.runtime.zero.utils": ("DeepSpeed's comparisons with rank 0 were left out",
+                                           "assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")}
 
 
 def _assume(text: str) -> Any:
@@ -51,28 +36,18 @@ def _assume(text: str) -> Any:
 
 # Launchers inside a script: of the processes that they would start, the rank of the world runs, in this one.
 
-_LAUNCHER = "torch.distributed.launcher.api"
-
-
-def replace_launchers() -> Mapping[str, Make]:
-    """What to replace in which module."""
-    return {_LAUNCHER: _launch_agent}
-
-
 def run_one_process() -> Iterator[Undo]:
     """Replace what starts processes or waits for them; each result undoes one replacement."""
     for owner in (dist, c10d):
         yield answer(owner, "init_process_group", _init, passes_original=True)
-    modules = [torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]]
-    for owner in modules:
+    for owner in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in ("spawn", "start_processes"):
             if callable(getattr(owner, name, None)):
                 yield answer(owner, name, _spawn)
 
 
 def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
-    spec = _world_of(f"torch.multiprocessing.spawn(nprocs={nprocs})", nprocs)
-    _check_size("torch.multiprocessing.spawn", nprocs, spec)
+    spec = _find_world("torch.multiprocessing.spawn", nprocs, nprocs, f"(nprocs={nprocs})")
     fn(spec.local_rank if nprocs == spec.local_size else spec.rank, *args)
     return None if join else _Joined()
 
@@ -99,15 +74,10 @@ class _Joined:
         return []
 
 
-def _launch_agent() -> Iterator[Undo]:
-    yield answer(sys.modules[_LAUNCHER], "launch_agent", _launch)
-
-
 def _launch(config: Any, entrypoint: Any, args: list[Any], **_: Any) -> dict[int, Any]:
     """``torch.distributed.run``: a function or a command, of which a Python script runs in this process."""
     name = "torch.distributed.run"
-    spec = _world_of(name, config.max_nodes * config.nproc_per_node)
-    _check_size(name, config.nproc_per_node, spec)
+    spec = _find_world(name, config.max_nodes * config.nproc_per_node, config.nproc_per_node)
     os.environ.update(spec.environment())
     if callable(entrypoint):
         return {spec.local_rank: entrypoint(*args)}
@@ -124,15 +94,19 @@ def _launch(config: Any, entrypoint: Any, args: list[Any], **_: Any) -> dict[int
     return {}
 
 
-def _world_of(name: str, ranks: int) -> WorldSpec:
+def _find_world(name: str, ranks: int, processes: int, call: str = "") -> WorldSpec:
+    """The world in place of the one of so many ranks that a launcher would start, in so many processes on a host."""
     spec = current_world()
     if spec is None:
-        raise InputError(f"{name} starts the {ranks} ranks of a job: add --world {ranks} to run one of them")
+        raise InputError(f"{name}{call} starts the {ranks} ranks of a job: add --world {ranks} to run one of them")
+    if processes not in (spec.local_size, spec.size):
+        _assume(f"{name} would start {processes} processes on a host; the job that was asked for has "
+                f"{spec.local_size} on each and {spec.size} in all, of which rank {spec.rank} ran")
     return spec
 
 
-def _check_size(name: str, processes: int, spec: WorldSpec) -> None:
-    state = current()
-    if processes not in (spec.local_size, spec.size) and state is not None:
-        state.assume(f"{name} would start {processes} processes on a host; the job that was asked for has "
-                     f"{spec.local_size} on each and {spec.size} in all, of which rank {spec.rank} ran")
+#: What to answer instead of functions of modules, by their places in these.
+LAUNCHES: dict[str, dict[str, Callable[..., Any]]] = {
+    "torch.distributed.launcher.api": {"launch_agent": _launch},
+    **{module: dict.fromkeys(names, partial(lambda text, *_, **__: _assume(text), text))
+       for module, (text, *names) in _TAKEN.items()}}

@@ -21,15 +21,15 @@ from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.replacement import answer
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
-from .checkpoint import read_headers_alone, replace_checkpoints
-from .host_clock import TIMERS, answer_for_capability, replaced_once_imported
-from .launch import replace_agreements, replace_launchers, run_one_process
+from .checkpoint import SAVES, read_headers_alone, write_nowhere
+from .host_clock import CAPABILITIES, TIMERS, answer_each, replaced_once_imported
+from .launch import LAUNCHES, run_one_process
 
 # Threads that a script starts run under the mode too: weights are loaded, and texts generated, in threads. What the
 # books of the simulated memory are told comes from one thread at a time.
@@ -47,12 +47,6 @@ class _Pool(threading.local):
 _pool = _Pool()
 
 
-def follow_into_threads() -> Iterator[Undo]:
-    """Replace what starts threads; each result undoes one replacement."""
-    yield replace(threading.Thread, "start", _starting)
-    yield replace(ThreadPoolExecutor, "submit", _submitting)
-
-
 def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` under the mode of this thread, for another one."""
     spec, world = simulated_spec(), current_world()
@@ -65,48 +59,45 @@ def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., An
     return run
 
 
-def _starting(original: Any) -> Any:
-    def start(thread: threading.Thread) -> None:
-        state = current()
-        if state is not None and not _pool.starts_worker:
-            thread.run = _joining(state, thread.run)  # type: ignore[method-assign]
-        original(thread)
-
-    return start
+def _start_thread(original: Any, thread: threading.Thread) -> None:
+    state = current()
+    if state is not None and not _pool.starts_worker:
+        thread.run = _joining(state, thread.run)  # type: ignore[method-assign]
+    original(thread)
 
 
-def _submitting(original: Any) -> Any:
-    def submit(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        state = current()
-        if state is None:
-            return original(pool, function, *args, **kwargs)  # type: ignore[no-any-return]
-        before, _pool.starts_worker = _pool.starts_worker, True
-        try:
-            future: Future[Any] = original(pool, _joining(state, function), *args, **kwargs)
-        finally:
-            _pool.starts_worker = before
-        wait([future], TURN_SECONDS)
-        return future
-
-    return submit
+def _submit(original: Any, pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any,
+            **kwargs: Any) -> Future[Any]:
+    state = current()
+    assert state is not None
+    before, _pool.starts_worker = _pool.starts_worker, True
+    try:
+        future: Future[Any] = original(pool, _joining(state, function), *args, **kwargs)
+    finally:
+        _pool.starts_worker = before
+    wait([future], TURN_SECONDS)
+    return future
 
 
 # What a dry run replaces besides the mode: what would need data or other processes, or leave a trace.
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
-_NOT_FINITE = ("isnan", "isinf", "isposinf", "isneginf")
 
 
 @contextmanager
 def scripted() -> Iterator[None]:
     """Replace them for the length of a block, in the threads whose mode is active."""
     with ExitStack() as undo:
-        for one in _replacements():
+        for owner, name, instead in _INSTEAD:
+            undo.callback(answer(owner, name, instead, passes_original=True,
+                                 where=lambda: None if _real.depth else current()))
+        for one in (*run_one_process(), *read_headers_alone()):
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
-            {"bitsandbytes.functional": answer_for_managed_memory, "torchao.utils": answer_for_capability,
-             **simulate_detection_ops(), **replace_checkpoints(), **replace_launchers(),
-             **replace_agreements()}))
+            {"bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
+             "torch.distributed.checkpoint.filesystem": write_nowhere,
+             **{module: partial(answer_each, module, answers)
+                for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}))
         yield
 
 
@@ -132,39 +123,6 @@ def _assume(text: str) -> None:
     state = current()
     if state is not None:
         state.assume(text)
-
-
-def _under_mode(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Call ``replacement(original, ...)`` where a mode is active, else the original."""
-    def make(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if current() is None or _real.depth else replacement(
-                original, *args, **kwargs)
-        return call
-    return make
-
-
-def _replacements() -> Iterator[Undo]:
-    yield replace(DataLoader, "__init__", _under_mode(_load_in_this_process))
-    for kind in (sampler.RandomSampler, sampler.SubsetRandomSampler):
-        yield replace(kind, "__iter__", _under_mode(_draw_for_real))
-    yield replace(sampler.WeightedRandomSampler, "__iter__", _under_mode(_draw_in_turn))
-    yield replace(torch.utils.data.dataset, "randperm", _under_mode(_permute_indices))
-    yield replace(torch, "randperm", _under_mode(_permute))
-    yield replace(torch, "randint", _under_mode(_draw_integers))
-    yield replace(torch, "save", _under_mode(_save_nothing))
-    yield from follow_into_threads()
-    yield from run_one_process()
-    yield from read_headers_alone()
-    yield replace(torch, "load", _under_mode(_load_on_host))
-    for timer, name in TIMERS:
-        yield replace(timer, name, _under_mode(partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")))
-    yield replace(torch, "compile", _under_mode(_compile_nothing))
-    yield replace(torch.nn.Module, "compile", _under_mode(_compile_nothing_in_place))
-    for owner in (torch, torch.Tensor):
-        for name in _NOT_FINITE:
-            yield replace(owner, name, _under_mode(lambda original, x, **named: _tell(original, x, False, **named)))
-        yield replace(owner, "isfinite", _under_mode(lambda original, x, **named: _tell(original, x, True, **named)))
 
 
 def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -260,7 +218,7 @@ def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: 
     _assume("torch.compile was left out: what it would compile runs as written")
 
 
-def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:
+def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
     """Unknown data is taken as finite, as the scalars are that stand for it."""
     if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
             x.numel(), torch.bool):
@@ -269,5 +227,19 @@ def _tell(original: Any, x: Any, answer: bool, **named: Any) -> Any:
     assert state is not None
     _assume("unknown values were taken as finite")
     with _for_real():
-        value = torch.full(tuple(x.shape), answer)
+        value = torch.full(tuple(x.shape), told)
     return constant(state, value, device_of(x))
+
+
+#: What stands in the place of which function, which it is given first, in the threads whose mode is active.
+_INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (threading.Thread, "start", _start_thread), (ThreadPoolExecutor, "submit", _submit),
+    (DataLoader, "__init__", _load_in_this_process), (sampler.RandomSampler, "__iter__", _draw_for_real),
+    (sampler.SubsetRandomSampler, "__iter__", _draw_for_real),
+    (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
+    (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
+    (torch, "randint", _draw_integers), (torch, "save", _save_nothing), (torch, "load", _load_on_host),
+    *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),
+    (torch, "compile", _compile_nothing), (torch.nn.Module, "compile", _compile_nothing_in_place),
+    *((owner, name, partial(_tell, name == "isfinite")) for owner in (torch, torch.Tensor)
+      for name in ("isnan", "isinf", "isposinf", "isneginf", "isfinite")))

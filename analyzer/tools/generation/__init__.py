@@ -1,10 +1,17 @@
 """What generating text costs: the prefill, then one token after the other while the key-value cache grows; and what
 serving several sequences at once takes.
 """
-from .capacity import MaxSequences, max_sequences, serving_table
 from .generation_profile import GenerationProfile, GenerationStep
 from .run import profile_generate
-from .serving import PassCost, ServingPoint, profile_serving, sweep_sequences
+from .serving import (
+    MaxSequences,
+    PassCost,
+    ServingPoint,
+    max_sequences,
+    profile_serving,
+    serving_table,
+    sweep_sequences,
+)
 
 __all__ = ["GenerationProfile", "GenerationStep", "MaxSequences", "PassCost", "ServingPoint", "max_sequences",
            "profile_generate", "profile_serving", "serving_table", "sweep_sequences"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,9 +16,8 @@ from analyzer.zoo.causal_lm import KeyValueCache
 
 from .stored_cache import CacheForm, StoredLayer, attend_cache, make_stored_cache, scale_bytes
 
-# How a model reads tokens one pass after the other: what it is called with, and what it keeps.
-
-__all__ = ["Decoder", "check_positions", "find_logits", "is_of_transformers", "make_decoder", "tensors_kept"]
+__all__ = ["Decoder", "check_positions", "find_logits", "is_of_transformers", "kept_bytes", "make_decoder",
+           "tensors_kept"]
 
 # What tables of positions are called, not those of relative ones.
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
@@ -31,7 +30,7 @@ class Decoder:
     cache_kind = "none"
     cache: Any = None  #: what holds the tensors that are kept
 
-    def __init__(self, model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.tokens: Tensor | None = None
 
@@ -57,10 +56,10 @@ class Decoder:
 class CachedDecoder(Decoder):
     """A model of this package, which takes its own cache."""
 
-    def __init__(self, model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> None:
-        super().__init__(model, cache, prompt_tokens, new_tokens)
+    def __init__(self, model: nn.Module, cache: str, tokens: int) -> None:
+        super().__init__(model)
         self.cache_kind = cache
-        self.cache = KeyValueCache(prompt_tokens + new_tokens if cache == "static" else None)
+        self.cache = KeyValueCache(tokens if cache == "static" else None)
 
     def read(self, tokens: Tensor) -> Tensor:
         return find_logits(self.model(tokens, cache=self.cache))
@@ -74,10 +73,10 @@ class CachedDecoder(Decoder):
 class TransformersDecoder(Decoder):
     """A model of transformers, called as its ``generate()`` calls it when it decodes greedily and nothing is padded."""
 
-    def __init__(self, model: Any, cache: str, prompt_tokens: int, new_tokens: int) -> None:
+    def __init__(self, model: Any, cache: str, tokens: int) -> None:
         from transformers import DynamicCache, StaticCache
 
-        super().__init__(model, cache, prompt_tokens, new_tokens)
+        super().__init__(model)
         self.cache_kind = cache
         parameters = inspect.signature(model.forward).parameters
         self.cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
@@ -85,9 +84,8 @@ class TransformersDecoder(Decoder):
         if "logits_to_keep" in parameters:
             self.options["logits_to_keep"] = 1
         config = model.config.get_text_config(decoder=True)
-        self.own: Any = DynamicCache(config=config)
-        if cache == "static":
-            self.own = StaticCache(config=config, max_cache_len=prompt_tokens + new_tokens)
+        self.own: Any = (StaticCache(config=config, max_cache_len=tokens) if cache == "static" else
+                         DynamicCache(config=config))
         self.cache = self.own
         self.takes_positions = "position_ids" in parameters
         self.context = 0  # tokens read so far
@@ -120,10 +118,10 @@ class TransformersDecoder(Decoder):
 class EncoderDecoder(TransformersDecoder):
     """One with an encoder: it reads the prompt, and decoding begins with one token."""
 
-    def __init__(self, model: Any, cache: str, prompt_tokens: int, new_tokens: int) -> None:
+    def __init__(self, model: Any, cache: str, tokens: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
 
-        super().__init__(model, cache, 1, new_tokens)
+        super().__init__(model, cache, tokens)
         self.model: Any = model
         self.cache = EncoderDecoderCache(self.own, DynamicCache(config=model.config.get_text_config(decoder=True)))
         self.encoded: Any = None
@@ -138,20 +136,27 @@ class EncoderDecoder(TransformersDecoder):
         return find_logits(output)
 
 
-def make_decoder(model: nn.Module, cache: str, prompt_tokens: int, new_tokens: int) -> Decoder:
-    """What reads tokens with ``model`` and its own code's cache. Raises InputError for a model that cannot generate."""
-    if is_of_transformers(model):
-        config: Any = model.config
-        if config.is_encoder_decoder:  # decoding begins with one token
-            check_positions(model, f"profile_generate(new_tokens={new_tokens!r})", new_tokens)
-            return EncoderDecoder(model, cache, prompt_tokens, new_tokens)
+def make_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> Decoder:
+    """What reads tokens with ``model`` over a cache of that form. Raises InputError for a model that cannot."""
+    is_theirs, config = is_of_transformers(model), getattr(model, "config", None)
+    if form.is_stored and not is_theirs:
+        raise InputError(f"profile_generate(cache={form.kind!r}, cache_dtype={form.dtype}): {type(model).__name__} is "
+                         "no model of transformers, and only those are run so; give 'dynamic' or 'static' and no "
+                         "cache_dtype")
+    if is_theirs and not form.is_stored and config.is_encoder_decoder:  # type: ignore[union-attr]
+        # decoding begins with one token
+        check_positions(model, f"profile_generate(new_tokens={new_tokens!r})", new_tokens)
+        return EncoderDecoder(model, form.kind, 1 + new_tokens)
     # the last token is not read again
     check_positions(model, f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r})",
                     prompt_tokens + new_tokens - 1)
-    if is_of_transformers(model):
-        return TransformersDecoder(model, cache, prompt_tokens, new_tokens)
-    takes_cache = "cache" in inspect.signature(model.forward).parameters
-    return (CachedDecoder if takes_cache else Decoder)(model, cache, prompt_tokens, new_tokens)
+    if form.is_stored:
+        return StoredDecoder(model, form, prompt_tokens + new_tokens - 1)
+    if is_theirs:
+        return TransformersDecoder(model, form.kind, prompt_tokens + new_tokens)
+    if "cache" in inspect.signature(model.forward).parameters:
+        return CachedDecoder(model, form.kind, prompt_tokens + new_tokens)
+    return Decoder(model)
 
 
 def is_of_transformers(model: nn.Module) -> bool:
@@ -202,19 +207,21 @@ def tensors_kept(kept: object) -> Iterator[Tensor]:
     """The tensors in a cache: in its attributes, their containers and objects."""
     seen: set[int] = set()
 
-    def walk(value: object, depth: int) -> Iterator[Tensor]:
+    def walk(value: Any, depth: int) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif depth and id(value) not in seen and not isinstance(value, (type, nn.Module, str)):
             seen.add(id(value))
-            if isinstance(value, (list, tuple)):
-                inner: Iterable[object] = value
-            else:
-                inner = (value if isinstance(value, dict) else getattr(value, "__dict__", {})).values()
-            for item in inner:
+            named = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            for item in value if isinstance(value, (list, tuple)) else named.values():
                 yield from walk(item, depth - 1)
 
     yield from walk(kept, _CACHE_DEPTH)
+
+
+def kept_bytes(cache: object) -> int:
+    """Bytes of the storages of a cache, each once."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(cache)}.values())
 
 
 # A model of transformers over a cache that attention reads as it lies, as a serving engine runs it.
@@ -226,7 +233,7 @@ class StoredDecoder(TransformersDecoder):
     """Reads tokens over a `StoredLayer` a layer, with room for ``sequences`` (None: for those that are first read)."""
 
     def __init__(self, model: Any, form: CacheForm, tokens: int, sequences: int | None = None) -> None:
-        super().__init__(model, "dynamic", tokens, 0)
+        super().__init__(model, "dynamic", tokens)
         check_backend(model, form)
         self.cache_kind = form.kind
         self._make_cache = partial(make_stored_cache, model.config.get_text_config(decoder=True), form, tokens,
@@ -258,10 +265,6 @@ class StoredDecoder(TransformersDecoder):
             layer.tokens = 0
         self.cache.layers[:] = [old if isinstance(old, StoredLayer) else fresh for old, fresh in zip(kept, new)]
         return kept
-
-    def take_back(self, kept: list[Any]) -> None:
-        """Put the layers that `start_over` gave in their place again."""
-        self.cache.layers[:] = kept
 
     def layers(self) -> list[StoredLayer]:
         """The layers that keep keys and values."""

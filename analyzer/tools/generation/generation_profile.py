@@ -21,15 +21,10 @@ from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import UNKNOWN
 
 COLUMNS = (
-    Column("tokens", "Tokens", "text"),
-    Column("context_tokens", "Context", "text"),
-    Column("cache_bytes", "Cache", "bytes"),
-    Column("flops", "FLOPs", "count"),
-    Column("macs", "MACs", "count"),
-    Column("read_bytes", "Read", "bytes"),
-    Column("seconds", "Time", "seconds"),
-    Column("allocated_bytes", "Allocated at end", "bytes"),
-    Column("peak_allocated_bytes", "Peak allocated", "bytes"),
+    Column("tokens", "Tokens", "text"), Column("context_tokens", "Context", "text"),
+    Column("cache_bytes", "Cache", "bytes"), Column("flops", "FLOPs", "count"), Column("macs", "MACs", "count"),
+    Column("read_bytes", "Read", "bytes"), Column("seconds", "Time", "seconds"),
+    Column("allocated_bytes", "Allocated at end", "bytes"), Column("peak_allocated_bytes", "Peak allocated", "bytes"),
     Column("peak_reserved_bytes", "Peak reserved", "bytes"))
 
 
@@ -121,14 +116,15 @@ class GenerationProfile:
     @property
     def peak_allocated_bytes(self) -> int | None:
         """The largest of all passes."""
-        return max((step.peak_allocated_bytes for step in self.steps if step.peak_allocated_bytes is not None),
-                   default=None)
+        return self._find_most("peak_allocated_bytes")
 
     @property
     def peak_reserved_bytes(self) -> int | None:
         """The largest of all passes."""
-        return max((step.peak_reserved_bytes for step in self.steps if step.peak_reserved_bytes is not None),
-                   default=None)
+        return self._find_most("peak_reserved_bytes")
+
+    def _find_most(self, name: str) -> int | None:
+        return max((found for step in self.steps if (found := getattr(step, name)) is not None), default=None)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -158,7 +154,6 @@ class GenerationProfile:
         return print_rows(["Pass", *(column.header for column in COLUMNS)], cells, fmt=fmt)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return self.table(fmt="html")
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -194,9 +189,11 @@ class GenerationProfile:
         run = (f"{self.name}: {self.prompt_tokens} + {self.new_tokens} tokens of {self.batch_size} "
                f"sequence{'' if self.batch_size == 1 else 's'}, "
                f"{form}{pages}")
+        decode, count = self.decode_seconds, self.new_tokens - 1
+        token_seconds = decode / count if decode is not None and count else None
         figures = [("time to first token (prefill)", format_quantity(self.prefill_seconds, "seconds")),
-                ("decode", format_quantity(self.decode_seconds, "seconds")),
-                ("decode, a token", format_quantity(_mean(self.decode_seconds, self.new_tokens - 1), "seconds")),
+                ("decode", format_quantity(decode, "seconds")),
+                ("decode, a token", format_quantity(token_seconds, "seconds")),
                 ("whole", format_quantity(self.seconds, "seconds")),
                 ("new tokens a second", format_quantity(self.tokens_per_second, "count")),
                 ("FLOPs", format_quantity(self.flops, "count")),
@@ -276,16 +273,9 @@ def fill_in(steps: Sequence[GenerationStep], count: int) -> Iterator[GenerationS
         if index == after.index:
             yield after
             continue
-        amounts = {}
-        for field in dataclasses.fields(GenerationStep):
-            low, high = getattr(before, field.name), getattr(after, field.name)
-            if field.name == "interpolated" or low is None or high is None:
-                continue
-            rise = (high - low) * (index - before.index)
-            span = after.index - before.index
-            amounts[field.name] = low + (rise / span if isinstance(high, float) else rise // span)
-        yield GenerationStep(**amounts, interpolated=True)
-
-
-def _mean(total: float | None, count: int) -> float | None:
-    return total / count if total is not None and count else None
+        amounts, span = {}, after.index - before.index
+        for name, low in dataclasses.asdict(before).items():
+            if low is not None and (high := getattr(after, name)) is not None:
+                rise = (high - low) * (index - before.index)
+                amounts[name] = low + (rise / span if isinstance(high, float) else rise // span)
+        yield GenerationStep(**{**amounts, "interpolated": True})

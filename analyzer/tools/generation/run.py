@@ -1,9 +1,11 @@
 """`profile_generate`: what reading a prompt and generating tokens after it costs."""
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,20 +15,25 @@ from analyzer.api.argument import build_model, set_training
 from analyzer.api.session import Session
 from analyzer.errors import AnalyzerError, InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
-from analyzer.hardware import DeviceSpec
+from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.output import check_output
 from analyzer.record.collector import first_line
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
+from analyzer.report.node_table import FORMATS
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
+from analyzer.results.verdict import Verdict
+from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
+from analyzer.zoo.target import load_target
 from analyzer.zoo.transformers_models import spectrogram_shape
 
-from .decoder import Decoder, StoredDecoder, check_positions, is_of_transformers, make_decoder, tensors_kept
+from .decoder import Decoder, kept_bytes, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
-from .serving import fill_costs
+from .serving import fill_costs, max_sequences, serving_table, sweep_sequences, tell_which_fit
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
@@ -119,19 +126,6 @@ def _telling_what_reads_no_tokens(module: nn.Module) -> Iterator[None]:
                          "`analyzer profile` what a step of this one costs") from error
 
 
-def choose_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> Decoder:
-    """What reads tokens with ``model`` over a cache of that form. Raises InputError for a model that cannot."""
-    if not form.is_stored:
-        return make_decoder(model, form.kind, prompt_tokens, new_tokens)
-    if not is_of_transformers(model):
-        raise InputError(f"profile_generate(cache={form.kind!r}, cache_dtype={form.dtype}): {type(model).__name__} is "
-                         "no model of transformers, and only those are run so; give 'dynamic' or 'static' and no "
-                         "cache_dtype")
-    tokens = prompt_tokens + new_tokens - 1  # the last token is not read again
-    check_positions(model, f"profile_generate(prompt_tokens={prompt_tokens!r}, new_tokens={new_tokens!r})", tokens)
-    return StoredDecoder(model, form, tokens)
-
-
 class _Generation:
     """One generation under one recorder: each pass that is run is a step of its log."""
 
@@ -155,7 +149,7 @@ class _Generation:
             with run.recording() as recorder:
                 recorder.planned_calls = len(recorder.log.modules) * min(samples or self.new_tokens, self.new_tokens)
                 (tokens,), _ = run.take_inputs((self.prompt,), {}, ["prompt"])
-                decoder = choose_decoder(run.root, self.form, self.prompt_tokens, self.new_tokens)
+                decoder = make_decoder(run.root, self.form, self.prompt_tokens, self.new_tokens)
                 next_token = self._pass(recorder, decoder, tokens, 0, 0)
             passes = self._choose_passes(samples, [bend - self.prompt_tokens for bend in decoder.bends()])
             prefill = run.build()
@@ -178,13 +172,14 @@ class _Generation:
 
     def _result(self, steps: Sequence[GenerationStep], prefill: Profile, decode: Profile | None, cache: str,
                 assumptions: tuple[str, ...], short: OutOfMemoryInfo | None) -> GenerationProfile:
-        filled = tuple(fill_in(steps, steps[-1].index + 1)) if steps else ()
-        return GenerationProfile(name=prefill.name, device=prefill.device, cache=cache,
-                                 cache_dtype=_name_dtype(self.form.dtype),
-                                 block_size=self.form.block_size if cache == "paged" else None,
-                                 batch_size=self.prompt.shape[0],
-                                 prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, steps=filled,
-                                 prefill=prefill, decode=decode, out_of_memory=short, assumptions=assumptions)
+        dtype = self.form.dtype
+        return GenerationProfile(
+            name=prefill.name, device=prefill.device, cache=cache,
+            cache_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            block_size=self.form.block_size if cache == "paged" else None, batch_size=self.prompt.shape[0],
+            prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens,
+            steps=tuple(fill_in(steps, steps[-1].index + 1)) if steps else (), prefill=prefill, decode=decode,
+            out_of_memory=short, assumptions=assumptions)
 
     def _choose_passes(self, samples: int | None, bends: list[int]) -> list[int]:
         """The passes to run: evenly spread, and those beside which a straight line ends."""
@@ -203,14 +198,86 @@ class _Generation:
             chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
         del logits
         recorder.end()
-        kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.cache)}
         recorder.mark(tensors_kept(decoder.cache), "cache")
         context = self.prompt_tokens + index
         read = 1 if index and decoder.cache_kind != "none" else context
-        self.steps.append(GenerationStep(index, read, context, cache_bytes=sum(kept.values()),
+        self.steps.append(GenerationStep(index, read, context, cache_bytes=kept_bytes(decoder.cache),
                                          used_cache_bytes=decoder.used_bytes()))
         return chosen
 
 
-def _name_dtype(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+CACHE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn,
+                "int8": torch.int8}
+
+
+def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the options say of the cache, as arguments of `profile_generate` and the functions of serving. Raises
+    InputError for an option that nothing would follow.
+    """
+    kind = arguments.cache or ("paged" if asks_for_serving(arguments) or arguments.cache_dtype else "dynamic")
+    if arguments.block_size != BLOCK_SIZE and kind != "paged":
+        raise InputError(f"--block-size {arguments.block_size}: pages are of a paged cache; add --cache paged")
+    if arguments.memory_share != 1 and not arguments.max_sequences:
+        raise InputError(f"--memory-share {arguments.memory_share}: is of --max-sequences")
+    if arguments.attention is not None and (kind == "paged" or arguments.cache_dtype or asks_for_serving(arguments)):
+        raise InputError(f"--attention {arguments.attention}: a served cache is read by a kernel of its own; leave it "
+                         "out, or --cache paged and --cache-dtype")
+    return {"cache": kind, "block_size": arguments.block_size,
+            "cache_dtype": None if arguments.cache_dtype is None else CACHE_DTYPES[arguments.cache_dtype]}
+
+
+def asks_for_serving(arguments: argparse.Namespace) -> bool:
+    """Whether another result than one generation is asked for. Raises InputError for two, or for what none has."""
+    asked = [name for name, value in (("--max-sequences", arguments.max_sequences), ("--batches", arguments.batches))
+             if value]
+    if len(asked) > 1:
+        raise InputError(f"{' and '.join(asked)}: one at a time")
+    if asked:
+        if arguments.json is not None:
+            raise InputError(f"--json {arguments.json}: is of one generation; leave out {asked[0]}, or it")
+        if arguments.max_sequences and arguments.format != "text":
+            raise InputError(f"--format {arguments.format}: {asked[0]} gives no one table; leave one of them out")
+    return bool(asked)
+
+
+def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, Any]) -> tuple[str, int]:
+    context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
+    if arguments.batches is not None:
+        with model_errors(arguments.target):
+            points = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk, **options)
+        text = serving_table(points, arguments.format)
+        return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
+                3 if all(point.fits is False for point in points) else 0)
+    with model_errors(arguments.target):
+        found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
+    point = found.at_limit or found.beyond
+    return _add_verdict(str(found), None if point is None else point.verdict)
+
+
+def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:
+    return (text, 0) if verdict is None else (f"{text}\n\n{verdict}", 3 if verdict.fits is False else 0)
+
+
+def run_generate(arguments: argparse.Namespace) -> int:
+    """``analyzer generate``; the result is the exit code."""
+    find_device(arguments.device)  # before any work: a wrong name costs no waiting
+    check_output(arguments.json)
+    recipe = read_recipe(arguments)
+    options = {**read_cache(arguments), "autocast": find_autocast(arguments), "device": arguments.device}
+    target = load_target(arguments.target)
+    with model_errors(arguments.target):
+        model = build_model(partial(recipe.build, target.build))
+    if asks_for_serving(arguments):
+        text, code = _run_serving(arguments, model, options)
+    else:
+        with model_errors(arguments.target):
+            found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
+                                     samples=arguments.samples or None, **options)
+        rows = arguments.rows or None
+        text, code = _add_verdict(found.summary(rows), found.verdict)
+        if arguments.format != "text":
+            text = found.table(rows, fmt=FORMATS[arguments.format])
+        if arguments.json is not None:
+            found.to_json(arguments.json)  # before anything is printed, for a reader that goes
+    print(text)
+    return code

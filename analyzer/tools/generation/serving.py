@@ -1,8 +1,9 @@
-"""A model that serves several sequences at once, and what each of its passes costs."""
+"""A model that serves several sequences at once: what each pass costs, what fits, and the largest number that does."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -13,19 +14,20 @@ from analyzer.api.session import Run, Session
 from analyzer.errors import InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
+from analyzer.report.node_table import Column, check_layout, format_quantity, print_rows
+from analyzer.report.quantity import print_data
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
 
-from .decoder import StoredDecoder, check_positions, is_of_transformers, tensors_kept
+from .decoder import StoredDecoder, check_positions, is_of_transformers, kept_bytes, tensors_kept
 from .stored_cache import BLOCK_SIZE, CacheForm
-
-# What each pass of a recorded run cost.
 
 Pass = TypeVar("Pass")
 
@@ -43,8 +45,6 @@ def fill_costs(run: Run, passes: Sequence[Pass], names: Sequence[str]) -> list[P
     return [replace(record, **{name: rows.get(i, {}).get(name) for name in names}) for i, record in enumerate(filled)]
 
 
-# Passes of models over their caches under one recorder, and what each of them cost.
-
 @dataclass(frozen=True, slots=True)
 class PassCost:
     """One pass: the FLOPs, the bytes that all operators read and write, seconds by the roofline, peaks."""
@@ -59,48 +59,10 @@ class PassCost:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
 
-    @property
-    def intensity(self) -> float | None:
-        """FLOPs for each byte moved."""
-        if self.flops is None or self.read_bytes is None or self.written_bytes is None:
-            return None
-        moved = self.read_bytes + self.written_bytes
-        return self.flops / moved if moved else None
-
 
 _AMOUNTS = ("flops", "read_bytes", "written_bytes", "seconds", "peak_allocated_bytes", "peak_reserved_bytes")
 
-
-class PassRecorder:
-    """Runs passes one after the other, each a step of the recorder's log."""
-
-    def __init__(self, session: Session, recorder: Recorder) -> None:
-        self.session, self.recorder = session, recorder
-        self.passes: list[PassCost] = []
-
-    def read(self, decoder: StoredDecoder, tokens: Tensor) -> None:
-        """One pass over ``tokens``, and the choice of the next ones: the largest of the last logits."""
-        recorder, step = self.recorder, len(self.passes)
-        recorder.start_step(step, placeholders=step == 0)
-        recorder.describe_step(step)
-        recorder.begin("forward")
-        with torch.no_grad(), self.session.casting():
-            logits = decoder.read(tokens)
-            chosen = logits[:, -1:, :].to(torch.float32, copy=True).argmax(dim=-1)
-        del logits, chosen
-        recorder.end()
-        recorder.mark(tensors_kept(decoder.cache), "cache")
-        self.passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
-
-    def list_costs(self, run: Run) -> list[PassCost]:
-        """The passes with what they cost."""
-        return fill_costs(run, self.passes, _AMOUNTS)
-
-
-# A model that serves several sequences at once: what it keeps, what a prefill and a decode pass cost, what fits.
-
 PREFILL_CHUNK = 2048  # tokens of prompts that a pass reads at most (vLLM's config, DEFAULT_MAX_NUM_BATCHED_TOKENS)
-ServedCache = Literal["paged", "static"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +119,10 @@ class ServingPoint:
 
 @leaves_no_tensor
 def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, context_tokens: int, *,
-                    cache: ServedCache = "paged", cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
-                    prefill_chunk: int = PREFILL_CHUNK, autocast: torch.dtype | None = None,
-                    device: str | DeviceSpec = "h200", options: ProfileOptions | None = None) -> ServingPoint:
+                    cache: Literal["paged", "static"] = "paged", cache_dtype: torch.dtype | None = None,
+                    block_size: int = BLOCK_SIZE, prefill_chunk: int = PREFILL_CHUNK,
+                    autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
+                    options: ProfileOptions | None = None) -> ServingPoint:
     """Predict what serving ``sequences`` at once takes when each has ``context_tokens``: the memory of weights, cache
     and activations, and what a prefill of ``prefill_chunk`` tokens and a decode pass of all sequences cost.
 
@@ -178,103 +141,259 @@ def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, 
     >>> p.used_cache_bytes == 3 * 20 * per_token, p.cache_bytes == 3 * 32 * per_token, p.fits
     (True, True, True)
     """
-    setting = ServingSetting("profile_serving", context_tokens, CacheForm(cache, cache_dtype, block_size),
-                             prefill_chunk, autocast, find_device(device), options or ProfileOptions())
     if not is_count(sequences, 1):
         raise InputError(f"profile_serving(sequences={sequences!r}): must be 1 or more")
-    return setting.run(setting.prepare(model), sequences)
+    server = Server("profile_serving", model, context_tokens, cache=cache, cache_dtype=cache_dtype,
+                    block_size=block_size, prefill_chunk=prefill_chunk, autocast=autocast, device=device,
+                    options=options)
+    return server.run(sequences)
 
 
 @leaves_no_tensor
-def sweep_sequences(model: nn.Module | Callable[[], nn.Module], numbers: Sequence[int], context_tokens: int, *,
-                    cache: ServedCache = "paged", cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
-                    prefill_chunk: int = PREFILL_CHUNK, autocast: torch.dtype | None = None,
-                    device: str | DeviceSpec = "h200",
-                    options: ProfileOptions | None = None) -> tuple[ServingPoint, ...]:
-    """`profile_serving` for each of ``numbers`` of sequences; what does not fit is told too, with its cost."""
-    setting = ServingSetting("sweep_sequences", context_tokens, CacheForm(cache, cache_dtype, block_size),
-                             prefill_chunk, autocast, find_device(device), options or ProfileOptions())
+def sweep_sequences(model: nn.Module | Callable[[], nn.Module], numbers: Sequence[int], context_tokens: int,
+                    **settings: Any) -> tuple[ServingPoint, ...]:
+    """`profile_serving` for each of ``numbers`` of sequences, with its settings; what does not fit is told too, with
+    its cost.
+    """
     if not numbers or not all(is_count(n, 1) for n in numbers):
         raise InputError(f"sweep_sequences(numbers={numbers!r}): give numbers of sequences, each 1 or more")
-    module = setting.prepare(model)
-    return tuple(setting.run(module, n) for n in numbers)
+    server = Server("sweep_sequences", model, context_tokens, **settings)
+    return tuple(map(server.run, numbers))
 
 
-@dataclass(frozen=True, slots=True)
-class ServingSetting:
-    """What all points of one request share."""
+class Server:
+    """A model with the settings that all points of one request share. Raises InputError where they cannot be used."""
 
-    caller: str
-    context_tokens: int
-    form: CacheForm
-    prefill_chunk: int
-    autocast: torch.dtype | None
-    device: DeviceSpec
-    options: ProfileOptions
-
-    def prepare(self, model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-        """The model, built where it is not yet. Raises InputError where it or the setting cannot be used."""
-        self.form.check(self.caller)
-        if self.form.kind == "dynamic":
-            raise InputError(f"{self.caller}(cache='dynamic'): a server takes its cache at once; give 'paged' or "
-                             "'static'")
-        if not is_count(self.context_tokens, 2) or not is_count(self.prefill_chunk, 1):
-            raise InputError(f"{self.caller}(context_tokens={self.context_tokens!r}, prefill_chunk="
-                             f"{self.prefill_chunk!r}): a context has 2 tokens or more, a chunk 1")
-        module = model if isinstance(model, nn.Module) else build_model(model)
-        if not is_of_transformers(module):
-            raise InputError(f"{self.caller}(): {type(module).__name__} is no model of transformers, and only those "
+    def __init__(self, caller: str, model: nn.Module | Callable[[], nn.Module], context_tokens: int, *,
+                 cache: str = "paged", cache_dtype: torch.dtype | None = None, block_size: int = BLOCK_SIZE,
+                 prefill_chunk: int = PREFILL_CHUNK, autocast: torch.dtype | None = None,
+                 device: str | DeviceSpec = "h200", options: ProfileOptions | None = None) -> None:
+        self.device, self.options, self.autocast = find_device(device), options or ProfileOptions(), autocast
+        self.context_tokens, self.prefill_chunk = context_tokens, prefill_chunk
+        self.form = CacheForm(cache, cache_dtype, block_size)
+        self.form.check(caller)
+        if cache == "dynamic":
+            raise InputError(f"{caller}(cache='dynamic'): a server takes its cache at once; give 'paged' or 'static'")
+        if not is_count(context_tokens, 2) or not is_count(prefill_chunk, 1):
+            raise InputError(f"{caller}(context_tokens={context_tokens!r}, prefill_chunk={prefill_chunk!r}): a context "
+                             "has 2 tokens or more, a chunk 1")
+        self.module = model if isinstance(model, nn.Module) else build_model(model)
+        if not is_of_transformers(self.module):
+            raise InputError(f"{caller}(): {type(self.module).__name__} is no model of transformers, and only those "
                              "are served; give one, e.g. hf:gpt2")
-        check_positions(module, f"{self.caller}(context_tokens={self.context_tokens!r})", self.context_tokens)
-        return module
+        check_positions(self.module, f"{caller}(context_tokens={context_tokens!r})", context_tokens)
 
-    def run(self, module: nn.Module, sequences: int, limit_bytes: int | None = None) -> ServingPoint:
+    def run(self, sequences: int, limit_bytes: int | None = None) -> ServingPoint:
         """One point; ``limit_bytes`` is the most that the allocator may take."""
         options = self.options if limit_bytes is None else replace(
             self.options, capacity_bytes=limit_bytes, limit_to_device=False, keep_events=False)
         session = Session(self.device, options, autocast=self.autocast)
         try:
-            with set_training(module, False):
-                return self._run(session, module, sequences)
+            with set_training(self.module, False):
+                return self._run(session, sequences)
         except DeviceOutOfMemoryError as error:
-            unplaced = session.build_unplaced(module, error)
+            unplaced = session.build_unplaced(self.module, error)
             return ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=unplaced.device,
                                 weight_bytes=unplaced.param_bytes, profile=unplaced,
                                 out_of_memory=unplaced.out_of_memory)
 
-    def _run(self, session: Session, module: nn.Module, sequences: int) -> ServingPoint:
+    def _run(self, session: Session, sequences: int) -> ServingPoint:
         chunk = min(self.prefill_chunk, self.context_tokens - 1)
-        with session.open(module) as run:
+        passes: list[PassCost] = []
+        with session.open(self.module) as run:
             with run.recording() as recorder:
                 (prompt, last), _ = run.take_inputs(
                     (torch.ones((1, chunk), dtype=torch.int64), torch.ones((sequences, 1), dtype=torch.int64)), {},
                     ["prompt", "last_tokens"])
                 decoder = StoredDecoder(run.root, self.form, self.context_tokens, sequences)
-                passes = PassRecorder(session, recorder)
                 states = None
                 if decoder.has_states:  # which a pass of all sequences makes
                     decoder.skip(self.context_tokens - 1)
-                    passes.read(decoder, last)
+                    _read(session, recorder, decoder, last, passes)
                     states = decoder.start_over()
-                passes.read(decoder, prompt)
+                _read(session, recorder, decoder, prompt, passes)
                 if states is not None:
-                    decoder.take_back(states)
+                    decoder.cache.layers[:] = states
                 decoder.skip(self.context_tokens - 1 - chunk)
-                passes.read(decoder, last)
-            costs: list[PassCost | None] = [*passes.list_costs(run)[decoder.has_states:], None, None]
-            short = describe_shortage(recorder.log, ModulePaths())
-            kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(decoder.cache)}
-            found = run.build()
-            whole = {name: max((getattr(cost, name) for cost in costs if cost is not None and
-                                getattr(cost, name) is not None), default=None)
-                     for name in ("peak_allocated_bytes", "peak_reserved_bytes")} if short is None else {}
-            return ServingPoint(
-                sequences=sequences, context_tokens=self.context_tokens, device=found.device,
-                weight_bytes=found.param_bytes, cache_bytes=sum(kept.values()) if short is None else None,
-                used_cache_bytes=decoder.used_bytes() if short is None else None, prefill=costs[0],
-                decode=costs[1] if short is None else None, profile=with_amounts(found, whole), out_of_memory=short)
+                _read(session, recorder, decoder, last, passes)
+            costs = fill_costs(run, passes, _AMOUNTS)[decoder.has_states:]
+            short, found = describe_shortage(recorder.log, ModulePaths()), run.build()
+            point = ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=found.device,
+                                 weight_bytes=found.param_bytes, prefill=costs[0] if costs else None, profile=found,
+                                 out_of_memory=short)
+            if short is not None:
+                return point
+            peaks: dict[str, Any] = {
+                name: max((peak for cost in costs if (peak := getattr(cost, name)) is not None), default=None)
+                for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+            return replace(point, cache_bytes=kept_bytes(decoder.cache), used_cache_bytes=decoder.used_bytes(),
+                           decode=costs[1], profile=replace(found, **peaks))
 
 
-def with_amounts(profile: Profile, amounts: dict[str, Any]) -> Profile:
-    """A profile with these fields in place of its own."""
-    return replace(profile, **amounts)
+def _read(session: Session, recorder: Recorder, decoder: StoredDecoder, tokens: Tensor,
+          passes: list[PassCost]) -> None:
+    """One pass over ``tokens``, a step of the log, and the choice of the next ones: the largest of the last logits."""
+    recorder.start_step(len(passes), placeholders=not passes)
+    recorder.describe_step(len(passes))
+    recorder.begin("forward")
+    with torch.no_grad(), session.casting():
+        logits = decoder.read(tokens)
+        chosen = logits[:, -1:, :].to(torch.float32, copy=True).argmax(dim=-1)
+    del logits, chosen
+    recorder.end()
+    recorder.mark(tensors_kept(decoder.cache), "cache")
+    passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
+
+
+# Numbers of sequences beside each other: speed, memory, and whether it fits; by the place of each figure in a point.
+
+_COLUMNS = {
+    "sequences": Column("sequences", "Sequences", "text"),
+    "decode.seconds": Column("decode_seconds", "Decode pass", "seconds"),
+    "tokens_per_second": Column("tokens_per_second", "Tokens/s", "count"),
+    "decode.read_bytes": Column("decode_read_bytes", "Read", "bytes"),
+    "prefill.seconds": Column("prefill_seconds", "Prefill chunk", "seconds"),
+    "cache_bytes": Column("cache_bytes", "Cache", "bytes"),
+    "activation_bytes": Column("activation_bytes", "Activations", "bytes"),
+    "profile.peak_reserved_bytes": Column("peak_reserved_bytes", "Peak reserved", "bytes"),
+    "fits": Column("fits", "Fits", "text")}
+_SAID = {True: "yes", False: "no", None: "not known"}
+
+
+def serving_table(points: Sequence[ServingPoint], fmt: str = "text") -> str:
+    """A row for each number of sequences; ``fmt`` is as of `GenerationProfile.table`, in CSV figures are unrounded."""
+    check_layout(None, 0, fmt, "serving_table()")
+    rows = [[_find(point, place) for place in _COLUMNS] for point in points]
+    if fmt != "csv":
+        rows = [[*row[:-1], _SAID[row[-1]]] for row in rows]
+    return print_data(tuple(_COLUMNS.values()), rows, fmt)
+
+
+def _find(point: Any, place: str) -> Any:
+    """The figure of a point at a place, None where what holds it is not there."""
+    return reduce(lambda found, name: getattr(found, name, None), place.split("."), point)
+
+
+def tell_which_fit(points: Sequence[ServingPoint]) -> str:
+    """A line for those that fit, one for those that do not, and one for those of which that is not known."""
+    lines = []
+    for fits, said in ((True, "fit on"), (False, "do NOT fit on"), (None, "cannot be told whether they fit on")):
+        found = [point for point in points if point.fits is fits]
+        if found:
+            numbers = ", ".join(f"{point.sequences:,}" for point in found)
+            lines.append(f"{said} {found[0].device}: {numbers} sequences of {found[0].context_tokens:,} tokens")
+    return "\n".join(lines)
+
+
+_ENDLESS = 1 << 24  # sequences
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSequences:
+    """The largest number of sequences that fits, and the points at it and beyond it, which were both run."""
+
+    sequences: int                           #: 0 where not even one fits
+    context_tokens: int
+    device: str
+    capacity_bytes: int                      #: what the allocator may take
+    at_limit: ServingPoint | None            #: None where nothing fits
+    beyond: ServingPoint | None              #: of one sequence more; None where ``sequences`` is the caller's bound
+    tried: int                               #: how many numbers were run
+
+    def split(self) -> list[tuple[str, int | None]]:
+        """What the memory of the device is taken by, at the limit."""
+        point = self.at_limit or self.beyond
+        if point is None or point.out_of_memory is not None:
+            return [("weights", None if point is None else point.weight_bytes)]
+        used, cache, peak = point.used_cache_bytes, point.cache_bytes, point.peak_allocated_bytes
+        reserved = point.profile.peak_reserved_bytes
+        rest = None if reserved is None or peak is None else reserved - peak
+        return [("weights", point.weight_bytes), ("cache of tokens", used),
+                ("cache besides (pages, states)", None if cache is None or used is None else cache - used),
+                ("activations", point.activation_bytes), ("reserved and cached", rest),
+                ("not taken", None if reserved is None else self.capacity_bytes - reserved)]
+
+    def __str__(self) -> str:
+        said = (f"at most {self.sequences:,} sequences of {self.context_tokens:,} tokens fit" if self.sequences else
+                f"not even one sequence of {self.context_tokens:,} tokens fits")
+        more = "" if self.beyond is not None else "; no more were asked for"
+        rows = [(what, format_quantity(nbytes, "bytes"), _share(nbytes, self.capacity_bytes))
+                for what, nbytes in self.split()]
+        lines = [f"{self.device}: {said}{more}",
+                 f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take", "",
+                 print_rows(("At the limit", "Size", "Share"), rows)]
+        point = self.at_limit
+        if point is not None and point.decode is not None:
+            lines += ["", f"decode: {format_quantity(point.decode.seconds, 'seconds')} a pass, "
+                          f"{format_quantity(point.tokens_per_second, 'count')} tokens a second"]
+        return "\n".join(lines)
+
+
+def _share(nbytes: int | None, whole: int) -> str:
+    return "" if nbytes is None else f"{nbytes / whole:.1%}"
+
+
+@leaves_no_tensor
+def max_sequences(model: nn.Module | Callable[[], nn.Module], context_tokens: int, *, memory_share: float = 1.0,
+                  at_most: int | None = None, **settings: Any) -> MaxSequences:
+    """The largest number of sequences of ``context_tokens`` each whose serving fits on a device: what
+    `profile_serving` runs with the same settings, under the memory of the device as a limit. Memory rises with the
+    number, so the answer lies between the largest that was run and fits and the smallest that was run and does not;
+    they end up side by side.
+
+    ``memory_share`` is what the server may take of the device's memory (vLLM's ``gpu_memory_utilization``), and
+    ``options.capacity_bytes`` takes its place. Raises InputError as `profile_serving` does.
+    """
+    if at_most is not None and not is_count(at_most, 1):
+        raise InputError(f"max_sequences(at_most={at_most!r}): must be 1 or more, or None")
+    if not 0 < memory_share <= 1:
+        raise InputError(f"max_sequences(memory_share={memory_share!r}): a share lies above 0 and is at most 1")
+    server = Server("max_sequences", model, context_tokens, **settings)
+    spec, capacity = server.device, server.options.capacity_bytes
+    if capacity is None:
+        if spec.memory_bytes is None:
+            raise InputError(f"max_sequences(): the memory of {spec.name!r} is not known; give "
+                             "options=ProfileOptions(capacity_bytes=...)")
+        capacity = int(memory_share * spec.memory_bytes) - sum(unseen.bytes or 0 for unseen in list_unseen(spec))
+    search = _Search(server, capacity, at_most)
+    search.close()
+    return MaxSequences(search.low, context_tokens, spec.name, capacity, search.points.get(search.low),
+                        search.points.get(search.high or 0), search.tried)
+
+
+class _Search:
+    """Follows the line of what is reserved to the capacity, and keeps the answer in a bracket."""
+
+    def __init__(self, server: Server, capacity: int, at_most: int | None) -> None:
+        self.server, self.capacity = server, capacity
+        self.points: dict[int, ServingPoint] = {}
+        self.low, self.high, self.tried = 0, None if at_most is None else at_most + 1, 0
+
+    def close(self) -> None:
+        """Run numbers until the one after the largest that fits is known not to, or is beyond the caller's bound."""
+        self._try(1)
+        while self.high is None or self.high > self.low + 1:
+            if self.low > _ENDLESS:
+                raise InputError(f"max_sequences(): {self.low:,} sequences still fit; give at_most")
+            self._try(self._guess())
+
+    def _try(self, number: int) -> None:
+        point = self.points[number] = self.server.run(number, self.capacity)
+        self.tried += 1
+        if point.out_of_memory is None:
+            self.low = number
+        else:
+            self.high = number
+        self.points = {n: p for n, p in self.points.items() if n in (self.low, self.high) or p.out_of_memory is None}
+
+    def _guess(self) -> int:
+        fitting = sorted(n for n, p in self.points.items() if p.out_of_memory is None)
+        limit = self.high if self.high is not None else 2 * _ENDLESS
+        guess = 2 * self.low
+        if len(fitting) > 1:
+            (a, b), needs = fitting[-2:], [self.points[n].profile.peak_reserved_bytes or 0 for n in fitting[-2:]]
+            slope = (needs[1] - needs[0]) / (b - a)
+            guess = self.low + int((self.capacity - needs[1]) / slope) if slope > 0 else 64 * self.low
+            if self.tried > 6 and self.high is not None:
+                guess = (self.low + self.high) // 2  # the line bends
+        return max(self.low + 1, min(guess, limit - 1))

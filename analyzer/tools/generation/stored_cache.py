@@ -43,6 +43,9 @@ class CacheForm:
         """Raise InputError for a kind or block size that there is not."""
         if self.kind not in CACHES:
             raise InputError(f"{caller}(cache={self.kind!r}): must be one of {', '.join(map(repr, CACHES))}")
+        if self.kind == "dynamic" and self.dtype is not None:
+            raise InputError(f"{caller}(cache='dynamic', cache_dtype={self.dtype}): what grows has the model's own "
+                             "type; give 'paged' or 'static'")
         if not is_count(self.block_size, 1):
             raise InputError(f"{caller}(block_size={self.block_size!r}): must be 1 token or more")
 
@@ -79,7 +82,7 @@ class StoredLayer:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether there is anything in it."""
+        """As transformers asks for it."""
         return self.keys is not None
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -98,14 +101,6 @@ class StoredLayer:
         states, dtype = states.transpose(1, 2), self.form.dtype or states.dtype
         batch, new = states.shape[:2]
         channels, width = states.shape[3], states.shape[3] + scale_bytes(dtype)
-        if self.form.kind == "dynamic":
-            if width > channels:
-                packed = states.new_empty((*states.shape[:3], width), dtype=dtype)
-                packed[..., :channels].copy_(states)
-                states = packed
-            states = states.to(dtype)
-            whole = torch.cat([states] if kept is None else [kept, states], dim=1)
-            return whole[:, -(self.sliding_window or whole.shape[1]):], whole[:, -seen:].transpose(1, 2)
         if kept is None:
             kept = states.new_empty((self.sequences or batch, self.capacity, states.shape[2], width), dtype=dtype)
         stored = min(new, self.capacity)
@@ -116,14 +111,6 @@ class StoredLayer:
     def skip(self, count: int) -> None:
         """Go on as if ``count`` more tokens had been stored."""
         self.tokens += count
-        if self.form.kind == "dynamic":
-            self.keys, self.values = (self._grow(kept, count) for kept in (self.keys, self.values))
-
-    def _grow(self, kept: Tensor | None, count: int) -> Tensor | None:
-        if kept is None:
-            return None
-        more = count if self.sliding_window is None else min(count, self.sliding_window - kept.shape[1])
-        return torch.cat((kept, kept.new_empty((kept.shape[0], more, *kept.shape[2:]))), dim=1) if more else kept
 
     def used_bytes(self) -> int:
         """Of the tokens that are there; the rest is room that was taken for more."""
@@ -136,8 +123,8 @@ class StoredLayer:
         return self.tokens
 
     def get_max_length(self) -> int:
-        """As transformers asks for it; -1 is none."""
-        return -1 if self.form.kind == "dynamic" else self.capacity
+        """As transformers asks for it."""
+        return self.capacity
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """As transformers asks for it, though masks are the kernel's own here."""
@@ -181,14 +168,6 @@ keys with positions (batch, tokens, 1, rotated channels), both wider by scales w
 (batch, new, heads, rank)."""
 
 
-def _shape(query: Tensor, keys: Tensor, values: Tensor, window: int, scales: int) -> Tensor:
-    return query.new_empty((*query.shape[:3], values.shape[3] - scales))
-
-
-def _latent_shape(query: Tensor, latents: Tensor, rotated: Tensor, rank: int) -> Tensor:
-    return query.new_empty((*query.shape[:3], rank))
-
-
 def _look_back(new: int, window: int) -> Window:
     """What each of ``new`` tokens sees; a single one sees all that it is given."""
     if new == 1:
@@ -198,18 +177,18 @@ def _look_back(new: int, window: int) -> Window:
 
 def _flops(query: Any, keys: Any, values: Any, window: int, scales: int, out: Any) -> FlopCount:
     """The two products, as of PyTorch's kernels: dense, and what the mask leaves as executed."""
-    problem = Attention(query[0] * query[2], query[1], keys[1], query[3], out[3])
-    return problem.forward(query, _look_back(query[1], window))
+    return Attention(query[0] * query[2], query[1], keys[1], query[3], out[3]).forward(
+        query, _look_back(query[1], window))
 
 
 def _latent_flops(query: Any, latents: Any, rotated: Any, rank: int, out: Any) -> FlopCount:
     """Scores against latents and rotated keys, and the sum of latents."""
-    problem = Attention(query[0] * query[2], query[1], latents[1], query[3], rank)
-    return problem.forward(query, _look_back(query[1], 0))
+    return _flops(query, latents, rotated, 0, 0, out)
 
 
-register_shape_impl(cached_attention, _shape)
-register_shape_impl(latent_attention, _latent_shape)
+register_shape_impl(cached_attention, lambda query, keys, values, window, scales: query.new_empty(
+    (*query.shape[:3], values.shape[3] - scales)))
+register_shape_impl(latent_attention, lambda query, latents, rotated, rank: query.new_empty((*query.shape[:3], rank)))
 register_flop_impl(cached_attention, _flops)
 register_flop_impl(latent_attention, _latent_flops)
 

@@ -59,15 +59,10 @@ class MeasuringMode(DirectDispatchMode):
         end = self.clock.pause()
         if not facts.silent:
             with torch._C.DisableTorchFunction():
-                self._report(func, args, kwargs or {}, result, start, end)
+                if (found := describe_call(func, args, kwargs or {}, result)) is not None:
+                    self.listener(*found, start, end)
         self.clock.go()
         return result
-
-    def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, start: Any,
-                end: Any) -> None:
-        found = describe_call(func, args, kwargs, result)
-        if found is not None:
-            self.listener(*found, start, end)
 
 
 def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -111,9 +106,8 @@ _facts: dict[int, _Facts] = {}
 
 
 def _look_up(func: Any) -> _Facts:
-    is_plain = isinstance(func, torch._ops.OpOverload)  # or a higher-order operator
-    found = _facts[id(func)] = _Facts(func, is_plain and describe_operator(func).composite, is_plain
-                                      and describe_operator(func).silent)
+    known = describe_operator(func) if isinstance(func, torch._ops.OpOverload) else None  # a higher-order operator
+    found = _facts[id(func)] = _Facts(func, known is not None and known.composite, known is not None and known.silent)
     return found
 
 

@@ -1,6 +1,7 @@
 """`measure`: what a step of a model costs on the device at hand, and the annotation of what was timed."""
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +19,23 @@ from analyzer.fx.module_borrow import uncompiled
 from analyzer.hardware import find_device
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import current
+from analyzer.output import check_output
 from analyzer.profilers.annotation import WAYS, Annotation, operator_key, sum_seconds
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.record.eager import EagerStep, OptimizerFactory
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
+from analyzer.report import choice
+from analyzer.report.page.document import check_page
 from analyzer.results.profile import Profile
 from analyzer.units import format_seconds
+from analyzer.zoo import command_option
+from analyzer.zoo.input_spec import InputSpec
+from analyzer.zoo.target import import_own_code, load_target
 
 from .clock import Clock, choose_clock
 from .recorder import Key, RuntimeRecorder, device_of, has_data
 
-# What a recorder measured, as an annotation of its log.
 
 def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> Callable[[Log], Annotation]:
     """A profiler of the seconds that ``recorder`` measured: the mean over ``steps``, said of the log's last step.
@@ -45,7 +51,11 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
         ran = {record.phase for record in log.phases if record.step in steps}
         out.start_rows(log, {f"{way}_seconds": 0.0 for phase, way in WAYS.items() if phase in ran})
         of_phase: dict[tuple[int, str], float] = defaultdict(float)
-        for (step, phase, module), seconds in lap_seconds(recorder).items():
+        laps: dict[Key, float] = defaultdict(float)
+        for (_, start), (owner, end) in pairwise(recorder.laps):
+            if owner is not None:  # else no module ran
+                laps[owner] += recorder.clock.seconds(start, end)
+        for (step, phase, module), seconds in laps.items():
             if step not in steps:
                 of_phase[step, phase] += seconds
                 continue
@@ -73,15 +83,6 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
     return profile_measured
 
 
-def lap_seconds(recorder: RuntimeRecorder) -> dict[Key, float]:
-    """Seconds by step, phase and module; what no module ran is left out."""
-    found: dict[Key, float] = defaultdict(float)
-    for (_, start), (key, end) in pairwise(recorder.laps):
-        if key is not None:
-            found[key] += recorder.clock.seconds(start, end)
-    return found
-
-
 def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[int, float]:
     """Seconds of each call of the log's last step, by index."""
     log = recorder.log
@@ -104,8 +105,6 @@ def call_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> list[float]
         return []
     return [sum(recorder.clock.seconds(*span) for span in spans) / len(rows) for spans in zip(*rows)]
 
-
-# `measure`: what a training or inference step of a model costs on the device at hand.
 
 LIVE_TENSORS = ("bytes are those of the tensors alive, without what an allocator rounds up or kernels take for "
                 "themselves")
@@ -138,10 +137,14 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         raise InputError(f"measure(clock={clock!r}): must be a clock of analyzer.tools.runtime.clock, or None")
     session = Session(None, ProfileOptions(steps=warm_up + steps, keep_events=False), mode=mode, optimizer=optimizer,
                       autocast=autocast, loss_fn=loss_fn, step=step)
-    if not isinstance(model, torch.nn.Module):
-        model = build_real(model)
-    check_device(model)
-    return run_steps(session, model, as_arguments(args), as_keywords(kwargs), range(warm_up, warm_up + steps),
+    built = model() if not isinstance(model, torch.nn.Module) and callable(model) else model
+    if not isinstance(built, torch.nn.Module):
+        raise InputError(
+            f"measure(model={model!r}): must be a torch.nn.Module or a callable of no arguments that builds one")
+    if not has_data(built) and current() is None:
+        raise InputError(f"{type(built).__name__} is on the meta device and has no data to run on: "
+                         f"model.to_empty(device='cpu') gives it some, and analyzer.profile predicts without any")
+    return run_steps(session, built, as_arguments(args), as_keywords(kwargs), range(warm_up, warm_up + steps),
                      convention, clock)
 
 
@@ -185,7 +188,9 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
             "" if compiled_seconds is None else
             f"; as compiled, a forward pass takes {format_seconds(compiled_seconds)}"))
     flops = make_flops_profiler(convention)
-    if recorder.is_simulated or runs_on_meta(log):
+    # of a model without parameters whose input is on meta an operator gives a tensor without data
+    signatures = {call.signature for call in log.calls}
+    if recorder.is_simulated or any(spec.device == "meta" for signature in signatures for spec in signature.outputs):
         spec = recorder.spec
         method = "not timed: it ran without data" if spec is None else f"predicted for {spec.name}"
         session = Session(spec, mode=mode, profilers={"flops": flops})
@@ -194,29 +199,6 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     facts = {"device": name_device(device), "measured_steps": len(steps), **facts,
              "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
     return Run(session, recorder, model).build(**facts)
-
-
-def runs_on_meta(log: Log) -> bool:
-    """Whether an operator gave a tensor without data, as of a model without parameters whose input is on meta."""
-    signatures = {call.signature for call in log.calls}
-    return any(spec.device == "meta" for signature in signatures for spec in signature.outputs)
-
-
-def build_real(factory: Any) -> torch.nn.Module:
-    """Call a factory. Raises InputError where it is not callable or gives no module."""
-    model = factory() if callable(factory) else factory
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(
-            f"measure(model={factory!r}): must be a torch.nn.Module or a callable of no arguments that builds one")
-    return model
-
-
-def check_device(model: torch.nn.Module) -> torch.device:
-    """The device that the model is on. Raises InputError where it has no data."""
-    if not has_data(model) and current() is None:
-        raise InputError(f"{type(model).__name__} is on the meta device and has no data to run on: "
-                         f"model.to_empty(device='cpu') gives it some, and analyzer.profile predicts without any")
-    return device_of(model)
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
@@ -280,3 +262,47 @@ def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) ->
                     t.copy_(copy)
             for p, gradient in gradients:
                 p.grad = gradient
+
+
+def run_measure(arguments: argparse.Namespace) -> int:
+    """``analyzer measure``; the result is the exit code."""
+    import_own_code(arguments.target)  # which may register reports
+    shown = choice.read_shown(arguments.show)
+    check_output(arguments.json)
+    check_page(arguments.html)
+
+    device = find_torch_device(arguments.device)
+    train = arguments.mode == "train"
+    target = load_target(arguments.target)
+    recipe = command_option.read_recipe(arguments)
+    inputs = command_option.choose_inputs(target, arguments.input, train, recipe.dtype)
+    with command_option.model_errors(arguments.target):
+        with torch.device(device):
+            model = recipe.build(target.build).train(train)
+        args, kwargs = make_tensors(inputs, device)
+        found = measure(model, args, kwargs, steps=arguments.steps, warm_up=arguments.warm_up,
+                        convention=arguments.convention, **command_option.find_step(arguments, recipe))
+    choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
+    print(choice.make_text(found, shown))
+    return 0
+
+
+def find_torch_device(name: str) -> torch.device:
+    """The device of that name. Raises InputError where torch has none such."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: no device of torch; write cpu, cuda or cuda:1") from None
+    if device.type != "cpu":
+        there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if there is None or there.type != device.type or (device.index or 0) >= torch.accelerator.device_count():
+            has = "none" if there is None else f"{torch.accelerator.device_count()} of type {there.type}"
+            raise InputError(f"--device {name}: is not here; accelerators that torch sees: {has}")
+    return device
+
+
+def make_tensors(inputs: Sequence[InputSpec],
+                 device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Positional and named tensors with data."""
+    return (tuple(s.fill(device) for s in inputs if s.name is None),
+            {s.name: s.fill(device) for s in inputs if s.name is not None})

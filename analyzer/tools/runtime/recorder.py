@@ -109,7 +109,6 @@ class RuntimeRecorder(Recorder):
         return (self.step, self.phase, ROOT) if self._runs() else None
 
     def _runs(self) -> bool:
-        """Whether a phase is open."""
         return bool(self.log.phases) and self.log.phases[-1].last_call < 0
 
     def begin(self, phase: str) -> None:

@@ -68,19 +68,35 @@ class KeepProducts:
 
     def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
         """The two contexts that `torch.utils.checkpoint` takes: of the forward pass, and of running it again."""
-        kept = _Kept(frozenset(self.ordinals), frozenset(self.skips))
-        return _Keeping(kept) if kept.ordinals or kept.skips else nullcontext(), _Again(kept, self.norms)
+        kept = _Keeping(frozenset(self.ordinals), frozenset(self.skips))
+        return kept if kept.ordinals or kept.skips else nullcontext(), _Again(kept, self.norms)
 
 
-class _Kept:
-    """The results that one run of a region keeps."""
+class _Keeping(TorchDispatchMode):
+    """Is around the region when it runs, and holds the results that this run keeps."""
 
     def __init__(self, ordinals: frozenset[int], skips: frozenset[int]) -> None:
-        self.ordinals, self.skips = ordinals, skips
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ordinals, self.skips, self.met = ordinals, skips, 0
         self.skipped: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self.results: dict[int, Any] = {}
         self.generators: dict[int, GeneratorState | None] = {}
         self.versions: dict[int, list[int]] = {}  #: when the region has run: what is written later, it did not write
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if is_product(func):
+            if self.met in self.ordinals:
+                self.results[self.met] = tree_map_only(torch.Tensor, alias_with_version, result)
+                self.generators[self.met] = GeneratorState.after(func, result)
+            elif self.met in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
+                self.skipped[self.met] = result.shape, result.dtype
+            self.met += 1
+        return result
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        self.versions = {i: [t._version for t in _tensors(result)] for i, result in self.results.items()}
 
     def give(self, ordinal: int) -> Any:
         """A kept result, which is given out once, so that it is freed as early as a saved tensor."""
@@ -99,39 +115,14 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 
 def _writes_first(op: Any) -> bool:
-    """Whether an operator writes into its first argument."""
     if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
         return False
     first = op._schema.arguments[0]
     return first.alias_info is not None and first.alias_info.is_write and str(first.type) == "Tensor"
 
 
-class _Keeping(TorchDispatchMode):
-    """Is around the region when it runs."""
-
-    def __init__(self, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.kept, self.met = kept, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if is_product(func):
-            kept = self.kept
-            if self.met in kept.ordinals:
-                kept.results[self.met] = tree_map_only(torch.Tensor, alias_with_version, result)
-                kept.generators[self.met] = GeneratorState.after(func, result)
-            elif self.met in kept.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
-                kept.skipped[self.met] = result.shape, result.dtype
-            self.met += 1
-        return result
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)  # type: ignore[no-untyped-call]
-        self.kept.versions = {i: [t._version for t in _tensors(result)] for i, result in self.kept.results.items()}
-
-
 class _Giving(TorchDispatchMode):
-    def __init__(self, kept: _Kept) -> None:
+    def __init__(self, kept: _Keeping) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept, self.met = kept, 0
         self.given: StorageTable[bool] = StorageTable()  #: where results lie that were given out
@@ -158,7 +149,7 @@ class _Giving(TorchDispatchMode):
 class _Again:
     """What is around the region when it runs again; it can be entered again, for another backward pass."""
 
-    def __init__(self, kept: _Kept, norms: tuple[_NormBase, ...]) -> None:
+    def __init__(self, kept: _Keeping, norms: tuple[_NormBase, ...]) -> None:
         self.kept, self.norms = kept, norms
         self.undo = ExitStack()
 

@@ -11,13 +11,10 @@ from .unit import Unit
 # What no division into units can cost less than, from prices of memory (a Lagrangian relaxation).
 #
 # Instead of keeping each atom of the program within the limit, each byte needed at it is given a price, and each byte
-# of
-# the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest one
-# that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and
-# Crowder,
-# "Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs, given what
-# is
-# held before it: see `exact`.
+# of the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest
+# one that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and
+# Crowder, "Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs,
+# given what is held before it: see `exact`.
 
 _STEPS = 600      # of the search for prices; a step is one shortest path
 _PATIENCE = 15    # steps without a better bound, after which they are halved
@@ -68,19 +65,16 @@ class UnitGraph:
         return least, path
 
     def relax(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
-        """What no division costs less than, by these prices, and by how much each is to rise."""
+        """What no division costs less than, by these prices; and at each interval, what the cheapest by these prices
+        needs above the limit: by how much each price is to rise.
+        """
         costs, onwards = self.charge(prices)
         least, path = self.shortest(costs)
-        return float(least[0] - onwards[0]), self.excess(path)
-
-    def excess(self, path: Sequence[int]) -> np.ndarray:
-        """At each interval, what a division needs above the limit."""
-        found = np.zeros(len(self.places) - 1)
-        held = 0.0
+        excess, held = np.zeros(len(self.places) - 1), 0.0
         for i in path:
-            found[self.begin[i]:self.end[i]] = held + self.work[i] - 1
+            excess[self.begin[i]:self.end[i]] = held + self.work[i] - 1
             held += self.held[i]
-        return found
+        return float(least[0] - onwards[0]), excess
 
 
 def find_prices(graph: UnitGraph, known_cost: float) -> tuple[float, np.ndarray]:
@@ -120,15 +114,12 @@ def units_left(graph: UnitGraph, prices: np.ndarray, known_cost: float) -> np.nd
 # Dynamic programming over the division of a program into units.
 #
 # The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of
-# Beaumont, Herrmann, Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020)
-# and
-# "Optimal checkpointing for heterogeneous chains" (the tool rotor, 2019; persistent schedules: what is kept stays
-# until
+# Beaumont, Herrmann, Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020) and
+# "Optimal checkpointing for heterogeneous chains" (the tool rotor, 2019; persistent schedules: what is kept stays until
 # its backward). Here a stage that is kept or not is a unit that runs plainly, under a checkpoint, or under one that
-# keeps
-# some products. Where theirs runs memory in equal steps, bytes are exact here; of more than `most_states` states at a
-# place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the plan is
-# the best.
+# keeps some products. Where theirs runs memory in equal steps, bytes are exact here; of more than `most_states` states
+# at a place, those that hold least and those that cost least in each of equal steps of memory go on. With fewer the
+# plan is the best.
 
 # in as many equal steps of memory as rotor has by default (its mem_slots), the least that is held and the least that it
 # costs

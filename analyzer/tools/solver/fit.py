@@ -24,8 +24,6 @@ from analyzer.report.page.answer import Headline
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.info import OutOfMemoryInfo
 
-__all__ = ["Evaluation", "FitResult", "max_batch_size", "max_sequence_length"]
-
 MakeInputs = Callable[[int], Any]
 _FLAT_FACTOR = 64    # how far to go on where a larger size needs no more memory
 _FRAGMENTED = 0.99
@@ -72,7 +70,6 @@ class FitResult:
             "" if self.beyond is not None else f" or more: no larger one than {self.at_most:,} was asked for")
 
     def _list_limits(self) -> tuple[str, str]:
-        """What was counted as fitting."""
         unknown = [line.what for line in self.unseen if line.bytes is None]
         return (f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
                 (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
@@ -82,20 +79,15 @@ class FitResult:
         """Headers, and a row for each size that was tried, by size."""
         return (self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), [
             (f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
-             format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory))
+             format_quantity(e.peak_reserved_bytes, "bytes"), "" if (info := e.out_of_memory) is None else
+             f"{info.operator} in {info.phase}" + (f", {info.module_path}" if info.module_path else ""))
             for e in sorted(self.evaluations, key=lambda e: e.size)]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         answer = Headline.of(bool(self.size), self._name_largest(), self._list_limits())
         return write_fragment(f"{self.what} on {self.device}", write_answer(answer),
                               fold(f"Sizes that were tried ({len(self.evaluations)})",
                                    write_rows(*self._list_rows(), left=(1, 4))))
-
-
-def _describe_end(info: OutOfMemoryInfo | None) -> str:
-    return "" if info is None else f"{info.operator} in {info.phase}" + (
-        f", {info.module_path}" if info.module_path else "")
 
 
 def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *,
@@ -118,20 +110,17 @@ def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_
     >>> found.at_limit.out_of_memory is None, found.beyond.out_of_memory.operator, len(found.evaluations) < 10
     (True, 'aten.addmm.default', True)
     """
-    return _search("batch size", model, make_inputs, device, start, multiple_of, at_most, options, world_size,
-                   profile_options)
+    return _search("batch size", model, make_inputs, device=device, start=start, multiple_of=multiple_of,
+                   at_most=at_most, options=options, world_size=world_size, **profile_options)
 
 
-def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *,
-                        device: str | DeviceSpec = "h200", start: int = 1, multiple_of: int = 1,
-                        at_most: int | None = None, options: ProfileOptions | None = None, world_size: int = 1,
-                        **profile_options: Any) -> FitResult:
-    """The longest sequence whose step fits on ``device``; as `max_batch_size`, with ``make_inputs(length)``.
+def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs,
+                        **options: Any) -> FitResult:
+    """The longest sequence whose step fits on a device; as `max_batch_size`, with ``make_inputs(length)``.
 
     Give ``at_most`` where the model has a longest sequence of its own (a table of positions), beyond which it raises.
     """
-    return _search("sequence length", model, make_inputs, device, start, multiple_of, at_most, options, world_size,
-                   profile_options)
+    return _search("sequence length", model, make_inputs, **options)
 
 
 def split_inputs(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -210,9 +199,9 @@ class _Search:
         return b + int((self.capacity_bytes - now) * (b - a) / (now - before)) if now > before else b
 
 
-def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | DeviceSpec, start: int, multiple_of: int,
-            at_most: int | None, options: ProfileOptions | None, world_size: int,
-            profile_options: dict[str, Any]) -> FitResult:
+def _search(what: str, model: Any, make_inputs: MakeInputs, *, device: str | DeviceSpec = "h200", start: int = 1,
+            multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
+            world_size: int = 1, **profile_options: Any) -> FitResult:
     if world_size < 1:
         raise InputError(f"world_size={world_size!r}: must be the number of processes that train together, at least 1")
     spec = find_device(device)
@@ -245,7 +234,6 @@ def _search(what: str, model: Any, make_inputs: MakeInputs, device: str | Device
 
 
 def _close_in(search: _Search, first: int, what: str) -> None:
-    """Profile sizes until the bracket is closed."""
     search.fits(first + 1)
     if not search.is_closed and not search.high:
         search.fits(search.follow_lines(0.5))  # near the limit, but far enough off to fit where memory fragments

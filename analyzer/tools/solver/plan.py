@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import fx, nn
 
@@ -23,8 +23,7 @@ from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
 from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
-from .plan_page import describe_frontier, describe_kept, describe_plan_memory, describe_regions
-from .recorded_step import FrontierPoint, StepInfo
+from .recorded_step import FrontierPoint, StepInfo, StepMemory
 
 _SHOWN = 20  # checkpoints in a notebook
 
@@ -116,16 +115,6 @@ class Plan:
         """Take the plan away from the modules that `apply` wrapped."""
         return undo_modules(model, self.regions)
 
-    @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[nn.Module]:
-        """`apply` for the length of a block."""
-        planned = self.apply(model)
-        try:
-            yield planned
-        finally:
-            if planned is model:
-                self.undo(model)
-
     # ---- text
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -139,8 +128,7 @@ class Plan:
     def from_json(cls, source: str | Path) -> Plan:
         """The plan in JSON text or in a file. Raises ProfileFormatError for a damaged one, InputError for no file."""
         kind: Any = cls
-        plan: Plan = read_record(kind, source, "Plan.from_json", _FORMAT)
-        return plan
+        return cast(Plan, read_record(kind, source, "Plan.from_json", _FORMAT))
 
     def table(self, fmt: str = "text") -> str:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
@@ -153,13 +141,9 @@ class Plan:
 
     def summary(self) -> str:
         """What the plan gives: peaks before and after, overhead, how good it is."""
-        return "\n".join([*self._list_peaks(), *self._list_facts(), *[f"assumed: {a}" for a in self.assumptions]])
-
-    def _list_peaks(self) -> list[str]:
-        """What was asked for, and memory before and after."""
         before, after = self.unplanned, self.planned
         limited = "activations" if self.budget_of == "activations" else "the whole step"
-        return [
+        return "\n".join([
             f"{self.model}: {len(self.regions)} checkpoints of {self.granularity}s, by method {self.method}",
             f"budget for {limited}: {format_bytes(self.budget_bytes)}",
             f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan" +
@@ -167,10 +151,10 @@ class Plan:
              f"({_percent(after.peak_activation_bytes, before.peak_activation_bytes)})"),
             f"the whole step: {format_bytes(self.whole_step_bytes(before))}" +
             ("" if after is None else f", {format_bytes(self.whole_step_bytes(after))}") +
-            (f" (optimizer states: {format_bytes(self.held_bytes)})" if self.held_bytes else " (without an optimizer)")]
+            (f" (optimizer states: {format_bytes(self.held_bytes)})" if self.held_bytes else " (without an optimizer)"),
+            *self._list_facts(), *[f"assumed: {a}" for a in self.assumptions]])
 
     def _list_facts(self) -> Iterator[str]:
-        """What the plan costs, and how good it is."""
         before, after = self.unplanned, self.planned
         if after is None:
             yield ("not checked: solve from a graph, or measure the planned model with "
@@ -187,7 +171,6 @@ class Plan:
                    f"at most {self.gap:.1%} of the overhead is more than the least possible")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         before, after = self.unplanned, self.planned
         dearest = sorted(self.regions, key=lambda region: -region.cost)[:_SHOWN]
         named = "" if len(dearest) == len(self.regions) else f", the {_SHOWN} dearest"
@@ -204,14 +187,10 @@ class Plan:
         """A page of the plan as text, also written to ``path`` if one is given: memory over the step without and with
         it, what it keeps of each module, its frontier, its checkpoints. Raises MissingExtraError without plotly.
         """
-        peak = None if self.planned is None else self.limited_bytes(self.planned)
-        known = (
-            ("plan_memory", "Memory over the step", describe_plan_memory(
-                self.unplanned, self.planned, self.budget_bytes, self.budget_of, self.held_bytes, self.update_bytes)),
-            ("plan_kept", "Kept of each module", describe_kept(self.unplanned, self.planned, self.regions)),
-            ("frontier", "Budgets and overhead", describe_frontier(self.frontier, self.objective, self._whole_cost,
-                                                                   peak, self.overhead)),
-            ("plan_regions", "Checkpoints", describe_regions(self.regions, self.objective)))
+        known = (("plan_memory", "Memory over the step", _describe_memory(self)),
+                 ("plan_kept", "Kept of each module", _describe_kept(self)),
+                 ("frontier", "Budgets and overhead", _describe_frontier(self)),
+                 ("plan_regions", "Checkpoints", _describe_regions(self)))
         return write_page(f"Checkpointing of {self.model}", [
             headline_part(self._judge(), self._list_tiles()),
             *(Part(kind, title, data, has_chart=kind != "plan_regions") for kind, title, data in known
@@ -265,13 +244,10 @@ def _without_memory(plan: Fields) -> Fields:
     return {**plan, **{name: {**step, "memory": None} for name, step in steps.items()}}
 
 
-def _without_host(plan: Fields) -> Fields:
-    """A saved plan of version 3, in which results could wait on the host."""
-    return {name: value for name, value in plan.items() if name not in ("offloads", "offload_seconds")}
-
-
 _FORMAT = SavedFormat("analyzer.plan", Plan.format_version, "plan", "solve again",
-                      {2: _without_memory, 3: _without_host})
+                      # in version 3 results could wait on the host
+                      {2: _without_memory, 3: lambda plan: {name: value for name, value in plan.items()
+                                                            if name not in ("offloads", "offload_seconds")}})
 
 
 def _percent(part: float, whole: float | None) -> str:
@@ -285,3 +261,68 @@ def format_frontier(plan: Plan) -> str:
              "-" if share is None else f"{share:.2%}") for p, share in zip(plan.frontier, shares)]
     return print_rows(("Budget", "Peak reached", "Overhead",
                        "Of the step" if plan.objective == "seconds" else "Of the forward pass"), rows, left=())
+
+
+# The parts of the page of a plan: memory without and with it, what it keeps of each module, checkpoints, frontier. Each
+# is None where it is not known.
+
+def _describe_memory(plan: Plan) -> dict[str, Any] | None:
+    before, after = plan.unplanned.memory, None if plan.planned is None else plan.planned.memory
+    if before is None:
+        return None
+    return {"without": _describe_curve(before), "budget": plan.budget_bytes, "budget_of": plan.budget_of,
+            "held": plan.held_bytes, "with": None if after is None else _describe_curve(after),
+            "update": plan.update_bytes}
+
+
+def _describe_curve(memory: StepMemory) -> dict[str, Any]:
+    places = {name: i for i, name in enumerate(dict.fromkeys(memory.nodes))}
+    return {"activations": memory.activation_bytes, "others": memory.other_bytes, "names": list(places),
+            "node": [places[name] for name in memory.nodes], "forward": memory.forward_points}
+
+
+def _describe_kept(plan: Plan) -> dict[str, Any] | None:
+    """The modules, parents first, with what each saves for backward without the plan and with it, and how many of its
+    nodes that save something without the plan run under a checkpoint.
+    """
+    before, after = plan.unplanned.memory, None if plan.planned is None else plan.planned.memory
+    if before is None or after is None:
+        return None
+    under = {name for region in plan.regions for name in region.nodes}
+    columns = {"before": [(entry.module_path, entry.bytes) for entry in before.saved],
+               "after": [(entry.module_path, entry.bytes) for entry in after.saved],
+               "checkpointed": [(entry.module_path, 1) for entry in before.saved if entry.node in under]}
+    rows: dict[tuple[str, ...], Counter[str]] = {}
+    for column, found in columns.items():
+        for module_path, quantity in found:
+            names = tuple(filter(None, module_path.split(".")))
+            for depth in range(len(names) + 1):  # the model first
+                rows.setdefault(names[:depth], Counter())[column] += quantity
+    if not rows:
+        return None
+    # numbers in their order, before names
+    ordered = sorted(rows, key=lambda path: [(0, int(name), "") if name.isdecimal() else (1, 0, name)
+                                             for name in path])
+    return {"path": [".".join(path) for path in ordered], "depth": [len(path) for path in ordered],
+            **{name: [rows[path][name] for path in ordered] for name in columns}}
+
+
+def _describe_regions(plan: Plan) -> dict[str, Any] | None:
+    regions = plan.regions
+    if not regions:
+        return None
+    return {"unit": plan.objective, "first": [r.nodes[0] for r in regions], "last": [r.nodes[-1] for r in regions],
+            "module": [r.module_path or "" for r in regions], "nodes": [list(r.nodes) for r in regions],
+            "kept": [len(r.keeps) for r in regions], "products": [r.products for r in regions],
+            "cost": [r.cost for r in regions]}
+
+
+def _describe_frontier(plan: Plan) -> dict[str, Any] | None:
+    """The budgets that plans were sought for, with the peak and the overhead of each, and the point of the plan."""
+    points = plan.frontier
+    if not points:
+        return None
+    peak = None if plan.planned is None else plan.limited_bytes(plan.planned)
+    return {"unit": plan.objective, "whole": plan._whole_cost, "own": {"peak": peak, "overhead": plan.overhead},
+            "budget": [point.budget_bytes for point in points], "peak": [point.peak_bytes for point in points],
+            "overhead": [point.overhead for point in points]}

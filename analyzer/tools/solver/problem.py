@@ -175,16 +175,17 @@ class _Reader:
         storages = self.log.storages
         for i, call in self.forward:
             place = self.place_of_call[i]
-            if place == self.end or self._is_norm(self.nodes[place]):
+            # running statistics of a layer are put back when it is run again
+            if place == self.end or (node := self.nodes[place]).op == "call_module" and isinstance(
+                    self.gm.get_submodule(str(node.target)), _NormBase):
                 continue
+            # and a normalization writes them without its schema saying so
+            name = call.signature.op.__name__
+            statistics = call.inputs if "_norm" in name and "batch" in name else ()
             if (any(v in storages and storages[v].category in ("parameter", "buffer", "input") for v in written(call))
-                    or any(v in storages and storages[v].category == "buffer" for v in running_statistics(call))):
+                    or any(v in storages and storages[v].category == "buffer" for v in statistics)):
                 found.append(place)
         return found
-
-    def _is_norm(self, node: fx.Node) -> bool:
-        """Whether a node is a layer whose running statistics are put back when it is run again."""
-        return node.op == "call_module" and isinstance(self.gm.get_submodule(str(node.target)), _NormBase)
 
     def find_fences(self) -> tuple[tuple[int, int], ...]:
         """First and last atom of each region that no checkpoint may cut."""
@@ -227,7 +228,6 @@ class _Reader:
         return found | dict.fromkeys(self._taken(next(iter(reversed(self.gm.graph.nodes)))), loss)
 
     def _taken(self, node: fx.Node) -> set[int]:
-        """The values in the results that a node is given."""
         return {number for source in node.all_input_nodes for number in self.returned.get(source, ())}
 
     def find_users(self) -> dict[int, set[int]]:
@@ -341,8 +341,3 @@ def written(call: OpCall) -> list[int]:
 def is_view(call: OpCall) -> bool:
     """Whether a call does nothing but show storages that it is given."""
     return not written(call) and {*call.outputs} <= {*call.inputs}
-
-
-def running_statistics(call: OpCall) -> list[int]:
-    """What a normalization may write without its schema saying so."""
-    return list(call.inputs) if "_norm" in call.signature.op.__name__ and "batch" in call.signature.op.__name__ else []

@@ -1,7 +1,6 @@
 """`solve`: a plan that keeps a training step within a budget of memory and runs as little as it can again."""
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -10,14 +9,13 @@ import torch
 from torch import fx
 
 from analyzer.api.argument import as_arguments, as_keywords
-from analyzer.api.symbolic_profile import LastRun, last_runs
+from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.call_table import OpCall
 from analyzer.record.options import progress_of, progress_part
-from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, parse_bytes
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
@@ -35,8 +33,7 @@ _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused i
 class Planner:
     """A program, recorded once, for which plans are sought; keep one to ask for several budgets.
 
-    The program is a graph, or the profile that `symbolic_profile` left in ``meta["profile"]`` of one that is still
-    there. ``args`` and ``kwargs`` are what it is called with; without them it is called as by its last
+    ``args`` and ``kwargs`` are what the graph ``gm`` is called with; without them it is called as by its last
     `symbolic_profile`: with the same arguments, and unless given here the same ``loss_fn``, ``autocast`` and
     ``device``. With a ``device`` the objective is seconds, else FLOPs. ``granularity`` is ``"operator"``, or
     ``"module"`` for plans that the user's own eager model can take. ``held_bytes`` are held besides all along
@@ -44,18 +41,22 @@ class Planner:
     the whole step.
     """
 
-    def __init__(self, profile_or_gm: Profile | fx.GraphModule, args: tuple[Any, ...] | None = None,
+    def __init__(self, gm: fx.GraphModule, args: tuple[Any, ...] | None = None,
                  kwargs: dict[str, Any] | None = None, *, loss_fn: Callable[[Any], torch.Tensor] | None = None,
                  autocast: torch.dtype | None = None, device: str | DeviceSpec | None = None,
                  granularity: str = "operator", held_bytes: int = 0, update_bytes: int = 0) -> None:
-        gm = find_program(profile_or_gm)
+        if not isinstance(gm, fx.GraphModule):
+            raise InputError(f"solve({type(gm).__name__}): takes a GraphModule of symbolic_trace")
         if granularity not in ("operator", "module"):
             raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
         if args is None and kwargs is None:
-            args, kwargs, known = last_arguments(gm)
-            if known is not None:
-                loss_fn, autocast = loss_fn or known.loss_fn, autocast or known.session.autocast
-                device = device or known.session.spec
+            known = last_runs.get(gm)
+            if known is None:
+                raise InputError(f"solve({type(gm).__name__}): give what it is called with: args=(...,), "
+                                 "kwargs={...}; or call symbolic_profile first")
+            args, kwargs = known.arguments
+            loss_fn, autocast = loss_fn or known.loss_fn, autocast or known.session.autocast
+            device = device or known.session.spec
         self.gm, self.name = gm, type(gm).__name__
         self.granularity, self.held_bytes, self.update_bytes = granularity, held_bytes, update_bytes
         self.device = None if device is None else find_device(device)
@@ -212,11 +213,8 @@ class Planner:
                     (*self.profile.assumptions, *assumed), held_bytes=self.held_bytes, update_bytes=self.update_bytes)
 
 
-def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, method: str = "auto",
-          **options: Any) -> Plan:
-    """A plan for ``profile_or_gm`` that keeps its training step within ``budget``.
-
-    It is a graph of `symbolic_trace`, or `symbolic_profile`'s profile of one, after which it needs no ``args``.
+def solve(gm: fx.GraphModule, budget: int | float | str, method: str = "auto", **options: Any) -> Plan:
+    """A plan for ``gm``, a graph of `symbolic_trace`, that keeps its training step within ``budget``.
 
     ``budget`` is bytes of the whole step at its peak (an int, or text such as ``"24GiB"``), or a share of the
     activations' memory at its peak without a plan (a float, or text such as ``"50%"``). ``method`` is ``"chain"``
@@ -239,44 +237,7 @@ def solve(profile_or_gm: Profile | fx.GraphModule, budget: int | float | str, me
     >>> plan.planned.recompute_flops < 0.05 * plan.unplanned.fwd_flops  # GELUs; no product is run again
     True
     """
-    return Planner(profile_or_gm, **options).solve(budget, method)
-
-
-def find_program(profile_or_gm: Any) -> fx.GraphModule:
-    """The graph, or the one that a profile is of."""
-    if isinstance(profile_or_gm, fx.GraphModule):
-        return profile_or_gm
-    if not isinstance(profile_or_gm, Profile):
-        raise InputError(
-            f"solve({type(profile_or_gm).__name__}): takes a GraphModule of symbolic_trace, or the Profile that "
-            f"symbolic_profile left in its meta['profile']")
-    for gm in list(last_runs):
-        if gm.meta.get("profile") is profile_or_gm:
-            return gm
-    raise InputError(
-        f"solve(Profile of {profile_or_gm.name}): every plan is replayed before it is returned, and a profile of "
-        f"analyzer.profile, or one "
-        f"that was loaded, has no program with it; give the graph: solve(symbolic_trace(model, meta_args=...), budget, "
-        f"args=(...,))")
-
-
-def last_arguments(gm: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any], LastRun | None]:
-    """What a graph was called with when it was profiled last; for a copy, tensors like those."""
-    last = last_runs.get(gm)
-    if last is not None:
-        return *last.arguments, last
-    known = gm.meta.get("profile")
-    inputs = {} if known is None else known.inputs
-    names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
-    if not names or any(name not in inputs for name in names):
-        raise InputError(
-            f"solve({type(gm).__name__}): give what it is called with: args=(...,), kwargs={{...}}; or call "
-            f"symbolic_profile first")
-    made = {name: torch.empty(inputs[name].shape, dtype=getattr(torch, inputs[name].dtype), device="meta")
-            for name in names}
-    by_name = {name for name, p in inspect.signature(gm.forward).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    return tuple(t for name, t in made.items()
-                 if name not in by_name), {name: t for name, t in made.items() if name in by_name}, None
+    return Planner(gm, **options).solve(budget, method)
 
 
 def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:

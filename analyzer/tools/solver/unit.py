@@ -166,7 +166,6 @@ class UnitMaker:
         return Unit(first, last, False, 0.0, held, work)
 
     def _values(self, first: int, last: int) -> slice:
-        """The values that these atoms make."""
         return slice(self.start[first], self.start[last + 1])
 
     def _backward_peak(self, first: int, last: int, saved: np.ndarray) -> int:
@@ -189,7 +188,8 @@ class UnitMaker:
     def regions(self, first: int, last: int) -> list[Unit]:
         """Checkpoints of these atoms: keeping no product, all, and shares between, the dearest per byte first."""
         p = self.problem
-        if self.pinned_before[last + 1] > self.pinned_before[first] or self._crosses_fence(first, last):
+        if self.pinned_before[last + 1] > self.pinned_before[first] or any(
+                a < first <= b < last or first < a <= last < b for a, b in p.fences):
             return []
         calls = [c for atom in p.calls[first:last + 1] for c in atom]
         stop = next((i for i in range(len(calls) - 1, -1, -1) if calls[i].saves), None)
@@ -234,9 +234,6 @@ class UnitMaker:
                 units.append(Unit(first, last, True, cost - sum(o[0] for o in taken), held + sum(o[1] for o in taken),
                                   work + sum(o[3] for o in taken), tuple(sorted(o[2] for o in taken)), tuple(skips)))
         return units
-
-    def _crosses_fence(self, first: int, last: int) -> bool:
-        return any(a < first <= b < last or first < a <= last < b for a, b in self.problem.fences)
 
 
 def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Unit]:

@@ -56,15 +56,11 @@ class Configuration:
             raise InputError(f"checkpointing={self.checkpointing!r}: must be True or False")
         if self.optimizer is not None and not isinstance(self.optimizer, str):
             raise InputError(f"optimizer={self.optimizer!r}: a sweep takes the name of an optimizer, or None")
-        object.__setattr__(self, "optimizer", fold_optimizer(self.optimizer))
-        object.__setattr__(self, "device", find_device(self.device))
-        for name in ("dtype", "autocast"):
-            object.__setattr__(self, name, _name_dtype(name, getattr(self, name)))
+        vars(self).update(optimizer=fold_optimizer(self.optimizer), device=find_device(self.device),
+                          dtype=_name_dtype("dtype", self.dtype), autocast=_name_dtype("autocast", self.autocast))
         self.recipe  # noqa: B018  # refuses values that no model could take
         if self.mode == "infer":
-            object.__setattr__(self, "optimizer", None)
-            object.__setattr__(self, "checkpointing", False)
-            object.__setattr__(self, "accumulate", 1)
+            vars(self).update(optimizer=None, checkpointing=False, accumulate=1)
 
     @property
     def device_spec(self) -> DeviceSpec:
