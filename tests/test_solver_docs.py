@@ -93,7 +93,8 @@ def test_what_is_exported_is_shown_and_documented(module: Any) -> None:
 def test_names_that_are_imported_late() -> None:
     code = ("import sys, analyzer; late = [f'analyzer.tools.{name}' for name in ('solver', 'dryrun', 'generation')];"
             "assert not any(name in sys.modules for name in late), sys.modules.keys();"
-            "from analyzer import *; assert analyzer.dry_run is dry_run and callable(max_batch_size)")
+            "from analyzer import *; assert analyzer.dry_run is dry_run and callable(max_batch_size);"
+            "import analyzer.cli, analyzer.tools.solver; assert not {'scipy', 'matplotlib'} & set(sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="module 'analyzer' has no attribute 'solved'"):

@@ -74,25 +74,22 @@ PAIR = Target(
 )
 
 
-@pytest.mark.parametrize(
-    ("given", "train", "chosen"),
-    [
-        ((), False, ["input_ids=int64:8x128", "decoder_input_ids=int64:8x64"]),
-        ((), True, ["input_ids=int64:8x128", "decoder_input_ids=int64:8x64", "labels=int64:8x64"]),
-        (("input_ids=int64:2x16",), True,
-         ["input_ids=int64:2x16", "decoder_input_ids=int64:2x64", "labels=int64:2x64"]),
-        (
-            ("decoder_input_ids=int64:2x7", "input_ids=int64:2x16"), True,
-            ["decoder_input_ids=int64:2x7", "input_ids=int64:2x16", "labels=int64:2x7"],
-        ),
-        (
-            ("input_ids=int64:2x16", "labels=int64:2x9"), True,
-            ["input_ids=int64:2x16", "labels=int64:2x9", "decoder_input_ids=int64:2x64"],
-        ),
-        (("inputs_embeds=2x16x8",), True, ["inputs_embeds=float32:2x16x8"]),  # no main input: nothing is guessed
-        (("int64:3x5",), True, ["int64:3x5", "labels=int64:3x5"]),
-    ],
-)
+@pytest.mark.parametrize(("given", "train", "chosen"), [
+    ((), False, ["input_ids=int64:8x128", "decoder_input_ids=int64:8x64"]),
+    ((), True, ["input_ids=int64:8x128", "decoder_input_ids=int64:8x64", "labels=int64:8x64"]),
+    (("input_ids=int64:2x16",), True,
+     ["input_ids=int64:2x16", "decoder_input_ids=int64:2x64", "labels=int64:2x64"]),
+    (
+        ("decoder_input_ids=int64:2x7", "input_ids=int64:2x16"), True,
+        ["decoder_input_ids=int64:2x7", "input_ids=int64:2x16", "labels=int64:2x7"],
+    ),
+    (
+        ("input_ids=int64:2x16", "labels=int64:2x9"), True,
+        ["input_ids=int64:2x16", "labels=int64:2x9", "decoder_input_ids=int64:2x64"],
+    ),
+    (("inputs_embeds=2x16x8",), True, ["inputs_embeds=float32:2x16x8"]),  # no main input: nothing is guessed
+    (("int64:3x5",), True, ["int64:3x5", "labels=int64:3x5"]),
+])
 def test_chosen_inputs(given: tuple[str, ...], train: bool, chosen: list[str]) -> None:
     assert show(PAIR, train, given) == chosen
 
@@ -113,17 +110,14 @@ def test_label_takes_its_shape_from_an_input(dims: tuple[int, ...] | None, shape
 # ---------------------------------------------------------------- torchvision
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs"),
-    [
-        ("resnet18", ["float32:8x3x224x224"]),
-        ("inception_v3", ["float32:8x3x299x299"]),
-        ("vit_h_14", ["float32:8x3x224x224"]),  # its best weights are for 518, the model without weights is not
-        ("lraspp_mobilenet_v3_large", ["float32:8x3x520x520"]),
-        ("r3d_18", ["float32:8x3x16x112x112"]),
-        ("raft_small", ["float32:2x3x368x496", "float32:2x3x368x496"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "inputs"), [
+    ("resnet18", ["float32:8x3x224x224"]),
+    ("inception_v3", ["float32:8x3x299x299"]),
+    ("vit_h_14", ["float32:8x3x224x224"]),  # its best weights are for 518, the model without weights is not
+    ("lraspp_mobilenet_v3_large", ["float32:8x3x520x520"]),
+    ("r3d_18", ["float32:8x3x16x112x112"]),
+    ("raft_small", ["float32:2x3x368x496", "float32:2x3x368x496"]),
+])
 def test_torchvision(name: str, inputs: list[str]) -> None:
     target = load_target(f"torchvision:{name}")
     assert show(target, train=True) == inputs
@@ -154,15 +148,12 @@ def test_torchvision_unknown() -> None:
 # ---------------------------------------------------------------- timm
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "inputs"),
-    [
-        # figures of timm's results-imagenet.csv: 22.05, 28.59, 22.06 M
-        ("vit_small_patch16_224", 22_050_664, ["float32:8x3x224x224"]),
-        ("convnext_tiny", 28_589_128, ["float32:8x3x224x224"]),
-        ("vit_small_patch14_dinov2.lvd142m", 22_056_192, ["float32:8x3x518x518"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters", "inputs"), [
+    # figures of timm's results-imagenet.csv: 22.05, 28.59, 22.06 M
+    ("vit_small_patch16_224", 22_050_664, ["float32:8x3x224x224"]),
+    ("convnext_tiny", 28_589_128, ["float32:8x3x224x224"]),
+    ("vit_small_patch14_dinov2.lvd142m", 22_056_192, ["float32:8x3x518x518"]),
+])
 def test_timm(name: str, parameters: int, inputs: list[str]) -> None:
     target = load_target(f"timm:{name}")
     assert count(build(target)) == parameters
@@ -181,33 +172,30 @@ def test_timm_unknown() -> None:
 IDS, LABELS, DECODER = "input_ids=int64:8x128", "labels=int64:8x128", "decoder_input_ids=int64:8x128"
 
 
-@pytest.mark.parametrize(
-    ("spec", "model_class", "inputs"),
-    [
-        ("BertConfig", "BertForMaskedLM", [IDS, LABELS]),
-        ("GPT2Config", "GPT2LMHeadModel", [IDS, LABELS]),
-        ("LlamaConfig", "LlamaForCausalLM", [IDS, LABELS]),
-        ("T5Config", "T5ForConditionalGeneration", [IDS, DECODER, LABELS]),
-        ("MixtralConfig", "MixtralForCausalLM", [IDS, LABELS]),
-        ("WhisperConfig", "WhisperForConditionalGeneration", ["input_features=float32:8x80x3000", DECODER, LABELS]),
-        ("ViTConfig", "ViTForImageClassification", ["pixel_values=float32:8x3x224x224", "labels=int64:8"]),
-        ("VideoMAEConfig", "VideoMAEForVideoClassification", ["pixel_values=float32:8x16x3x224x224", "labels=int64:8"]),
-        ("Wav2Vec2Config", "Wav2Vec2ForCTC", ["input_values=float32:8x16000"]),
-        ("ASTConfig", "ASTForAudioClassification", ["input_values=float32:8x1024x128", "labels=int64:8"]),
-        ("BlipConfig", "BlipForConditionalGeneration", ["pixel_values=float32:8x3x384x384", IDS, LABELS]),
-        ("SiglipVisionConfig", "SiglipVisionModel", ["pixel_values=float32:8x3x224x224"]),
-        ("BertConfig:BertModel", "BertModel", [IDS]),
-        ("CLIPConfig:CLIPModel", "CLIPModel", ["input_ids=int64:8x77", "pixel_values=float32:8x3x224x224"]),
-        ("BertConfig:BertForSequenceClassification", "BertForSequenceClassification", [IDS, "labels=int64:8"]),
-        ("BertConfig:BertForQuestionAnswering", "BertForQuestionAnswering",
-         [IDS, "start_positions=int64:8", "end_positions=int64:8"]),
-        (
-            "SegformerConfig:SegformerForSemanticSegmentation", "SegformerForSemanticSegmentation",
-            ["pixel_values=float32:8x3x224x224", "labels=int64:8x224x224"],
-        ),
-        ("T5Config:T5EncoderModel", "T5EncoderModel", [IDS]),
-    ],
-)
+@pytest.mark.parametrize(("spec", "model_class", "inputs"), [
+    ("BertConfig", "BertForMaskedLM", [IDS, LABELS]),
+    ("GPT2Config", "GPT2LMHeadModel", [IDS, LABELS]),
+    ("LlamaConfig", "LlamaForCausalLM", [IDS, LABELS]),
+    ("T5Config", "T5ForConditionalGeneration", [IDS, DECODER, LABELS]),
+    ("MixtralConfig", "MixtralForCausalLM", [IDS, LABELS]),
+    ("WhisperConfig", "WhisperForConditionalGeneration", ["input_features=float32:8x80x3000", DECODER, LABELS]),
+    ("ViTConfig", "ViTForImageClassification", ["pixel_values=float32:8x3x224x224", "labels=int64:8"]),
+    ("VideoMAEConfig", "VideoMAEForVideoClassification", ["pixel_values=float32:8x16x3x224x224", "labels=int64:8"]),
+    ("Wav2Vec2Config", "Wav2Vec2ForCTC", ["input_values=float32:8x16000"]),
+    ("ASTConfig", "ASTForAudioClassification", ["input_values=float32:8x1024x128", "labels=int64:8"]),
+    ("BlipConfig", "BlipForConditionalGeneration", ["pixel_values=float32:8x3x384x384", IDS, LABELS]),
+    ("SiglipVisionConfig", "SiglipVisionModel", ["pixel_values=float32:8x3x224x224"]),
+    ("BertConfig:BertModel", "BertModel", [IDS]),
+    ("CLIPConfig:CLIPModel", "CLIPModel", ["input_ids=int64:8x77", "pixel_values=float32:8x3x224x224"]),
+    ("BertConfig:BertForSequenceClassification", "BertForSequenceClassification", [IDS, "labels=int64:8"]),
+    ("BertConfig:BertForQuestionAnswering", "BertForQuestionAnswering",
+     [IDS, "start_positions=int64:8", "end_positions=int64:8"]),
+    (
+        "SegformerConfig:SegformerForSemanticSegmentation", "SegformerForSemanticSegmentation",
+        ["pixel_values=float32:8x3x224x224", "labels=int64:8x224x224"],
+    ),
+    ("T5Config:T5EncoderModel", "T5EncoderModel", [IDS]),
+])
 def test_transformers_classes_and_inputs(spec: str, model_class: str, inputs: list[str]) -> None:
     target = load_target(f"hf:{spec}")
     assert show(target, train=True) == inputs
@@ -232,18 +220,9 @@ def test_bert_has_its_published_parameters() -> None:
     assert count(build(load_target("hf:BertConfig:BertModel"))) == 109_482_240  # 109.48 M
 
 
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 64,
-    "torch_dtype": "bfloat16",
-}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+         "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+         "max_position_embeddings": 64, "torch_dtype": "bfloat16"}
 
 
 def write(folder: Path, content: object, name: str = "config.json") -> Path:
@@ -280,23 +259,20 @@ def test_builds_do_not_share_their_config(tmp_path: Path) -> None:
     assert first.config is not second.config
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"model_type": "llama",',
-         "Expecting property name enclosed in double quotes"),
-        ("[1, 2]", "holds a JSON list, not an object with a model's settings"),
-        ("{}", 'has neither "model_type" nor "architectures", so it names no model of transformers'),
-        ('{"model_type": "lama"}', "has the \"model_type\" 'lama', unknown to transformers"),
-        ('{"model_type": "lama"}', "; did you mean llama"),
-        ('{"model_type": 3}', 'has the "model_type" 3, unknown to transformers'),
-        ('{"architectures": ["LlamaForCasualLM"]}', "has the architecture 'LlamaForCasualLM', which transformers"),
-        ('{"architectures": ["LlamaForCasualLM"]}', "does not have; did you mean LlamaForCausalLM"),
-        ('{"model_type": "llama", "architectures": ["MyOwnLM"]}',
-         "its config has the architecture 'MyOwnLM', which transformers"),
-        ('{"model_type": "llama", "hidden_size": "wide"}', "is no LlamaConfig: "),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ('{"model_type": "llama",',
+     "Expecting property name enclosed in double quotes"),
+    ("[1, 2]", "holds a JSON list, not an object with a model's settings"),
+    ("{}", 'has neither "model_type" nor "architectures", so it names no model of transformers'),
+    ('{"model_type": "lama"}', "has the \"model_type\" 'lama', unknown to transformers"),
+    ('{"model_type": "lama"}', "; did you mean llama"),
+    ('{"model_type": 3}', 'has the "model_type" 3, unknown to transformers'),
+    ('{"architectures": ["LlamaForCasualLM"]}', "has the architecture 'LlamaForCasualLM', which transformers"),
+    ('{"architectures": ["LlamaForCasualLM"]}', "does not have; did you mean LlamaForCausalLM"),
+    ('{"model_type": "llama", "architectures": ["MyOwnLM"]}',
+     "its config has the architecture 'MyOwnLM', which transformers"),
+    ('{"model_type": "llama", "hidden_size": "wide"}', "is no LlamaConfig: "),
+])
 def test_bad_config_file(tmp_path: Path, content: str, message: str) -> None:
     assert message in fail(f"hf:{write(tmp_path, content)}")
 
@@ -369,22 +345,19 @@ def test_factory(project: Path, name: str, shape: tuple[int, ...]) -> None:
     assert target.choose_inputs(train=True) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("own_models:make_nett", "own_models has no 'make_nett'; did you mean make_net?"),
-        ("own_models:Holder.made", "own_models has no 'Holder.made'; did you mean make?"),
-        ("own_models:number", "number is of type int; give a callable of no arguments that returns an nn.Module"),
-        ("own_models:ready", "ready is a model already built; give a callable of no arguments"),
-        ("own_models:sized", "sized needs width, depth; give a callable of no arguments"),
-        ("own_broken:net", "importing own_broken failed: RuntimeError: no licence"),
-        ("own_needy:net", "own_needy itself imports 'a_module_nobody_has', which is not installed"),
-        ("own_nothing:net", "no module 'own_nothing' on the path or in "),
-        ("own_models.part:net", "no module 'own_models.part' on the path or in "),
-        ("torchvison:resnet18", "; did you mean torchvision?"),
-        ("my-models:net", "'my-models' is no module name; TARGET is one of torchvision:NAME"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("own_models:make_nett", "own_models has no 'make_nett'; did you mean make_net?"),
+    ("own_models:Holder.made", "own_models has no 'Holder.made'; did you mean make?"),
+    ("own_models:number", "number is of type int; give a callable of no arguments that returns an nn.Module"),
+    ("own_models:ready", "ready is a model already built; give a callable of no arguments"),
+    ("own_models:sized", "sized needs width, depth; give a callable of no arguments"),
+    ("own_broken:net", "importing own_broken failed: RuntimeError: no licence"),
+    ("own_needy:net", "own_needy itself imports 'a_module_nobody_has', which is not installed"),
+    ("own_nothing:net", "no module 'own_nothing' on the path or in "),
+    ("own_models.part:net", "no module 'own_models.part' on the path or in "),
+    ("torchvison:resnet18", "; did you mean torchvision?"),
+    ("my-models:net", "'my-models' is no module name; TARGET is one of torchvision:NAME"),
+])
 def test_bad_factory(project: Path, text: str, message: str) -> None:
     assert message in fail(text)
 

@@ -18,8 +18,14 @@ from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.record.options import watch_progress
 from analyzer.tools.calibration import calibrate
 from analyzer.tools.calibration.bench import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, TorchBench, list_points
-from analyzer.tools.calibration.calibrate import make_spec
-from analyzer.tools.calibration.fit import find_figures, find_host, fit_constants, leave_calls_out, predict
+from analyzer.tools.calibration.calibrate import (
+    find_figures,
+    find_host,
+    fit_constants,
+    leave_calls_out,
+    make_spec,
+    predict,
+)
 
 Bench = Callable[[Point], "float | None"]
 

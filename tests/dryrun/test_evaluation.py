@@ -195,16 +195,3 @@ def test_a_script_without_updates_has_no_evaluation(run):
             model(batch()[0])
     """)
     assert p.mode == "infer" and p.fwd_macs == 3 * PASS and "evaluation" not in p.phases
-
-
-def test_evaluation_of_trainers(run_dry):
-    for name in ("lightning", "transformers", "accelerate"):
-        pytest.importorskip(name)
-    profiles = run_dry(("lightning", "evaluating_trainers.py", ["lightning"]),
-                       ("transformers", "evaluating_trainers.py", ["transformers"]))
-    for name, p in profiles.items():
-        assert p.fwd_macs == PASS, name
-        # Lightning's check before the first step, and both after the second one: two batches of twice the size
-        passes = 4 if name == "lightning" else 2
-        assert p.phases["evaluation"].macs == passes * 2 * PASS, name
-        assert any(f"({passes} of " in a for a in p.assumptions), name

@@ -1,19 +1,23 @@
 """Scripts as ranks of a job: what each rank holds and sends follows by hand from what the wrappers keep."""
 from __future__ import annotations
 
+import importlib.util
 import textwrap
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from analyzer.cli import main
+from analyzer.distributed.world import World
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import RankTable, world
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import GroupInfo, RankRun, WorldInfo
-from analyzer.tools.dryrun.job import list_peers
+from analyzer.tools.dryrun.job import RankResult, dry_run_ranks, list_peers
 from analyzer.tools.dryrun.script import dry_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -151,7 +155,25 @@ for step in range(9):
 """
 
 
-def test_ranks_that_differ_are_run_and_told(tmp_path, capfd):
+class InThisProcess:
+    """A rank that runs here: PyTorch alone keeps nothing of a world."""
+
+    def __init__(self, job, *, shows):
+        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world))
+        self.result = RankResult(run.profile, run.steps, run.is_stopped, run.format_error())
+
+    def wait(self):
+        return self.result
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+
+def test_ranks_that_differ_are_run_and_told(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("analyzer.tools.dryrun.job.RankProcess", InThisProcess)
     path = write(tmp_path, RANK_ZERO_HOLDS_MORE)
     saved, page = tmp_path / "ranks.json", tmp_path / "ranks.html"
     assert main(["dryrun", "--world", "16", "--json", str(saved), "--html", str(page), "--show", "brief",
@@ -167,6 +189,47 @@ def test_ranks_that_differ_are_run_and_told(tmp_path, capfd):
     assert "as 3 of 16 ranks" in out and "most memory: rank 0 (first)" in out and "3 of 16 ranks were run" in out
     line, = [line for line in out.splitlines() if "neither first nor last, last" in line]
     assert "4.00 MiB" in line
+
+
+BLOCK, HEAD = 256 * 1024 + 1024 + 1024 * 256 + 256, 256 * 8 + 8
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """A rank of a script of each library, in processes of their own, which run beside each other."""
+    jobs = {"accelerate": ("accelerate_fsdp.py", 8, 3, 8), "lightning": ("lightning_ddp.py", 8, 6, 4)}
+
+    def run(script, size, rank, devices_per_host):
+        done = dry_run_ranks(EXAMPLES / script, size=size, ranks=[rank], devices_per_host=devices_per_host)
+        assert done.failed_rank is None, done.results[rank].error
+        return done.table.profiles[rank]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = {name: pool.submit(run, *job) for name, job in jobs.items() if importlib.util.find_spec(name)}
+    return {name: future.result() for name, future in found.items()}
+
+
+def sum_bytes(p):
+    found = Counter()
+    for row in p.comm or ():
+        found[row.kind, row.phase] += row.bytes or 0
+    return dict(found)
+
+
+def test_accelerate_fully_sharded(ranks):
+    pytest.importorskip("accelerate")
+    p, params = ranks["accelerate"], 3 * BLOCK + HEAD
+    assert (p.param_bytes, p.optimizer_bytes) == (4 * params // 8, 8 * params // 8)
+    assert sum_bytes(p) == {("all_gather", "forward"): 4 * params, ("all_gather", "backward"): 4 * 3 * BLOCK,
+                            ("reduce_scatter", "backward"): 4 * params, ("all_reduce", "optimizer"): 4 * 14}
+
+
+def test_lightning_on_two_hosts(ranks):
+    pytest.importorskip("lightning")
+    p = ranks["lightning"]
+    assert (p.param_bytes, p.optimizer_bytes) == (4 * LINEAR, 8 * LINEAR)
+    assert sum_bytes(p)["all_reduce", "backward"] == 4 * LINEAR
+    assert [x.device for x in p.inputs.values()][:1] == ["cuda:2"]
 
 
 def test_ranks_of_other_stages_are_those_that_a_rank_sends_to():

@@ -8,7 +8,6 @@ from torch import nn
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.tools.dryrun.script import dry_run
 from analyzer.tools.runtime import FlopsProfiler, TIDSProfiler, get_model_profile
 
 
@@ -42,17 +41,16 @@ def on(device, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("figures", [
-    lambda model, shape: get_model_profile(model, shape, print_profile=False),
-    lambda model, shape: get_model_profile(model, args=(torch.ones(shape),), print_profile=False),
-])
-def test_figures_are_those_of_the_cpu(name, figures):
+def test_figures_are_those_of_the_cpu(name):
     model, shape = on("meta", name)
-    assert figures(model, shape) == figures(*on("cpu", name))
+    host, _ = on("cpu", name)
+    expected = get_model_profile(host, shape, print_profile=False)
+    assert get_model_profile(model, shape, print_profile=False) == expected
+    assert get_model_profile(model, args=(torch.ones(shape),), print_profile=False) == expected
     assert {t.device.type for t in model.parameters()} == {"meta"} and model.training
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "lstm"])
+@pytest.mark.parametrize("name", ["attention", "lstm"])
 def test_a_training_step_on_meta(name):
     found = {}
     for device in ("meta", "cpu"):
@@ -103,33 +101,6 @@ def test_a_model_without_parameters_on_meta_was_not_measured():
     with FlopsProfiler(nn.ReLU()) as prof:
         prof.model(torch.ones(3, device="meta"))
     assert prof.profile.seconds_method == "not timed: it ran without data" and prof.profile.fwd_seconds is None
-
-
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from analyzer.tools.runtime import get_model_profile, measure
-model = nn.Linear(4096, 4096).to(sys.argv[1])
-get_model_profile(model, (64, 4096))
-found = measure(model, (torch.rand(64, 4096, device=sys.argv[1]),), mode="infer")
-print(found.report("torchinfo", col_names=("output_size", "fwd_seconds")))
-print(found.summary())
-"""
-
-
-@pytest.mark.parametrize(("device", "said"), [("cuda", "latencies are predicted for t4"),
-                                              ("cpu", "not timed: it ran without data")])
-def test_a_dry_run_measures_nothing(device, said, tmp_path, capsys):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    found = dry_run(path, [device], device="t4")
-    assert found.error is None
-    out = capsys.readouterr().out
-    assert said in out and "measured on" not in out and "host clock" not in out
-    predicted = profile(nn.Linear(4096, 4096), torch.empty(64, 4096), mode="infer", device="t4").kernel_seconds
-    row = next(line for line in out.splitlines() if line.startswith("Linear   "))
-    assert row.split()[-1] == (f"{1000 * predicted:.3f}" if device == "cuda" else "--")
 
 
 def test_a_prediction_is_that_of_the_roofline():

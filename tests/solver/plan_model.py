@@ -4,7 +4,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.llama import Llama, LlamaConfig
 
 
@@ -89,23 +88,15 @@ class Dense(nn.Module):
         return torch.cat(features, dim=1)
 
 
-def _tokens() -> dict[str, Tensor]:
-    return {"input_ids": torch.arange(64).reshape(2, 32) % 53, "labels": torch.arange(64).reshape(2, 32) % 47}
-
-
-def _llama() -> Llama:
-    return Llama(
-        LlamaConfig(vocab_size=53, hidden_size=32, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
-                    num_key_value_heads=2))
-
-
 MODELS = {
     "resnet": (ResNet, lambda: {"x": torch.randn(4, 3, 16, 16)}),
     "encoder": (Encoder, lambda: {"x": torch.randn(4, 24, 32)}),
     "skips": (Skips, lambda: {"x": torch.randn(2, 3, 32, 32)}),
     "dense": (Dense, lambda: {"x": torch.randn(4, 8, 16, 16)}),
-    "gpt2": (lambda: GPT2(vocabulary=53, positions=32, hidden=32, layers=4, heads=4), _tokens),
-    "llama": (_llama, _tokens),
+    "llama": (lambda: Llama(LlamaConfig(vocab_size=53, hidden_size=32, intermediate_size=96, num_hidden_layers=4,
+                                        num_attention_heads=4, num_key_value_heads=2)),
+              lambda: {"input_ids": torch.arange(64).reshape(2, 32) % 53,
+                       "labels": torch.arange(64).reshape(2, 32) % 47}),
 }
 
 

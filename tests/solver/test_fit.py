@@ -14,7 +14,6 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.tools.solver.fit import max_batch_size, max_sequence_length
 from analyzer.units import format_bytes
-from analyzer.zoo import MODELS
 
 MIB = 2**20
 
@@ -56,7 +55,7 @@ def check(found, run, spare=8):
     assert len(found.evaluations) <= spare + math.log2(found.size)
 
 
-@pytest.mark.parametrize("mib", [60, 61, 75, 100])
+@pytest.mark.parametrize("mib", [60, 100])
 def test_inference_of_a_layer_by_hand(mib):
     """4 MiB of weights and 33 of workspaces (a segment each; cuBLASLt takes none without a bias), then input and output
     of 4 KiB a row.
@@ -75,8 +74,8 @@ def test_inference_of_a_layer_by_hand(mib):
 
 @pytest.mark.parametrize(("model", "make", "mib"), [
     (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 500),
-    (lambda: nn.Sequential(layer(), nn.Sigmoid(), layer()), rows, 5000),
-    (MODELS["resnet18"].factory, lambda n: torch.empty(n, 3, 64, 64, device="meta"), 2000),
+    (lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3)),
+     lambda n: torch.empty(n, 3, 64, 64, device="meta"), 2000),
 ])
 def test_training(model, make, mib):
     def run(n):
@@ -175,9 +174,8 @@ class Widening(nn.Module):
         return sum(torch.sigmoid(layer(x)).sum() for layer in self.layers)
 
 
-@pytest.mark.parametrize("mib", [150, 300])
-def test_the_verdict_of_a_profile_is_that_of_the_search(mib):
-    card = DeviceSpec("card", kind="cuda", memory_bytes=mib * MIB)
+def test_the_verdict_of_a_profile_is_that_of_the_search():
+    card = DeviceSpec("card", kind="cuda", memory_bytes=150 * MIB)
     large = replace(card, name="large", memory_bytes=10**12)
 
     def step(n, device):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from analyzer import Profile, profile, symbolic_profile, symbolic_trace
+from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
 from analyzer.tools.solver.application import CheckpointedForward, KeepProducts
@@ -65,7 +65,7 @@ def test_plans_of_operators_meet_their_budgets_and_change_no_result(name):
     assert costs and costs == sorted(costs) and costs[0] < 0.2 * whole.fwd_flops
 
 
-@pytest.mark.parametrize("name", ["resnet", "encoder", "llama"])
+@pytest.mark.parametrize("name", ["resnet", "encoder"])
 def test_plans_of_modules_wrap_the_user_s_own_model(name):
     model, inputs, gm, planner = planner_of(name, granularity="module")
     expected = take_step(model, model, inputs)
@@ -82,28 +82,23 @@ def test_plans_of_modules_wrap_the_user_s_own_model(name):
         plan.apply(model)
     plan.undo(model)
     assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
-    with plan.applied(model):
-        assert isinstance(model.get_submodule(plan.regions[0].module_path).forward, CheckpointedForward)
+    calls, first = [], model.get_submodule(plan.regions[0].module_path)
+    plan.apply(model)
+    assert isinstance(first.forward, CheckpointedForward)
+    handle = first.register_forward_hook(lambda *_: calls.append(1))
+    square(model(**inputs)).backward()
+    handle.remove()
+    plan.undo(model)
+    assert calls == [1]
     assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
 
 
-def test_hooks_of_wrapped_modules_run_once_a_step():
-    model, inputs, _, planner = planner_of("resnet", granularity="module")
-    plan = planner.solve(0.7)
-    calls = []
-    model.get_submodule(plan.regions[0].module_path).register_forward_hook(lambda *_: calls.append(1))
-    with plan.applied(model):
-        model(**inputs).sum().backward()
-    assert calls == [1]
-
-
-@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
-def test_planned_graphs_can_be_copied(copied):
+def test_planned_graphs_can_be_copied():
     model, inputs, gm, planner = planner_of("resnet")
-    planned = planner.solve(0.6).apply(gm)
-    again = copy.deepcopy(planned) if copied == "deepcopy" else pickle.loads(pickle.dumps(planned))
-    found, expected = take_step(again, again, inputs), take_step(planned, model, inputs)
-    assert_same(found, expected)
+    planned = planner.solve(0.7).apply(gm)
+    expected = take_step(planned, model, inputs)
+    for again in (copy.deepcopy(planned), pickle.loads(pickle.dumps(planned))):
+        assert_same(take_step(again, again, inputs), expected)
 
 
 class Stretch(nn.Module):
@@ -408,21 +403,14 @@ def test_error_texts():
         solve(gm, 0.5)
     with pytest.raises(InputError, match="takes a GraphModule"):
         solve(model, 0.5)
-    with pytest.raises(
-            InputError,
-            match=r"solve\(Profile of Dense\): every plan is replayed .* has no program with it; give the graph"):
-        solve(profile(model, (), inputs), 0.5)
 
 
-def test_a_profiled_graph_and_its_profile_need_no_arguments():
+def test_a_profiled_graph_needs_no_arguments():
     model, inputs, gm, planner = planner_of("encoder", device="a100")
     expected = planner.solve(0.7)
     symbolic_profile(gm, kwargs=inputs, loss_fn=square, device="a100")
-    assert solve(gm, 0.7) == solve(gm.meta["profile"], 0.7) == expected
+    assert solve(gm, 0.7) == expected
     assert solve(gm, 0.7, device="h200").device == "h200"
-    again = Profile.from_json(gm.meta["profile"].to_json())
-    with pytest.raises(InputError, match="one that was loaded, has no program with it"):
-        solve(again, 0.7)
     symbolic_profile(gm, kwargs=inputs, mode="infer")
     assert solve(gm, 0.7).objective == "flops"
 
@@ -451,11 +439,8 @@ def test_names_that_the_program_and_a_checkpoint_both_know():
     gm = symbolic_profile(symbolic_trace(model, meta_args={"x": x, "shift": shift}), x, kwargs={"shift": shift},
                           loss_fn=square)
     plan = solve(gm, 0.7, granularity="module")
-    assert solve(copy.copy(gm), 0.7, granularity="module",
-                 loss_fn=square) == plan, "what is passed by name only is so for a copy"
     expected = model(x, shift=shift)
-    with plan.applied(model):
-        assert torch.equal(model(x, shift=shift), expected)
+    assert torch.equal(plan.apply(model)(x, shift=shift), expected)
 
 
 def test_a_value_that_nothing_saves_is_held_by_the_first_checkpoint_after_its_maker_s():
