@@ -17,7 +17,7 @@ from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.record.options import watch_progress
 from analyzer.tools.calibration import calibrate
-from analyzer.tools.calibration.bench import DEVICE_CALLS, FAMILIES, HOST_CALLS, Point, TorchBench, list_points
+from analyzer.tools.calibration.bench import FAMILIES, HOST_CALLS, Point, TorchBench, list_points
 from analyzer.tools.calibration.calibrate import (
     find_figures,
     find_host,
@@ -177,15 +177,6 @@ def test_a_host_s_own_calls_are_no_part_of_its_kernels() -> None:
         (stream, pytest.approx(3e-7)), (product, pytest.approx(1e-3 - 2.9e-6)), (call, 2.9e-6)]
 
 
-def test_groups_are_fitted_on_their_own(a10: DeviceSpec) -> None:
-    points = [(point, seconds) for point, seconds in times_of(bench_of(a10)) if point.family == "memory_bound"]
-    found = fit_constants(a10, points)
-    assert set(found) == {"memory_bound"}
-    known = find_constants("memory_bound", a10)
-    assert all(value == pytest.approx(known[name], rel=0.05) for name, value in found["memory_bound"].items()
-               if not name.endswith("spread"))
-
-
 def test_a_processor_is_measured_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """A short measurement of this machine: what it gives is a device that can be named."""
@@ -213,14 +204,6 @@ def test_a_bench_gives_none_for_what_the_device_lacks() -> None:
     bench = TorchBench(torch.device("cpu"), budget_seconds=0.0)
     assert bench(Point("attention", {"kernel": "cudnn", "batch": 1, "heads": 1, "q_len": 8, "kv_len": 8,
                                      "head_dim": 8, "causal": False})) is None
-
-
-def test_the_host_s_calls_are_all_timed() -> None:
-    bench = TorchBench(torch.device("cpu"), budget_seconds=0.0)
-    for call in HOST_CALLS:
-        seconds = bench(Point("host", {"call": call}))
-        assert seconds is not None and 0 < seconds < 1
-    assert not set(HOST_CALLS) & set(DEVICE_CALLS)
 
 
 def test_the_command_wants_a_name_that_is_taken_for_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,14 +59,6 @@ def test_the_loop_of_timm():
     assert 0.9 < p.fwd_macs / (32 * 1.82e9 * (64 / 224)**2) < 1.1
 
 
-def test_the_loop_of_torchvision_for_classification():
-    pytest.importorskip("torchvision")
-    p = run("torchvision_classification.py")
-    assert p.inputs["x"].shape == (32, 3, 64, 64)
-    assert p.params == 11_181_642 and p.optimizer_bytes == 4 * 11_181_642
-    assert "gradients are taken to be finite: GradScaler skips no step" in p.assumptions
-
-
 @pytest.mark.parametrize("arguments", [(), ("--amp",)], ids=["float32", "amp"])
 def test_the_loop_of_torchvision_for_detection(arguments):
     pytest.importorskip("torchvision")

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import InputError
-
 # What is timed: one kernel, copy or host call of given sizes.
 
 FAMILIES = ("memory_bound", "matmul", "attention", "convolution", "host_copy", "host")
@@ -341,8 +339,6 @@ def _multiplying(precision: str) -> Iterator[None]:
 
 
 def find_dtype(name: str) -> torch.dtype:
-    """The dtype of a format: TF32 is a way of multiplying float32. Raises InputError for another name."""
-    dtype = torch.float32 if name == "tf32" else getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"find_dtype({name!r}): no dtype of PyTorch")
+    """The dtype of a format: TF32 is a way of multiplying float32."""
+    dtype: torch.dtype = torch.float32 if name == "tf32" else getattr(torch, name)
     return dtype
