@@ -203,24 +203,20 @@ class GraphModule(fx.GraphModule):
         return _make(type(self).__name__, self._state(), _copy_graph(self.graph, None))
 
     def __reduce__(self) -> Any:
-        return _unpickle, (type(self).__name__, self._state(), _pack_graph(self.graph))
+        return _make, (type(self).__name__, self._state(), _pack_graph(self.graph))
 
     def _state(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in _COMPILED}
 
 
-def _make(class_name: str, state: dict[str, Any], graph: fx.Graph | None) -> GraphModule:
+def _make(class_name: str, state: dict[str, Any], graph: fx.Graph | tuple[Any, ...] | None) -> GraphModule:
     result: GraphModule = GraphModule.__new__(GraphModule)
     nn.Module.__init__(result)
     type(result).__name__ = class_name
     result.__dict__.update(state)
     if graph is not None:
-        result.graph = graph
+        result.graph = _unpack_graph(graph) if isinstance(graph, tuple) else graph
     return result
-
-
-def _unpickle(class_name: str, state: dict[str, Any], packed: tuple[Any, ...]) -> GraphModule:
-    return _make(class_name, state, _unpack_graph(packed))
 
 
 def _copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:

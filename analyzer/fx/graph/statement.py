@@ -204,7 +204,14 @@ def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | 
         if at is None:
             saved = node.meta.get("saved")
             if saved in SAVED and around is not None and node.op != "get_attr":
-                _check_keeps(node, around)
+                whole = around.checkpoint
+                assert whole is not None
+                if whole.use_reentrant or whole.context_fn is not None or whole.debug:
+                    why = "debug=True" if whole.debug else f"context_fn={whole.context_fn!r}"
+                    why = "use_reentrant=True" if whole.use_reentrant else why
+                    raise InputError(f"{saved} {node.name}: checkpoint {whole.id}, which it is in, has {why}; "
+                                     "results of single nodes can be kept in a checkpoint with use_reentrant=False, no "
+                                     "context_fn and no debug")
                 around.keeps = True
                 blocks = (*blocks, Keeping(around, offloads=saved == "offload"))
             statements.append(Statement(blocks, node))
@@ -225,17 +232,6 @@ def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | 
         statements.append(statement)
         i = end
     return statements
-
-
-def _check_keeps(node: Node, around: Statement) -> None:
-    region = around.checkpoint
-    assert region is not None
-    if region.use_reentrant or region.context_fn is not None or region.debug:
-        why = "debug=True" if region.debug else f"context_fn={region.context_fn!r}"
-        why = "use_reentrant=True" if region.use_reentrant else why
-        raise InputError(f"{node.meta['saved']} {node.name}: checkpoint {region.id}, which it is in, has {why}; "
-                         "results of single nodes can be kept in a checkpoint with use_reentrant=False, no context_fn "
-                         "and no debug")
 
 
 def last_uses(statements: Sequence[Statement], local: set[Node]) -> dict[int, list[Node]]:

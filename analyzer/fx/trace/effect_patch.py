@@ -55,7 +55,10 @@ def while_recording(run: Callable[..., Any]) -> Callable[[Any], Any]:
 
 def effect_replacements() -> Iterator[Undo]:
     """What tells the tape, but for functions that are searched for wherever they are held: see `mode_wrappers`."""
-    yield from _operator_replacements()
+    for operator in METHOD_OF:
+        yield replace(torch.Tensor, operator, while_recording(partial(_operate, operator)))
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        yield replace(functional, name, _tell)
     for block in (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode):
         for name in ("__init__", "__enter__") if block is torch.set_grad_enabled else ("__enter__",):
             yield replace(block, name, while_recording(_set_grad))
@@ -81,13 +84,6 @@ def effect_replacements() -> Iterator[Undo]:
 #
 # Torch tells a function mode of ``x + y`` as of ``x.add(y)``, and of what a function of torch.nn.functional calls, not
 # of the function itself. A proxy of torch.fx sees both, and patterns for graphs are traced with proxies.
-
-def _operator_replacements() -> Iterator[Undo]:
-    for operator in METHOD_OF:
-        yield replace(torch.Tensor, operator, while_recording(partial(_operate, operator)))
-    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
-        yield replace(functional, name, _tell)
-
 
 def _operate(operator: str, tape: Tape, original: Any, tensor: torch.Tensor, *others: Any) -> Any:
     outer, tape.operator = tape.operator, operator

@@ -24,6 +24,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.structure import children, holds_tensor, is_plain_object
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
+from analyzer.replay.state_value import MISSING, look_up
 
 from .function_call import BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
 from .input_check import keep_contents
@@ -191,7 +192,8 @@ class NodeWriter:
             return found
         if isinstance(value, nn.Module):
             return self.module_node(value)
-        if kind is FunctionType and holds_tensor(enclosed := values_around(value)):
+        enclosed = [look_up(cell, "") for cell in value.__closure__ or ()] if kind is FunctionType else []
+        if holds_tensor(enclosed) and not any(v is MISSING for v in enclosed):
             # of variables that hold no tensor, the object itself
             return self.call(BuildFunction(value), *[
                 self.to_argument(v) if holds_tensor(v) or isinstance(v, _LITERALS) else
@@ -303,11 +305,3 @@ def is_plain(path: str) -> bool:
     """Whether torch.fx can write down a path of a graph module; what has another is held under a name of its own."""
     return '"' not in path and "\\" not in path and path.isprintable() and not any(
         map(keyword.iskeyword, path.split(".")))
-
-
-def values_around(function: FunctionType) -> list[Any]:
-    """What the variables of a function's closure are, if all have values."""
-    try:
-        return [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # one has no value yet
-        return []

@@ -38,6 +38,7 @@ from .unknown_size import known_contents
 
 Tensor = torch.Tensor
 _LITERALS = (*LITERALS, torch.dtype)
+_EMPTY: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
 
 
 @leaves_no_tensor
@@ -154,7 +155,11 @@ class _Attempt:
             values = _make_fakes(bound, borrowed, self.merges)
             _write_placeholders(tape, bound, values)
             args, kwargs = bound.call_arguments(values)
-            places = self._list_places(values)
+            fakes = {bound.name_in_graph(p): values.get(p.name) for p in bound.parameters}
+            # what arguments of the graph must be like, each with what is in its place
+            places = [(e, None if e.shape is None else e.find(fakes[e.argument])) for e in expectations(
+                (bound.name_in_graph(p), bound.given.get(p.name, _EMPTY.get(p.kind, p.default)))
+                for p in bound.parameters)]
             assignments, random = Assignments(borrowed, values), RandomWatch(borrowed)
             if self.outlined:
                 tape.leaks.begin(module.forward, (module, values))
@@ -178,7 +183,11 @@ class _Attempt:
             tape.leaks.tell(found, borrowed, mode.state)
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
-            self._expect(tape, places)
+            for e, fake in places:
+                states = tape.read_states.get(id(fake), {})
+                self.expected.append(e._replace(states=tuple((key, told) for key, (told, _) in states.items())))
+                self.assumptions += [f"{key[0]} of {e} was {told} when traced and is a constant of the graph, which "
+                                     f"raises where it is another, at {line}" for key, (told, line) in states.items()]
             self.asked = [Asked(*key, *told) for key, told in tape.regions.asked.items()]
             self.contents = collect_contents(tape, borrowed)
             tape.codes |= {code for _, m in borrowed.walked if (code := code_of(m.forward)) is not None}
@@ -186,21 +195,6 @@ class _Attempt:
         tape.graph.set_codegen(RegionCodeGen(
             bound.name_in_graph(p) for p in bound.parameters if p.kind is Parameter.KEYWORD_ONLY))
         return tape.graph
-
-    def _list_places(self, values: Mapping[str, Any]) -> list[tuple[Expected, Any]]:
-        """What arguments of the graph must be like, each with what is in its place among the ``values``."""
-        bound = self.bound
-        fakes = {bound.name_in_graph(p): values.get(p.name) for p in bound.parameters}
-        empty: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
-        return [(e, None if e.shape is None else e.find(fakes[e.argument])) for e in expectations(
-            (bound.name_in_graph(p), bound.given.get(p.name, empty.get(p.kind, p.default))) for p in bound.parameters)]
-
-    def _expect(self, tape: Tape, places: list[tuple[Expected, Any]]) -> None:
-        for e, fake in places:
-            asked = tape.read_states.get(id(fake), {})
-            self.expected.append(e._replace(states=tuple((key, told) for key, (told, _) in asked.items())))
-            self.assumptions += [f"{key[0]} of {e} was {told} when traced and is a constant of the graph, which raises "
-                                 f"where it is another, at {line}" for key, (told, line) in asked.items()]
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any]:

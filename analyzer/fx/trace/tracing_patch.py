@@ -65,7 +65,11 @@ def _replacements() -> Iterator[Undo]:
     yield _replace(torch.autograd.Function, "apply",
                    classmethod(_apply_function(torch.autograd.Function.__dict__["apply"])))
     yield _replace(_checkpoint, CHECKPOINT_GENERATOR, _checkpoint_generator(getattr(_checkpoint, CHECKPOINT_GENERATOR)))
-    yield _replace(torch.jit.ScriptFunction, "__call__", _call_scripted(torch.jit.ScriptFunction.__call__))
+    # one node: TorchScript may differentiate it on its own, which the operators that come out of it do not show
+    yield _replace(torch.jit.ScriptFunction, "__call__", while_recording(
+        lambda tape, original, function, *args, **kwargs: tape.run_leaf(
+            "call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k)))(
+                torch.jit.ScriptFunction.__call__))
     yield replace(autocast_mode.autocast, "__enter__", _enter_autocast)
     yield replace(autocast_mode.autocast, "__exit__", _exit_autocast)
     yield from effect_replacements()
@@ -104,12 +108,6 @@ def _deepcopy(tape: Tape, original: Any, tensor: torch.Tensor, memo: dict[int, A
     if id(tensor) not in memo:
         memo[id(tensor)] = tape.run_leaf("call_function", copy.deepcopy, (tensor,), {}, lambda a, k: original(*a, {}))
     return memo[id(tensor)]  # type: ignore[no-any-return]
-
-
-@while_recording
-def _call_scripted(tape: Tape, original: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    # One node: TorchScript may differentiate it on its own, which the operators that come out of it do not show.
-    return tape.run_leaf("call_function", CallTarget(function), args, kwargs, lambda a, k: original(function, *a, **k))
 
 
 def _apply_function(original: Any) -> Any:
@@ -191,10 +189,19 @@ def _exit_autocast(tape: Tape, original: Any, block: Any, *exc: Any) -> Any:
     return original(block, *exc)
 
 
+#: of torch.distributed, in place: Python functions that call a process group, each one node
+_COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter",
+                "reduce_scatter_tensor", "reduce_scatter_single", "broadcast", "reduce", "scatter", "gather",
+                "all_to_all", "all_to_all_single", "barrier", "send", "recv")
+
+
 def _function_replacements() -> Iterator[Undo]:
     """Registered Python functions, wherever a module or a class holds them under a name."""
     wrappers: dict[int, tuple[Any, Any]] = {}
-    for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *_collectives()):
+    distributed: Any = torch.distributed
+    joined = distributed.is_available() and distributed.is_initialized()
+    collectives = [getattr(distributed, name) for name in _COLLECTIVES if joined and hasattr(distributed, name)]
+    for func in (*register_tracer_impl, *register_leaf_function, *register_shape_impl, *collectives):
         # the function mode sees calls of those of torch itself (not of torch.nn.functional: meta/intercept/patch.py)
         if isinstance(func, FunctionType) and func.__module__ not in (
                 "torch", "torch.functional", "torch._tensor", "torch.autograd"):
@@ -235,17 +242,6 @@ def _find_names(functions: frozenset[int]) -> Iterator[tuple[Any, str]]:
         file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)
         if top in sys.builtin_module_names or str(file).startswith(_LIBRARIES):
             _clean[id(names)] = names, len(names), functions
-
-
-def _collectives() -> list[Any]:
-    """torch.distributed's in-place collectives: Python functions that call a process group, each one node."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return []
-    names = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter",
-             "reduce_scatter_tensor", "reduce_scatter_single", "broadcast", "reduce", "scatter", "gather", "all_to_all",
-             "all_to_all_single", "barrier", "send", "recv")
-    return [getattr(distributed, name) for name in names if hasattr(distributed, name)]
 
 
 def _wrap(func: Any) -> Any:
