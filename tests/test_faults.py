@@ -56,7 +56,7 @@ FOUND = {
         "interrupt", "mode", 1, lambda file, name: name == "kernel_at_key" and file.endswith("cuda/autocast.py")),
     "autocast, on: what took the place of its __exit__ was left before the original was called": (
         "interrupt", "symbolic_trace", 0, lambda file, name: name in ("_enter_autocast", "_exit_autocast")
-        or name in ("call", "__enter__", "__exit__") and file.endswith("recording.py")),
+        or name in ("call", "__enter__", "__exit__") and file.endswith("effect_patch.py")),
     "an observer of optimizers, of a run that never began": (
         "memory", "profile, own step", 1, lambda file, name: name == "observed_steps"),
     "autocast, on: its block had been entered, and nothing left it": (

@@ -131,8 +131,7 @@ NAMES = {
             "_state_dict_stager.StateDictStager._offload_tensor")
     ],
     "tools/dryrun/launch.py": ["torch.distributed.launcher.api.launch_agent"],
-    "fx/graph/codegen.py": ["torch.fx.graph._format_target"],
-    "fx/passes/dead_code.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
+    "fx/graph/interpreter.py": ["torch.fx.passes.shape_prop._extract_tensor_metadata"],
     "fx/graph/offload.py": [
         *["torch.UntypedStorage._cdata"],
         *["torch._C._SetExcludeDispatchKeyGuard", "torch._C.DispatchKey.ADInplaceOrView"]],
@@ -153,7 +152,7 @@ NAMES = {
         "torch._C.DispatchKey.PreDispatch", "torch._dispatch.python.enable_pre_dispatch",
         "torch._dispatch.python.enable_python_dispatcher", "torch._subclasses.schema_check_mode.SchemaCheckMode"
     ],
-    "fx/trace/hook_patch.py": ["torch.autograd.graph._MultiHandle"],
+    "fx/trace/effect_patch.py": ["torch.autograd.graph._MultiHandle"],
     "fx/trace/module_state.py": [
         "torch.nn.utils.parametrize._cache_enabled", "torch.nn.modules.module._global_forward_hooks"
     ],

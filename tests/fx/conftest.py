@@ -30,12 +30,9 @@ def run(called: nn.Module, owner: nn.Module, args: tuple[Any, ...], kwargs: dict
                if o.requires_grad)
     if isinstance(loss, torch.Tensor):
         loss.backward()
-    result = {
-        "output": output,
-        "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in owner.named_parameters()},
-        "input gradients": [t.grad for t in tensors_of((args, kwargs))],
-        "buffers": {name: buffer.clone() for name, buffer in owner.named_buffers()},
-    }
+    result = {"output": output, "input gradients": [t.grad for t in tensors_of((args, kwargs))],
+              "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in owner.named_parameters()},
+              "buffers": {name: buffer.clone() for name, buffer in owner.named_buffers()}}
     with torch.no_grad():
         for name, (buffer, contents) in before.items():
             buffer.data = contents
@@ -59,9 +56,8 @@ def assert_equal(got: Any, expected: Any, place: str) -> None:
         assert len(got) == len(expected), place
         for i, (g, e) in enumerate(zip(got, expected)):
             assert_equal(g, e, f"{place}[{i}]")
-    elif hasattr(expected,
-                 "__dict__") and not isinstance(expected,
-                                                (type, nn.Module)) and type(expected).__module__ != "builtins":
+    elif hasattr(expected, "__dict__") and not isinstance(
+            expected, (type, nn.Module)) and type(expected).__module__ != "builtins":
         assert_equal(vars(got), vars(expected), f"{place}.__dict__")
     else:
         assert got == expected or got is expected, place
@@ -90,8 +86,7 @@ def traced_like() -> Callable[..., GraphModule]:
     shapes.
     """
 
-    def check(model: nn.Module, meta_args: dict[str,
-                                                Any], *, call: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    def check(model: nn.Module, meta_args: dict[str, Any], *, call: tuple[Any, dict[str, Any]] | None = None,
               other: dict[str, Any] | None = None, **options: Any) -> GraphModule:
         gm = symbolic_trace(model, meta_args=meta_args, **options)
         gm.graph.lint()

@@ -52,9 +52,8 @@ SUMS: dict[str, tuple[Callable[..., Tensor], list[str]]] = {
     "addmm method": (lambda x, a, b: x.addmm(a, b), ["mm", "add"]),
     "addmm alpha beta": (lambda x, a, b: torch.addmm(x, a, b, beta=2, alpha=0.5), ["mm", "mul", "mul", "add"]),
     "addmm beta 0": (lambda x, a, b: torch.addmm(x * float("nan"), a, b, beta=0), ["mul", "mm"]),
-    "baddbmm": (lambda x, a, b: torch.baddbmm(x, a[None], b[None], beta=3), [
-        "__getitem__", "__getitem__", "bmm", "mul", "add"
-    ]),
+    "baddbmm": (lambda x, a, b: torch.baddbmm(x, a[None], b[None], beta=3),
+                ["__getitem__", "__getitem__", "bmm", "mul", "add"]),
     "out": (lambda x, a, b: torch.addmm(x.detach(), a.detach(), b.detach(), out=torch.empty_like(x)) +
             (a @ b) * x, ["detach", "detach", "detach", "empty_like", "addmm", "matmul", "mul", "add"]),
     "functional": (lambda x, a, b: F.linear(a, b.T, x[0]), [".T", "__getitem__", "linear", "add"]),
@@ -66,9 +65,8 @@ def test_functional_forms(name: str) -> None:
     function, expected = SUMS[name]
     x = torch.linspace(1, 2, 15).reshape(3, 5).double()
     gm = symbolic_trace(lambda x, a, b: function(x, a, b), meta_args={"x": x, "a": A, "b": B}, bias_addition_split=True)
-    names = [
-        n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes if n.op.startswith("call")
-    ]
+    names = [n.target if isinstance(n.target, str) else n.target.__name__ for n in gm.graph.nodes
+             if n.op.startswith("call")]
     assert names == [{"__getitem__": "getitem", ".T": "getattr"}.get(e, e) for e in expected]
     inputs = [t.clone().requires_grad_() for t in (x, A, B)]
     others = [t.clone().requires_grad_() for t in (x, A, B)]

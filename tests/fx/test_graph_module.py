@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -72,11 +71,9 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "nested": ("batch", {"items": [torch.ones(1)]}, f"batch['items'][0]: got float32[1], {TRACED}{AGAIN}"),
     "missing item": ("batch", {"items": []},
                      "batch['items'][0]: missing; the graph was traced with float32[3, 4] there"),
-    "variable": ("rest", (torch.ones(1), ), f"rest[0]: got float32[1], {TRACED}{AGAIN}"),
     "too many": ("rest", (X, X), "rest: got 2 items, but the graph was traced with 1"),
-    "constant": ("kwargs", {
-        "factor": 3.0
-    }, "factor: got 3.0, but the graph was traced with the constant 2.0; trace again with the value that you want"),
+    "constant": ("kwargs", {"factor": 3.0}, "factor: got 3.0, but the graph was traced with the constant 2.0; trace "
+                 "again with the value that you want"),
     "unknown name": ("kwargs", {"mask": X}, "mask: not given when the graph was traced; put it into meta_args, or a "
                      "constant into concrete_args"),
 }
@@ -106,11 +103,8 @@ def test_missing_default_is_a_constant() -> None:
     gm = symbolic_trace(Model(), meta_args={"x": X})
     with pytest.raises(InputError) as caught:
         gm(X, X)
-    assert str(
-        caught.value
-    ) == (
-        "batch: got float32[3, 4], but the graph was traced with the constant None; trace again with the value that "
-        "you want")
+    assert str(caught.value) == ("batch: got float32[3, 4], but the graph was traced with the constant None; trace "
+                                 "again with the value that you want")
 
 
 def test_holds_only_what_the_graph_uses(gm: GraphModule) -> None:
@@ -137,16 +131,6 @@ def test_copies(gm: GraphModule, duplicate: Callable[[GraphModule], GraphModule]
         again(torch.ones(1))
     assert (again.weight is gm.weight) == (duplicate is copy.copy)
     assert set(again.state_dict()) == set(gm.state_dict())
-
-
-def test_an_edit_of_the_graph(gm: GraphModule) -> None:
-    edited = copy.deepcopy(gm)
-    node = next(n for n in edited.graph.nodes if n.target is operator.add)
-    node.target = operator.sub
-    edited.recompile()
-    assert " - " in edited.code and " - " not in gm.code
-    args, kwargs = good()
-    assert not edited(*args, **kwargs).equal(gm(*args, **kwargs))
 
 
 def test_long_graphs_pickle() -> None:

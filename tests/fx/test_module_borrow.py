@@ -76,10 +76,8 @@ def test_tied_and_shared_stay_so() -> None:
 def test_reaches_containers_objects_and_unregistered_modules() -> None:
     model = Holder()
     with MetaTensorMode(), borrow_module(model, CUDA):
-        held = [
-            model.plain, model.items[0], model.items[1][1], model.items[2][0], model.queue[0], model.table["a"],
-            model.hidden[0].weight, model.config.table
-        ]
+        held = [model.plain, model.items[0], model.items[1][1], model.items[2][0], model.queue[0], model.table["a"],
+                model.hidden[0].weight, model.config.table]
         assert [type(t) for t in held] == [MetaTensor] * len(held)
         assert model.plain.requires_grad and model.items[2][1] == 5 and model.config.size == 4
     assert not any(

@@ -204,8 +204,7 @@ def nan(x: Tensor) -> Tensor:
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "empty": (
-        nan, [],
-        "no nodes given (set_region(..., CheckpointRegion(id=0, use_reentrant=False, preserve_rng_state=True, "
+        nan, [], "no nodes given (set_region(..., CheckpointRegion(id=0, use_reentrant=False, preserve_rng_state=True, "
         "context_fn=None, determinism_check='default', debug=False, early_stop=True, replay=True, "
         "restores_buffers=True)))"
     ),
@@ -214,10 +213,9 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "hole": (nan, ["exp", "sin", "view"],
              "the nodes must follow each other in the graph; setitem lies between sin and exp: name it too, "
              "or make two regions"),
-    "writes": (nan, [
-        "setitem", "view"
-    ], "a checkpoint cannot hold setitem without sin: setitem writes in place to what sin made, and would write "
-               "again when it is run again; take both in or leave both out"),
+    "writes": (nan, ["setitem", "view"],
+               "a checkpoint cannot hold setitem without sin: setitem writes in place to what sin made, and would "
+               "write again when it is run again; take both in or leave both out"),
     "writes through a view": (nan, ["view_1", "mul_"],
                               "a checkpoint cannot hold mul_ without exp: mul_ writes in place to what exp made"),
 }
@@ -245,11 +243,8 @@ def test_regions_keep_to_what_was_chosen_for_single_nodes() -> None:
     gm = symbolic_trace(f, meta_args={"x": X})
     set_saved(gm, ["sin"], "offload")
     code, regions = gm.code, {n.name: n.meta["region"] for n in gm.graph.nodes}
-    with pytest.raises(
-            InputError, match=
-            "sin cannot be kept: mul_ writes to it in place after add, which would run again, has read it; keep add as "
-            "well"
-    ):
+    with pytest.raises(InputError, match="sin cannot be kept: mul_ writes to it in place after add, which would run "
+                       "again, has read it; keep add as well"):
         set_region(gm, between(gm, "sin", "mul_"))
     with pytest.raises(InputError, match="offload sin: checkpoint 0, which it is in, has debug=True"):
         set_region(gm, between(gm, "sin", "mul_"), CheckpointRegion(0, debug=True))
@@ -271,9 +266,8 @@ def test_regions_keep_to_what_was_chosen_for_single_nodes() -> None:
 def test_regions_cannot_cross() -> None:
     gm = trace()
     region = set_region(gm, ["first_up", "relu"])
-    for nodes, inside, outside, cut in ((["relu", "first_drop"], "relu", "first_up", repr(region)), ([
-            "add_2", "float_1"
-    ], "add_2", "mul_3", "Autocast")):
+    for nodes, inside, outside, cut in ((["relu", "first_drop"], "relu", "first_up", repr(region)),
+                                        (["add_2", "float_1"], "add_2", "mul_3", "Autocast")):
         with pytest.raises(
                 InputError,
                 match=f"{inside} and {outside} are both in .*, which would be cut in two; take all of its nodes or none"
@@ -329,16 +323,13 @@ class Aliases(nn.Module):
 
 def test_what_nodes_write_to_and_share() -> None:
     gm = symbolic_trace(Aliases(), meta_args={"x": X})
-    assert {
-        n.name: (str(written_by(n)), str(may_share(n))) for n in gm.graph.nodes
-        if n.op.startswith("call") and (written_by(n) or may_share(n))
-    } == {
+    assert {n.name: (str(written_by(n)), str(may_share(n))) for n in gm.graph.nodes
+            if n.op.startswith("call") and (written_by(n) or may_share(n))} == {
         "iadd": ("[bn]", "[bn]"), "relu": ("[iadd]", "[iadd]"), "flat": ("[]", "[relu]"), "even": ("[]", "[drop]"),
         "reshape": ("[]", "[even]"), "float_1": ("[]", "[reshape]"), "getitem": ("[]", "[float_1]"),
         "getitem_1": ("[]", "[float_1]"), "relu_1": ("[getitem_1]", "[getitem_1]"), "detach": ("[]", "[getitem]"),
         "detach_1": ("[]", "[add]"), "mul": ("[detach_1]", "[detach_1]"), "contiguous": ("[]", "[add]"),
-        "getattr_1": ("[]", "[contiguous]")
-    }
+        "getattr_1": ("[]", "[contiguous]")}
     by_name = {n.name: n for n in gm.graph.nodes}
     assert {n.name for n in makers(by_name["getitem"])} == {"getitem", "float_1", "reshape", "even", "drop"}
 
