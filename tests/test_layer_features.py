@@ -6,10 +6,8 @@ import gc
 
 import pytest
 import torch
-from torch import nn
 
-from analyzer import profile, register_shape_impl, symbolic_trace
-from analyzer.errors import UnsupportedOperatorError
+from analyzer import profile
 from analyzer.record.options import ProfileOptions
 from benchmarks.coverage_check import Case, check_case
 from benchmarks.coverage_layers import layer_cases
@@ -58,30 +56,3 @@ def test_the_policy_for_unknown_sizes_is_named_and_decides_what_experts_cost(pol
     assert experts.fwd_macs == 4 * tokens * 8 * 8
     name = {"balanced": "balanced", "worst": "worst case", 5: "the bound given"}[policy]
     assert any(f"({name})" in a and "coverage_layer_features.py" in a for a in p.assumptions)
-
-
-@torch.library.custom_op("analyzer_test_features::shapeless", mutates_args=())
-def shapeless(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-class Calls(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return shapeless(self.linear(x))
-
-
-@pytest.mark.parametrize("run",
-                         [lambda m, x: profile(m, args=(x,), mode="infer"),
-                          lambda m, x: symbolic_trace(m, meta_args={"x": x})])
-def test_an_operator_without_a_shape_names_the_line_and_one_registration_mends_it(run):
-    model, x = Calls(), torch.rand(2, 4)
-    with pytest.raises(UnsupportedOperatorError,
-                       match=rf"(?s){__file__}:{Calls.forward.__code__.co_firstlineno + 1}.*register_shape_impl"):
-        run(model, x)
-    with register_shape_impl.scope():
-        register_shape_impl(torch.ops.analyzer_test_features.shapeless, torch.empty_like)
-        run(model, x)

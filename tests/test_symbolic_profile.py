@@ -9,7 +9,6 @@ from torch import nn
 
 from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError, UnknownDeviceError
-from analyzer.fx import ShapeProp
 from analyzer.meta.address_space import MetaStorage
 from analyzer.profilers.annotation import Annotation
 from analyzer.results.node_info import NodeInfo
@@ -121,19 +120,6 @@ def test_verbose_prints_the_table(capsys):
     symbolic_profile(symbolic_trace(nn.Linear(3, 4), meta_args={"input": x}), x, verbose=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("Op type") and max(map(len, lines)) <= 120
-
-
-def test_shape_prop_notes_specs_and_names_the_node_that_fails():
-    class Model(nn.Module):
-        def forward(self, x, y):
-            return (x @ y).relu()
-
-    gm = symbolic_trace(Model(), meta_args={"x": torch.empty(2, 3), "y": torch.empty(3, 4)})
-    out = ShapeProp(gm).propagate(torch.empty(2, 3), torch.empty(3, 4))
-    assert tuple(out.shape) == (2, 4)
-    assert [tuple(n.meta["spec"]) for n in gm.graph.nodes if n.op != "output"] == [(2, 3), (3, 4), (2, 4), (2, 4)]
-    with pytest.raises(InputError, match=r"(?s)matmul.*test_symbolic_profile.py:\d+"):
-        ShapeProp(gm).propagate(torch.empty(2, 3), torch.empty(5, 4))
 
 
 @pytest.mark.parametrize(("call", "error", "text"), [

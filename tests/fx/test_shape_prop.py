@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.fx.passes import shape_prop
 
 from analyzer import MetaTensorMode, symbolic_trace
+from analyzer.errors import InputError
 from analyzer.fx import ShapeProp
 from analyzer.zoo import MODELS
 
@@ -62,6 +63,13 @@ def test_tensors_on_a_simulated_device() -> None:
     assert {name: meta for name, (meta, _) in described(gm).items()} == theirs
     assert {n.name: n.meta["spec"].device for n in gm.graph.nodes if n.name in ("conv", "add")} == {
         "conv": "cuda:0", "add": "cuda:0"}
+
+
+def test_a_node_that_fails_is_named_with_its_line() -> None:
+    gm = symbolic_trace(lambda x, y: (x @ y).relu(), meta_args={"x": torch.empty(2, 3), "y": torch.empty(3, 4)})
+    assert tuple(ShapeProp(gm).propagate(torch.empty(2, 3), torch.empty(3, 4)).shape) == (2, 4)
+    with pytest.raises(InputError, match=r"(?s)matmul.*test_shape_prop.py:\d+"):
+        ShapeProp(gm).propagate(torch.empty(2, 3), torch.empty(5, 4))
 
 
 def test_gradients_follow_the_caller() -> None:
