@@ -13,7 +13,7 @@ from torch import nn
 from analyzer import Profile, profile, symbolic_trace
 from analyzer.dropins.deepspeed import profile_with_config
 from analyzer.hardware import find_cluster, find_device
-from analyzer.hardware.device_file import read_device
+from analyzer.hardware.device_spec import read_device
 from analyzer.parallel import list_actions
 from analyzer.parallel.pipeline_timeline import join_timeline
 from analyzer.parallel.rank_row import StageCost, describe_rank

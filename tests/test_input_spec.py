@@ -43,27 +43,23 @@ def test_makes_a_tensor_without_data() -> None:
     assert parse_input("2x3").make("cpu").device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("8,3,224,224", "--input 8,3,224,224: '8,3,224,224' is no shape; did you mean 8x3x224x224?"),
-        ("(8, 3)", "--input (8, 3): '(8, 3)' is no shape; did you mean 8x3?"),
-        ("8X3", "--input 8X3: '8X3' is no shape; did you mean 8x3?"),
-        ("batch", "--input batch: 'batch' is no shape; write [NAME=][DTYPE:]SIZES, like 8x3x224x224 or "
-                  "input_ids=int64:8x512"),
-        ("", "--input : '' is no shape; write [NAME=]"),
-        ("8x", "'8x' is no shape"),
-        ("8x-1", "'8x-1' is no shape"),
-        ("٣x3", "'٣x3' is no shape"),  # a digit to Python's int, but not to a reader
-        ("8x0x3", "--input 8x0x3: a size of 0 leaves nothing to profile; every size must be at least 1"),
-        ("x=int46:8", "--input x=int46:8: unknown dtype 'int46'; did you mean int64"),
-        ("x=quux:8", "--input x=quux:8: unknown dtype 'quux'; take one of torch's, like float32, bfloat16 or int64"),
-        (":8", "--input :8: unknown dtype ''"),
-        ("1x=8", "--input 1x=8: '1x' is no argument name"),
-        ("=8", "--input =8: '' is no argument name"),
-        ("a=b=8", "--input a=b=8: 'a=b' is no argument name"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("8,3,224,224", "--input 8,3,224,224: '8,3,224,224' is no shape; did you mean 8x3x224x224?"),
+    ("(8, 3)", "--input (8, 3): '(8, 3)' is no shape; did you mean 8x3?"),
+    ("8X3", "--input 8X3: '8X3' is no shape; did you mean 8x3?"),
+    ("batch", "--input batch: 'batch' is no shape; write [NAME=][DTYPE:]SIZES, like 8x3x224x224 or "
+              "input_ids=int64:8x512"),
+    ("", "--input : '' is no shape; write [NAME=]"),
+    ("8x", "'8x' is no shape"),
+    ("8x-1", "'8x-1' is no shape"),
+    ("٣x3", "'٣x3' is no shape"),  # a digit to Python's int, but not to a reader
+    ("8x0x3", "--input 8x0x3: a size of 0 leaves nothing to profile; every size must be at least 1"),
+    ("x=int46:8", "--input x=int46:8: unknown dtype 'int46'; did you mean int64"),
+    ("x=quux:8", "--input x=quux:8: unknown dtype 'quux'; take one of torch's, like float32, bfloat16 or int64"),
+    (":8", "--input :8: unknown dtype ''"),
+    ("1x=8", "--input 1x=8: '1x' is no argument name"),
+    ("=8", "--input =8: '' is no argument name"),
+    ("a=b=8", "--input a=b=8: 'a=b' is no argument name")])
 def test_refuses(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_input(text)

@@ -14,8 +14,8 @@ import pytest
 from analyzer import Profile
 from analyzer.cli import main
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.hardware import DeviceSpec, device_file
-from analyzer.hardware.device_file import encode_device, read_device
+from analyzer.hardware import DeviceSpec, device_spec
+from analyzer.hardware.device_spec import encode_device, read_device
 from analyzer.parallel import rank_table
 from analyzer.parallel.rank_table import RankTable
 from analyzer.report.export import json_format
@@ -24,7 +24,7 @@ from analyzer.tools.generation import GenerationProfile, generation_profile
 from analyzer.tools.solver import Plan, plan
 
 SAVED = Path(__file__).parent / "saved"
-FORMATS = [json_format.FORMAT, plan._FORMAT, generation_profile.FORMAT, rank_table.FORMAT, device_file.FORMAT]
+FORMATS = [json_format.FORMAT, plan._FORMAT, generation_profile.FORMAT, rank_table.FORMAT, device_spec.FORMAT]
 
 
 def fields_of(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from analyzer.fx.surroundings import Surroundings, keep_surroundings
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.catalogue import simulated_spec, simulating
-from analyzer.hardware.device_file import read_shipped
+from analyzer.hardware.device_spec import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware.cluster_catalogue import find_cluster
-from analyzer.hardware.cluster_spec import ClusterSpec
+from analyzer.hardware.cluster_spec import ClusterSpec, find_cluster
 from analyzer.meta.address_space import MetaStorage
 
 

@@ -13,8 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.registry import Registry
 
-from .device_file import is_device_file, list_shipped, read_device, read_shipped
-from .device_spec import DeviceSpec
+from .device_spec import DeviceSpec, is_device_file, list_shipped, read_device, read_shipped
 
 
 class Named(Protocol):

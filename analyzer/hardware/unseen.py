@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .device_file import read_shipped
-from .device_spec import DeviceSpec
+from .device_spec import DeviceSpec, read_shipped
 
 _MIB = 2**20
 _GIB = 2**30

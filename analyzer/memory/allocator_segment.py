@@ -13,8 +13,7 @@ from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 
 # The parts that the simulated allocator keeps its books in: segments, the spans they consist of, pools of free spans.
 #
-# Source: ``Block``, ``BlockPool``, ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to
-# 2.13).
+# Source: ``Block``, ``BlockPool``, ``ExpandableSegment`` in c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11 to 2.13).
 
 ADDRESS_BITS = 64  # of a pointer
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware.cluster_catalogue import cluster_of, find_cluster
-from analyzer.hardware.cluster_spec import ClusterSpec
+from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.kernel_time.collective import collective_time
 

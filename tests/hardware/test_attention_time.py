@@ -7,7 +7,7 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
-from analyzer.hardware.device_file import list_shipped
+from analyzer.hardware.device_spec import list_shipped
 from analyzer.hardware.kernel_time.attention import (
     FUSED_KERNELS,
     MMA,

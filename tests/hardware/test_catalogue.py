@@ -139,27 +139,24 @@ def test_geforce_cards_follow_from_what_data_sheets_list(name: str) -> None:
         assert find_device(f"NVIDIA GeForce RTX {card}{laptop}") is spec
 
 
-@pytest.mark.parametrize(
-    ("name", "bus_bits", "memory_mhz"),  # as deviceQuery prints them; two transfers per clock
-    [
-        ("h100_sxm", 5120, 2619),
-        ("a100_40gb", 5120, 1215),
-        ("a100_80gb", 5120, 1593),
-        ("a100_pcie_40gb", 5120, 1215),
-        ("a100_80gb_pcie", 5120, 1512),
-        ("l40s", 384, 9001),
-        ("h100_pcie", 5120, 1593),
-        ("a10", 384, 6251),
-        ("a40", 384, 7251),
-        ("rtx_a6000", 384, 8001),
-        ("rtx_3090", 384, 9751),
-        ("rtx_5090", 512, 14001),
-        ("rtx_6000_ada", 384, 10001),
-        ("l4", 192, 6251),
-        ("t4", 256, 5001),
-        ("rtx_4090", 384, 10501),
-    ],
-)
+@pytest.mark.parametrize(("name", "bus_bits", "memory_mhz"), [
+    # as deviceQuery prints them; two transfers per clock
+    ("h100_sxm", 5120, 2619),
+    ("a100_40gb", 5120, 1215),
+    ("a100_80gb", 5120, 1593),
+    ("a100_pcie_40gb", 5120, 1215),
+    ("a100_80gb_pcie", 5120, 1512),
+    ("l40s", 384, 9001),
+    ("h100_pcie", 5120, 1593),
+    ("a10", 384, 6251),
+    ("a40", 384, 7251),
+    ("rtx_a6000", 384, 8001),
+    ("rtx_3090", 384, 9751),
+    ("rtx_5090", 512, 14001),
+    ("rtx_6000_ada", 384, 10001),
+    ("l4", 192, 6251),
+    ("t4", 256, 5001),
+    ("rtx_4090", 384, 10501)])
 def test_memory_bandwidth_follows_from_the_clock(name: str, bus_bits: int, memory_mhz: int) -> None:
     assert find_device(name).memory_bandwidth == pytest.approx(bus_bits / 8 * memory_mhz * 2e6, rel=3e-4)
 

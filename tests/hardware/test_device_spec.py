@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from analyzer import Profile, ProfileOptions, profile
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device, format_catalogue, format_device, register_device
-from analyzer.hardware.device_file import list_shipped, read_shipped
+from analyzer.hardware.device_spec import list_shipped, read_shipped
 
 _FIGURES = (
     "memory_bytes, memory_bandwidth, flops_per_second.fp64, flops_per_second.fp64_tensor, flops_per_second.fp32, "
@@ -206,7 +206,7 @@ def test_each_file_is_named_after_its_device() -> None:
 
 
 def test_an_import_reads_no_device() -> None:
-    code = ("import analyzer\nfrom analyzer.hardware.device_file import read_shipped\n"
+    code = ("import analyzer\nfrom analyzer.hardware.device_spec import read_shipped\n"
             "print(read_shipped.cache_info().misses)\nanalyzer.hardware.find_device('a100_80gb')\n"
             "print(read_shipped.cache_info().misses)")
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -62,18 +62,14 @@ def test_find_peak_refuses_what_is_no_dtype(dtype: object) -> None:
 TOY = DeviceSpec("toy", memory_bandwidth=1e9, flops_per_second=PeakRates(fp32=1e12))
 
 
-@pytest.mark.parametrize(
-    ("flops", "bytes_moved", "seconds"),
-    [
-        (2_000_000_000_000, 1_000_000_000, 2.0),  # bound by arithmetic
-        (500_000_000_000, 3_000_000_000, 3.0),  # bound by memory
-        (0, 2_000_000_000, 2.0),
-        (4_000_000_000_000, 0, 4.0),
-        (0, 0, 0.0),
-        (None, 1, None),
-        (1, None, None),
-    ],
-)
+@pytest.mark.parametrize(("flops", "bytes_moved", "seconds"), [
+    (2_000_000_000_000, 1_000_000_000, 2.0),  # bound by arithmetic
+    (500_000_000_000, 3_000_000_000, 3.0),  # bound by memory
+    (0, 2_000_000_000, 2.0),
+    (4_000_000_000_000, 0, 4.0),
+    (0, 0, 0.0),
+    (None, 1, None),
+    (1, None, None)])
 def test_roofline_by_hand(flops: int | None, bytes_moved: int | None, seconds: float | None) -> None:
     assert roofline_seconds(flops, bytes_moved, torch.float32, TOY, VECTOR) == seconds
 

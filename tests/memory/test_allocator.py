@@ -19,21 +19,17 @@ def states(allocator: CachingAllocator) -> list[list[tuple[str, int]]]:
     return [[(b["state"], b["size"] // MIB) for b in s["blocks"]] for s in allocator.snapshot()]
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "allocated", "reserved"),
-    [
-        (1, 512, 2 * MIB),
-        (513, 1024, 2 * MIB),
-        (MIB, MIB, 2 * MIB),  # the largest small request
-        (MIB + 1, MIB + 512, 20 * MIB),  # the smallest large one
-        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),  # the last that shares a 20 MiB segment
-        (10 * MIB - 511, 10 * MIB, 10 * MIB),  # rounds to 10 MiB: a segment of its own
-        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),  # the remainder, 2 MiB - 512, is split off
-        (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),  # remainder 1 MiB + 512: split off
-        (11 * MIB, 12 * MIB, 12 * MIB),  # remainder 1 MiB, not more: the block keeps it
-        (3 * GIB + 1, 3 * GIB + 512, 3 * GIB + 2 * MIB),
-    ],
-)
+@pytest.mark.parametrize(("nbytes", "allocated", "reserved"), [
+    (1, 512, 2 * MIB),
+    (513, 1024, 2 * MIB),
+    (MIB, MIB, 2 * MIB),  # the largest small request
+    (MIB + 1, MIB + 512, 20 * MIB),  # the smallest large one
+    (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),  # the last that shares a 20 MiB segment
+    (10 * MIB - 511, 10 * MIB, 10 * MIB),  # rounds to 10 MiB: a segment of its own
+    (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),  # the remainder, 2 MiB - 512, is split off
+    (11 * MIB - 512, 11 * MIB - 512, 12 * MIB),  # remainder 1 MiB + 512: split off
+    (11 * MIB, 12 * MIB, 12 * MIB),  # remainder 1 MiB, not more: the block keeps it
+    (3 * GIB + 1, 3 * GIB + 512, 3 * GIB + 2 * MIB)])
 def test_first_allocation(nbytes: int, allocated: int, reserved: int) -> None:
     allocator = CachingAllocator()
     block = allocator.allocate(nbytes)
@@ -42,37 +38,29 @@ def test_first_allocation(nbytes: int, allocated: int, reserved: int) -> None:
                                                                                                 reserved)
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "allocated", "reserved"),
-    [
-        (1, 512, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB),
-        (20 * MIB - 512, 20 * MIB - 512, 20 * MIB),  # a remainder of 512 bytes is split off
-        (30 * MIB, 30 * MIB, 40 * MIB),  # pages of 20 MiB
-    ],
-)
+@pytest.mark.parametrize(("nbytes", "allocated", "reserved"), [
+    (1, 512, 2 * MIB),
+    (MIB + 1, MIB + 512, 20 * MIB),
+    (20 * MIB - 512, 20 * MIB - 512, 20 * MIB),  # a remainder of 512 bytes is split off
+    (30 * MIB, 30 * MIB, 40 * MIB)])  # pages of 20 MiB
 def test_first_allocation_in_expandable_segment(nbytes: int, allocated: int, reserved: int) -> None:
     allocator = CachingAllocator(options=EXPANDABLE)
     assert allocator.allocate(nbytes).bytes == allocated
     assert allocator.reserved_bytes == reserved
 
 
-@pytest.mark.parametrize(
-    ("settings_string", "nbytes", "rounded"),
-    [
-        ("roundup_power2_divisions:4", 1, 512),
-        ("roundup_power2_divisions:4", 1200, 1536),  # not above 4 * 512: to 512 as ever
-        ("roundup_power2_divisions:4", 2100, 2560),  # 2048, 2560, 3072, 3584
-        ("roundup_power2_divisions:4", 5 * MIB + 1, 6 * MIB),
-        ("roundup_power2_divisions:1", 5 * MIB + 1, 5 * MIB + 512),
-        # below the first: as the first
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 100 * MIB + 1, 100 * MIB + 512),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 512 * MIB + 1, 768 * MIB),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 2 * GIB + 1, 2 * GIB + 256 * MIB),
-        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 200 * GIB + 1, 208 * GIB),  # above the table: as its end
-        ("roundup_power2_divisions:[128:8,512:1,2048:8]", 300 * MIB + 1, 300 * MIB + 512),  # left out: not rounded
-    ],
-)
+@pytest.mark.parametrize(("settings_string", "nbytes", "rounded"), [
+    ("roundup_power2_divisions:4", 1, 512),
+    ("roundup_power2_divisions:4", 1200, 1536),  # not above 4 * 512: to 512 as ever
+    ("roundup_power2_divisions:4", 2100, 2560),  # 2048, 2560, 3072, 3584
+    ("roundup_power2_divisions:4", 5 * MIB + 1, 6 * MIB),
+    ("roundup_power2_divisions:1", 5 * MIB + 1, 5 * MIB + 512),
+    # below the first: as the first
+    ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 100 * MIB + 1, 100 * MIB + 512),
+    ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 512 * MIB + 1, 768 * MIB),
+    ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 2 * GIB + 1, 2 * GIB + 256 * MIB),
+    ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 200 * GIB + 1, 208 * GIB),  # above the table: as its end
+    ("roundup_power2_divisions:[128:8,512:1,2048:8]", 300 * MIB + 1, 300 * MIB + 512)])  # left out: not rounded
 def test_roundup_power2_divisions(settings_string: str, nbytes: int, rounded: int) -> None:
     options = AllocatorOptions.from_string(settings_string)
     assert options.rounded_bytes(nbytes) == rounded
@@ -88,15 +76,11 @@ def test_large_segment_size() -> None:
     assert allocator.reserved_bytes == 34 * MIB
 
 
-@pytest.mark.parametrize(
-    ("request_mib", "taken_mib", "index"),
-    [
-        (12, 12, 1),
-        (13, 14, 2),  # remainder 1 MiB: kept
-        (15, 15, 0),  # remainder 15 MiB: split off
-        (31, None, None),  # none fits
-    ],
-)
+@pytest.mark.parametrize(("request_mib", "taken_mib", "index"), [
+    (12, 12, 1),
+    (13, 14, 2),  # remainder 1 MiB: kept
+    (15, 15, 0),  # remainder 15 MiB: split off
+    (31, None, None)])  # none fits
 def test_best_fit(request_mib: int, taken_mib: int | None, index: int | None) -> None:
     allocator = CachingAllocator()
     cached = [allocator.allocate(n * MIB) for n in (30, 12, 14)]
@@ -283,16 +267,12 @@ def test_throw_on_cudamalloc_oom_keeps_the_cache(throws: bool, reserved_mib: int
     assert allocator.reserved_bytes == reserved_mib * MIB
 
 
-@pytest.mark.parametrize(
-    ("cached_mib", "request_mib", "taken_mib"),
-    [
-        (40, 20, None),  # unsplittable blocks serve no request below the limit
-        (40, 30, 40),  # at or above it they do, whole
-        (44, 25, 44),  # 44 < 25 + 20
-        (44, 24, None),  # 44 is not below 24 + 20
-        (22, 12, 12),  # below the limit all is as ever
-    ],
-)
+@pytest.mark.parametrize(("cached_mib", "request_mib", "taken_mib"), [
+    (40, 20, None),  # unsplittable blocks serve no request below the limit
+    (40, 30, 40),  # at or above it they do, whole
+    (44, 25, 44),  # 44 < 25 + 20
+    (44, 24, None),  # 44 is not below 24 + 20
+    (22, 12, 12)])  # below the limit all is as ever
 def test_max_split_size(cached_mib: int, request_mib: int, taken_mib: int | None) -> None:
     allocator = CachingAllocator(options=AllocatorOptions(max_split_size_mb=24))
     cached = allocator.allocate(cached_mib * MIB)
@@ -306,15 +286,11 @@ def test_max_split_size(cached_mib: int, request_mib: int, taken_mib: int | None
                                                                           cached_mib * MIB)
 
 
-@pytest.mark.parametrize(
-    ("capacity_mib", "idle_mib", "request_mib", "reserved_mib"),
-    [
-        (80, (60, 10), 28, 38),  # the 60 MiB are too large to serve 28, but make room for them
-        (170, (60, 90, 10), 28, 128),  # of two such the smaller one
-        (100, (40, 30, 10), 50, 60),  # the two unsplittable ones together
-        (100, (30, 60, 10), 26, 100),  # the best fit is taken at once: nothing is released
-    ],
-)
+@pytest.mark.parametrize(("capacity_mib", "idle_mib", "request_mib", "reserved_mib"), [
+    (80, (60, 10), 28, 38),  # the 60 MiB are too large to serve 28, but make room for them
+    (170, (60, 90, 10), 28, 128),  # of two such the smaller one
+    (100, (40, 30, 10), 50, 60),  # the two unsplittable ones together
+    (100, (30, 60, 10), 26, 100)])  # the best fit is taken at once: nothing is released
 def test_oversize_blocks_go_before_the_rest(capacity_mib: int, idle_mib: tuple[int, ...], request_mib: int,
                                             reserved_mib: int) -> None:
     allocator = CachingAllocator(capacity_mib * MIB, AllocatorOptions(max_split_size_mb=24))
@@ -324,16 +300,12 @@ def test_oversize_blocks_go_before_the_rest(capacity_mib: int, idle_mib: tuple[i
     assert (allocator.reserved_bytes, allocator.alloc_retry_count) == (reserved_mib * MIB, 0)
 
 
-@pytest.mark.parametrize(
-    ("threshold", "fraction", "reserved_mib"),
-    [
-        # 40 and 50 MiB lie idle, the 40 for longer; with 60 MiB in use 150 are reserved when 70 more are asked for.
-        (0.20, 0.9, 220),  # 150 of at most 0.2 * 900: nothing to do
-        (0.13, 0.9, 180),  # 33 MiB too many: the older one is enough
-        (0.10, 0.9, 130),  # 60 MiB too many: both
-        (0.10, 1.0, 220),  # without a memory fraction PyTorch collects nothing
-    ],
-)
+@pytest.mark.parametrize(("threshold", "fraction", "reserved_mib"), [
+    # 40 and 50 MiB lie idle, the 40 for longer; with 60 MiB in use 150 are reserved when 70 more are asked for.
+    (0.20, 0.9, 220),  # 150 of at most 0.2 * 900: nothing to do
+    (0.13, 0.9, 180),  # 33 MiB too many: the older one is enough
+    (0.10, 0.9, 130),  # 60 MiB too many: both
+    (0.10, 1.0, 220)])  # without a memory fraction PyTorch collects nothing
 def test_garbage_collection(threshold: float, fraction: float, reserved_mib: int) -> None:
     options = AllocatorOptions(garbage_collection_threshold=threshold, per_process_memory_fraction=fraction)
     allocator = CachingAllocator(1000 * MIB, options)
@@ -460,29 +432,25 @@ def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("", AllocatorOptions()),
-        ("expandable_segments:True,max_split_size_mb:128",
-         AllocatorOptions(expandable_segments=True, max_split_size_mb=128)),
-        (" max_split_size_mb : 128 ,", AllocatorOptions(max_split_size_mb=128)),
-        ("roundup_power2_divisions:8", AllocatorOptions(roundup_power2_divisions=8)),
-        (
-            "roundup_power2_divisions:[256:1,>:8],garbage_collection_threshold:0.6",
-            AllocatorOptions(roundup_power2_divisions={256: 1, ">": 8}, garbage_collection_threshold=0.6),
-        ),
-        (
-            "max_split_size_mb:12,large_segment_size_mb:12,max_non_split_rounding_mb:16",  # in any order
-            AllocatorOptions(max_split_size_mb=12, large_segment_size_mb=12, max_non_split_rounding_mb=16),
-        ),
-        (
-            "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
-            AllocatorOptions(per_process_memory_fraction=0.5, throw_on_cudamalloc_oom=True),
-        ),
-        ("backend:native,pinned_num_register_threads:8,release_lock_on_cudamalloc:True", AllocatorOptions()),
-    ],
-)
+@pytest.mark.parametrize(("text", "options"), [
+    ("", AllocatorOptions()),
+    ("expandable_segments:True,max_split_size_mb:128",
+     AllocatorOptions(expandable_segments=True, max_split_size_mb=128)),
+    (" max_split_size_mb : 128 ,", AllocatorOptions(max_split_size_mb=128)),
+    ("roundup_power2_divisions:8", AllocatorOptions(roundup_power2_divisions=8)),
+    (
+        "roundup_power2_divisions:[256:1,>:8],garbage_collection_threshold:0.6",
+        AllocatorOptions(roundup_power2_divisions={256: 1, ">": 8}, garbage_collection_threshold=0.6),
+    ),
+    (
+        "max_split_size_mb:12,large_segment_size_mb:12,max_non_split_rounding_mb:16",  # in any order
+        AllocatorOptions(max_split_size_mb=12, large_segment_size_mb=12, max_non_split_rounding_mb=16),
+    ),
+    (
+        "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
+        AllocatorOptions(per_process_memory_fraction=0.5, throw_on_cudamalloc_oom=True),
+    ),
+    ("backend:native,pinned_num_register_threads:8,release_lock_on_cudamalloc:True", AllocatorOptions())])
 def test_options_from_string(text: str, options: AllocatorOptions) -> None:
     assert AllocatorOptions.from_string(text) == options
     assert hash(AllocatorOptions.from_string(text)) == hash(options)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.hardware.device_file import is_device_file
+from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
 from analyzer.results.info import (
     CostInfo,

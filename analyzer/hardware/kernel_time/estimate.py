@@ -21,10 +21,8 @@ from analyzer.hardware.device_spec import DeviceSpec
 #      "architectures": {"Hopper": {...}, ...},       # what differs for a generation
 #      "devices": {"h200": {...}, ...}}               # what differs for a device of which there is data
 #
-# A constant of a device stands before that of its architecture, and that before the generic one. ``spread`` is among
-# the
-# constants: half the width within which nine in ten measured times lie, cross-validated at that level. An architecture
-# of
+# A constant of a device stands before that of its architecture, and that before the generic one. ``spread`` is one of
+# them: half the width within which nine in ten measured times lie, cross-validated at that level. An architecture of
 # which there is no data takes the constants of one that is built alike, and the generic spread.
 
 

@@ -245,15 +245,13 @@ def _machine(device: DeviceSpec, dtype: str, allow_tf32: bool) -> ProductMachine
 
 
 def matmul_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceSpec, *, allow_tf32: bool = False,
-                has_bias: bool = False, quantizes_input: bool = False,
                 row_elements: int | None = None, has_weights: bool = True) -> KernelTime | None:
     """The time of ``batch`` products [m, k] x [k, n] of ``dtype`` (torch's name), or None for an unknown device figure.
 
-    - ``allow_tf32``: float32 products run on tensor cores in TF32. ``has_bias``: the same kernel adds one.
+    - ``allow_tf32``: float32 products run on tensor cores in TF32.
     - ``row_elements``: of which all operands' rows in memory are whole numbers; by default of ``k`` and ``n``, as in
       ``torch.nn.functional.linear``. Rows that are not whole 16 bytes are loaded bit by bit.
     - ``has_weights``: the second operand was not touched lately, as a parameter's, and comes from memory.
-    - ``quantizes_input``: a 16-bit input is brought into the 8-bit ``dtype`` first, by a kernel of its own.
     """
     if not batch * m * n:
         return NO_TIME
@@ -261,8 +259,4 @@ def matmul_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceSp
     if machine is None:
         return None
     row_bytes = power_of_two((row_elements or math.gcd(k, n)) * machine.itemsize)
-    time = machine.time(batch, m, n, max(k, 1), row_bytes, 1.0 - has_weights)  # no k: the output is filled with zeros
-    if not quantizes_input:
-        return time
-    return KernelTime(time.seconds + machine.quantizing_seconds(batch * m * k), time.spread, time.bound,
-                      time.kernels + 1)
+    return machine.time(batch, m, n, max(k, 1), row_bytes, 1.0 - has_weights)  # no k: the output is filled with zeros

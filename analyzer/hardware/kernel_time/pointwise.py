@@ -13,8 +13,7 @@ from .estimate import NO_TIME, KernelTime, find_constants, join, join_known
 # What kernels that stream through memory have in common: pointwise, reductions, norms, copies, gathers, optimizers.
 #
 # Such a kernel starts, fills the memory system and then moves bytes at what memory really gives, unless its
-# instructions
-# or the latency of its loads take longer. High bandwidth memory (HBM) gives more of its data sheet's rate than GDDR.
+# instructions or the latency of its loads take longer. High bandwidth memory (HBM) gives more of its rate than GDDR.
 
 FAMILY = "memory_bound"
 

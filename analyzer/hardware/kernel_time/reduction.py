@@ -11,8 +11,7 @@ from .pointwise import kernel_time, missed_fraction, read_machine
 # Time of reductions (sum, mean, max, all, norms of vectors) by PyTorch's one reduction kernel.
 #
 # ``setReduceConfig`` of ``ATen/native/cuda/Reduce.cuh`` divides the work: threads of a block stand along the fastest
-# dimension, be it reduced or not; where outputs are few, several blocks share one and the last of them adds up what
-# the
+# dimension, be it reduced or not; where outputs are few, several blocks share one and the last of them adds up what the
 # others left in memory, which takes longer than the sum itself.
 
 MAX_THREADS = 512      #: of a block: ``mnt_wrapper::MAX_NUM_THREADS``
@@ -98,8 +97,7 @@ def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec
 # Time of softmax and log-softmax: PyTorch's kernels for short rows, long rows and inner dimensions.
 #
 # ``ATen/native/cuda/SoftMax.cu``: a row of up to 1,024 elements and 4 KiB stays in the registers of a warp. A longer
-# one
-# has a block, which goes through it three times (the largest, the sum, the result), from shared memory where it fits.
+# one has a block, which goes through it three times (largest, sum, result), from shared memory where it fits.
 
 WARP_ELEMENTS, WARP_BYTES = 1024, 4096  #: of a row that a warp keeps: ``dim_size <= 1024 && dim_size*size <= 4096``
 SHARED_BYTES = 48 * 1024                #: that a block has without asking for more

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
-from analyzer.hardware.device_file import is_device_file
+from analyzer.hardware.device_spec import is_device_file
 from analyzer.output import write_output
 from analyzer.report.speed import RATES, read_rate
 from analyzer.results.lane import SIGNED, SpanInfo

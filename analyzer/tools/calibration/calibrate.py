@@ -17,8 +17,7 @@ import torch
 
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware.catalogue import find_device
-from analyzer.hardware.device_file import encode_device, is_device_file
-from analyzer.hardware.device_spec import DeviceSpec
+from analyzer.hardware.device_spec import DeviceSpec, encode_device, is_device_file
 from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.collective import host_copy_time
 from analyzer.hardware.kernel_time.convolution import convolution_time

@@ -28,18 +28,14 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     constants._merge.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("device", "share", "spread"),
-    [
-        ("h200", 0.8, 0.1),           # its own
-        ("h100", 0.7, 0.4),           # its architecture's
-        ("l4", 0.6, 0.2),
-        ("a10", 0.6, 0.4),            # that of an architecture built alike, but as sure as of any device
-        ("rtx_5090", 0.6, 0.4),
-        ("mi300x", 0.5, 0.4),         # any device's
-        ("cpu", 0.5, 0.4),
-    ],
-)
+@pytest.mark.parametrize(("device", "share", "spread"), [
+    ("h200", 0.8, 0.1),           # its own
+    ("h100", 0.7, 0.4),           # its architecture's
+    ("l4", 0.6, 0.2),
+    ("a10", 0.6, 0.4),            # that of an architecture built alike, but as sure as of any device
+    ("rtx_5090", 0.6, 0.4),
+    ("mi300x", 0.5, 0.4),         # any device's
+    ("cpu", 0.5, 0.4)])
 def test_the_nearest_level_stands_first(device: str, share: float, spread: float) -> None:
     found = find_constants("made_up", find_device(device))
     assert (found["share"], found["spread"], found["floor"]) == (share, spread, 1.0)
