@@ -108,7 +108,7 @@ took. TARGET is as for `analyzer profile`.
 """, _RECIPE, """\
 analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
 analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --show deepspeed
-analyzer measure gpt2 --device cuda --json measured.json && analyzer compare predicted.json measured.json --by module
+analyzer measure gpt2 --device cuda --json measured.json && analyzer compare predicted.json measured.json
 """, {0: "done", 1: _MODEL, 2: _INPUT}),
 
     Command("calibrate", "measure the device at hand and write a file that --device takes",
@@ -123,7 +123,7 @@ analyzer profile resnet50 --input 8x3x224x224 --device lab_card.json
 
     Command("compare", "what changed between two saved profiles, and which modules explain it",
             "analyzer.show:run_compare", "first, second, more, by, fail-if, markdown, html, "
-            "columns of compare, depth, format of compare, output", """\
+            "columns of compare, format of compare, output", """\
 Tells what changed from the first profile to the second: peaks, time, FLOPs, memory at the peak by category, and for
 each quantity the deepest modules that explain it, alike blocks as one.
 
@@ -134,17 +134,15 @@ for what is unknown.
   'FIELD > N'     more than N, whatever the first one's, e.g. 'step_seconds > 0.5'
 with >, >=, < or <=. FIELD is any quantity of `analyzer check`, also by its path: peak_by_category.activation.
 
-With --by module (or --columns, --depth), the modules of two profiles, predicted or measured, stand side by side, joined
-by their paths; of more profiles, or with --by model, one table has a row for each.
+Of more profiles, or with --by model or --columns, one table has a row for each.
 """, {}, """\
 analyzer profile mynet.py:Net --input 8x3x224x224 --json before.json          # on the base branch
 analyzer profile mynet.py:Net --input 8x3x224x224 --json after.json           # with a change
 analyzer compare before.json after.json
 analyzer compare before.json after.json --fail-if "peak_allocated_bytes > +2%" --fail-if "step_seconds > 0.5"
 analyzer compare before.json after.json --markdown "$GITHUB_STEP_SUMMARY"     # examples/ci/ has the workflow
-analyzer compare predicted.json measured.json --depth 2 --columns fwd_seconds,bwd_seconds,fwd_flops
 analyzer compare small.json medium.json large.json
-analyzer compare before.json after.json --by model --columns params,phases.forward.peak_allocated_bytes
+analyzer compare before.json after.json --columns params,phases.forward.peak_allocated_bytes
 analyzer compare *.json --by model --format latex --output models.tex     # or csv: numbers unrounded; markdown
 """, {0: "done", 2: _INPUT, 4: "a condition of --fail-if is met, or a quantity that it needs is unknown"}),
 

@@ -200,14 +200,13 @@ _OF_SAVED_PROFILES = (
     _file("first", "a profile saved with --json"),
     _file("second", "another one"),
     _file("others", "more of them", name="more", nargs="*"),
-    Option("--by", "what a row is (default: change for two profiles, module with --columns or --depth, model for more "
-           "profiles)", choices=("change", "module", "model")),
+    Option("--by", "what a row is (default: change for two profiles, model with --columns or for more profiles)",
+           choices=("change", "model")),
     Option("--fail-if", "{analyzer.report.check:CONDITION_GRAMMAR}; may be repeated", action="append", default=[],
            metavar="CONDITION"),
     _file("--markdown", "also write what changed as Markdown that suits a comment on a pull request"),
-    Option("--columns", "quantities, separated by commas (default: {analyzer.show:MODULE_COLUMNS} "
-           "by module, {analyzer.report.summary:DEFAULT_COLUMNS} by model)", name="columns of compare",
-           type=split_words, metavar="NAMES"),
+    Option("--columns", "quantities, separated by commas (default: {analyzer.report.summary:DEFAULT_COLUMNS})",
+           name="columns of compare", type=split_words, metavar="NAMES"),
     Option("--format", "default text; of what changed, markdown is as of --markdown, others are one table of all "
            "changes; in tables modules stand by their paths, and in csv numbers are unrounded",
            name="format of compare", choices=_FORMATS, default="text"),

@@ -15,9 +15,8 @@ from analyzer.record.options import report_progress
 from analyzer.report import choice
 from analyzer.report.check import EXCEEDED
 from analyzer.report.comparison.compare import compare
-from analyzer.report.comparison.wording import describe_condition
+from analyzer.report.comparison.text import describe_condition
 from analyzer.report.export.table_file import read_exports, write_exports
-from analyzer.report.module_comparison import compare_modules
 from analyzer.report.page.document import check_page
 from analyzer.report.summary import DEFAULT_COLUMNS, model_table
 from analyzer.report.text_width import escape_controls
@@ -136,9 +135,6 @@ def write_view(paths: list[Path]) -> str:
     return RankTable.from_json(path).to_html() if _holds(path, "analyzer.ranks") else Profile.from_json(path).to_html()
 
 
-MODULE_COLUMNS = ("fwd_seconds", "bwd_seconds")
-
-
 def run_compare(arguments: argparse.Namespace) -> int:
     """``analyzer compare``: what changed between two saved profiles, or several of them side by side."""
     for path in (arguments.output, arguments.markdown):
@@ -154,34 +150,23 @@ def run_compare(arguments: argparse.Namespace) -> int:
         choice.emit(model_table([(str(path), profile) for path, profile in zip(files, profiles, strict=True)],
                                 arguments.columns or DEFAULT_COLUMNS, arguments.format), arguments.output)
         return 0
-    if by == "module":
-        choice.emit(compare_modules(profiles[0], profiles[1], arguments.columns or MODULE_COLUMNS,
-                                    depth=arguments.depth, fmt=arguments.format), arguments.output)
-        return 0
     return _tell_change(compare(profiles[0], profiles[1], arguments.fail_if), arguments)
 
 
 def _find_rows(arguments: argparse.Namespace, files: int) -> str:
     """What a row is. Raises InputError for an option that such rows do not have."""
-    of_modules = arguments.columns is not None or arguments.depth is not None
-    by: str = arguments.by or ("model" if files > 2 else "module" if of_modules else "change")
-    if by == "model" and arguments.depth is not None:
-        raise InputError(f"--depth {arguments.depth}: only modules have depths, and here a row is a model; leave it "
-                         "out, or give two profiles and --by module")
-    if by == "module" and files > 2:
-        raise InputError(f"--by module: modules of two profiles are set side by side, and these are {files}; give "
-                         "two, or --by model")
+    by: str = arguments.by or ("change" if files == 2 and arguments.columns is None else "model")
     if by == "change" and files > 2:
         raise InputError(f"--by change: what changed is told of two profiles, and these are {files}; give two, or --by "
                          "model")
-    if by == "change" and of_modules:
-        flag = f"--columns {','.join(arguments.columns)}" if arguments.columns else f"--depth {arguments.depth}"
-        raise InputError(f"{flag}: is of --by module, and here a row is a change; leave one of them out")
+    if by == "change" and arguments.columns is not None:
+        raise InputError(f"--columns {','.join(arguments.columns)}: is of --by model, and here a row is a change; "
+                         "leave one of them out")
     for flag, value in (("--fail-if", " ".join(map(repr, arguments.fail_if))), ("--markdown", arguments.markdown),
                         ("--html", arguments.html)):
         if value and by != "change":
-            raise InputError(f"{flag} {value}: is of what changed between two profiles; give two, without --columns, "
-                             f"--depth and --by {by}")
+            raise InputError(f"{flag} {value}: is of what changed between two profiles; give two, without --columns "
+                             f"and --by {by}")
     return by
 
 

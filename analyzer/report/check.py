@@ -62,61 +62,38 @@ class Limit:
         >>> limit.apply(1000), limit.apply(None)
         (Fraction(1025, 1), None)
         """
-        if self.most is not None:
+        if self.most is not None or baseline is None:
             return self.most
-        if baseline is None:
-            return None
         return Fraction(baseline) * (1 + (self.share or 0)) + (self.added or 0)
 
     def is_passed(self, value: float, bound: Fraction) -> bool:
         """Whether ``value`` is beyond ``bound``, which `apply` gave."""
         return _PASSED[self.passed](Fraction(value), bound)
 
-    @property
-    def is_upper(self) -> bool:
-        """Whether it is a large quantity that is beyond it."""
-        return self.passed in (">", ">=")
 
-
-def parse_limit(text: str, profiles: Sequence[Profile], caller: str = "--max") -> Limit:
-    """Read one limit of a quantity that one of ``profiles`` has. Raises InputError, which repeats the text and says how
-    to write it.
+def parse_limit(text: str, profiles: Sequence[Profile], is_condition: bool = False) -> Limit:
+    """Read a limit of a quantity that one of ``profiles`` has; or a condition, which says what is refused, also of a
+    quantity that only says what was run (``batch_size``). Raises InputError, which repeats the text and says how to
+    write it.
 
     >>> parse_limit("step_seconds +5ms", []).added, parse_limit("param_bytes 1 KiB", []).most
     (Fraction(1, 200), Fraction(1024, 1))
+    >>> condition = parse_limit("peak_allocated_bytes > +2%", [], is_condition=True)
+    >>> condition.apply(1000), condition.is_passed(1020, Fraction(1020)), condition.is_passed(1021, Fraction(1020))
+    (Fraction(1020, 1), False, True)
     """
-    where = f"{caller} {text!r}"
-    match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
+    where = f"{'--fail-if' if is_condition else '--max'} {text!r}"
+    match = (_CONDITION if is_condition else _LIMIT).fullmatch(text) if isinstance(text, str) else None
+    if match is None and is_condition:
+        raise InputError(f"{where}: write a condition as {CONDITION_GRAMMAR}, e.g. 'peak_allocated_bytes > +2%', "
+                         "'peak_allocated_bytes > +100MiB' or 'step_seconds > 0.5'")
     if match is None:
         raise InputError(f"{where}: write a limit as {GRAMMAR}, e.g. 'peak_allocated_bytes +2%', "
                          "'peak_allocated_bytes +100MiB' or 'peak_allocated_bytes 40GiB'")
-    name, *amount = match.groups()
-    return _make_limit(text, find_quantity(name, profiles, where), amount, where)
-
-
-def parse_condition(text: str, profiles: Sequence[Profile], caller: str = "--fail-if") -> Limit:
-    """Read what is refused of a quantity that one of ``profiles`` has, one that only says what was run (``batch_size``)
-    too: a limit, and which side of it. Raises InputError, which repeats the text and says how to write it.
-
-    >>> condition = parse_condition("peak_allocated_bytes > +2%", [])
-    >>> condition.apply(1000), condition.is_passed(1020, Fraction(1020)), condition.is_passed(1021, Fraction(1020))
-    (Fraction(1020, 1), False, True)
-    >>> parse_condition("tokens_per_second<-5%", []).passed
-    '<'
-    """
-    where = f"{caller} {text!r}"
-    match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise InputError(f"{where}: write a condition as {CONDITION_GRAMMAR}, e.g. 'peak_allocated_bytes > +2%', "
-                         "'peak_allocated_bytes > +100MiB' or 'step_seconds > 0.5'")
-    name, passed, *amount = match.groups()
-    quantity = Column(name, name, "count") if name in SETTINGS else find_quantity(name, profiles, where)
-    return _make_limit(text, quantity, amount, where, passed)
-
-
-def _make_limit(text: str, quantity: Column, amount: Sequence[str], where: str, passed: str = ">") -> Limit:
-    sign, number, unit = amount
-    factor = -1 if sign == "-" else 1
+    name, *compared, sign, number, unit = match.groups()
+    passed, factor = compared[0] if compared else ">", -1 if sign == "-" else 1
+    quantity = Column(name, name, "count") if is_condition and name in SETTINGS else find_quantity(
+        name, profiles, where)
     if unit == "%":
         if not sign:
             raise InputError(f"{where}: {number}% of what? write +{number}% for so much more than the baseline")
@@ -126,19 +103,12 @@ def _make_limit(text: str, quantity: Column, amount: Sequence[str], where: str, 
 
 
 def _parse_amount(number: str, unit: str, quantity: Column, where: str) -> Fraction:
-    if quantity.unit == "bytes":
-        try:
-            return Fraction(parse_bytes(number + unit))
-        except InputError as error:
-            raise _wrong_unit(number + unit, quantity, where) from error
     known = _SECONDS if quantity.unit == "seconds" else _PREFIXES
-    if unit not in known:
-        raise _wrong_unit(number + unit, quantity, where)
-    return Fraction(number) * known[unit]
-
-
-def _wrong_unit(amount: str, quantity: Column, where: str) -> InputError:
-    return InputError(f"{where}: {amount!r} is no amount of {quantity.field}, which is in {_UNITS[quantity.unit]}")
+    try:
+        return Fraction(parse_bytes(number + unit)) if quantity.unit == "bytes" else Fraction(number) * known[unit]
+    except (InputError, KeyError) as error:
+        raise InputError(f"{where}: {number + unit!r} is no amount of {quantity.field}, which is in "
+                         f"{_UNITS[quantity.unit]}") from error
 
 
 # Limits of a profile, alone or against a baseline: what a change of a model may cost before CI refuses it.
@@ -214,9 +184,9 @@ def judge_limit(limit: Limit, now: Profile, baseline: Profile | None,
     most = None if limit.is_relative and ended[0] else limit.apply(values[0])
     lacks_baseline = limit.is_relative and (values[0] is None or ended[0])
     # of a step that ran out of memory, only what is too large already: the rest would not have made it less
-    if values[1] is not None and most is not None and limit.is_passed(values[1], most) and (
-            limit.is_upper or not ended[1]):
-        verdict = OVER if limit.is_upper else UNDER
+    is_upper = limit.passed in (">", ">=")
+    if values[1] is not None and most is not None and limit.is_passed(values[1], most) and (is_upper or not ended[1]):
+        verdict = OVER if is_upper else UNDER
     elif values[1] is None or ended[1]:
         verdict = "unknown on both sides" if lacks_baseline else f"unknown {sides[1]}"
         verdict += " (out of memory)" if ended[1] else ""
@@ -230,36 +200,24 @@ def judge_limit(limit: Limit, now: Profile, baseline: Profile | None,
 def format_check(rows: Sequence[CheckRow], fmt: str = "text") -> str:
     """The rows as one table, ``fmt`` as of `Profile.module_tree`; CSV holds plain numbers, and nothing for unknown."""
     check_layout(None, 0, fmt, "format_check()")
+    cells = []
+    for row in rows:
+        change = None if row.now is None or row.baseline is None else row.now - row.baseline
+        limit = row.limit  # a whole number exactly, another one as the nearest float
+        bound = None if limit is None else limit.numerator if limit.denominator == 1 else float(limit)
+        if fmt == "csv":
+            cells.append([row.quantity.field, *("" if value is None else str(value)
+                                                for value in (row.baseline, row.now, change, bound)),
+                          row.text, row.verdict])
+        else:
+            share = divide(change, row.baseline)
+            said = "" if not change or share is None else f" ({share:+.2%})"
+            cells.append([row.quantity.field, row.quantity.format(row.baseline), row.quantity.format(row.now),
+                          ("+" if change is not None and change > 0 else "") + row.quantity.format(change) + said,
+                          row.quantity.format(bound), row.verdict])
     if fmt == "csv":
-        return print_rows(("field", "baseline", "now", "change", "limit", "max", "verdict"), [
-            (row.quantity.field, *map(_write_plain, (row.baseline, row.now, _subtract(row), row.limit)), row.text,
-             row.verdict) for row in rows], fmt=fmt)
-    return print_rows(("Field", "Baseline", "Now", "Change", "Limit", "Verdict"), [
-        (row.quantity.field, row.quantity.format(row.baseline), row.quantity.format(row.now), _format_change(row),
-         row.quantity.format(None if row.limit is None else _simplify(row.limit)), row.verdict) for row in rows],
-        left=(0, 5), fmt=fmt)
-
-
-def _subtract(row: CheckRow) -> float | None:
-    return None if row.now is None or row.baseline is None else row.now - row.baseline
-
-
-def _format_change(row: CheckRow) -> str:
-    change = _subtract(row)
-    share = divide(change, row.baseline)
-    sign = "+" if change is not None and change > 0 else ""
-    return sign + row.quantity.format(change) + ("" if not change or share is None else f" ({share:+.2%})")
-
-
-def _simplify(value: float | Fraction) -> float:
-    """A whole number exactly, another one as the nearest float."""
-    if isinstance(value, Fraction):
-        return value.numerator if value.denominator == 1 else float(value)
-    return value
-
-
-def _write_plain(value: float | Fraction | None) -> str:
-    return "" if value is None else str(_simplify(value))
+        return print_rows(("field", "baseline", "now", "change", "limit", "max", "verdict"), cells, fmt=fmt)
+    return print_rows(("Field", "Baseline", "Now", "Change", "Limit", "Verdict"), cells, left=(0, 5), fmt=fmt)
 
 
 def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:

@@ -12,7 +12,6 @@ import torch
 from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError
-from analyzer.report.module_comparison import compare_modules
 from analyzer.report.quantity import list_modules, list_nodes
 from analyzer.report.summary import model_table
 from analyzer.results.info import CostInfo
@@ -64,7 +63,7 @@ def test_nodes_are_rows_with_all_quantities_unrounded(mlp):
 
 
 @pytest.mark.parametrize("fmt", ["markdown", "latex", "html", "csv"])
-@pytest.mark.parametrize("make", [list_nodes, list_modules, lambda p, fmt: compare_modules(p, p, fmt=fmt)])
+@pytest.mark.parametrize("make", [list_nodes, list_modules])
 def test_nothing_is_drawn_in_formats_for_papers(mlp, make, fmt):
     assert "│" in mlp.module_tree()
     text = make(mlp, fmt=fmt)
@@ -136,14 +135,6 @@ def test_of_a_step_that_ran_out_of_memory_the_model_alone_is_known(mlp, out_of_m
     assert (second["Params"], second["Peak allocated"], second["Hardware FLOPs"]) == ("676", "-", "-")
 
 
-def test_two_profiles_by_module_in_csv(mlp):
-    other = replace(mlp, modules=replace(mlp.modules, fwd_flops=21056, children=mlp.modules.children[:1]))
-    rows = {row["path"]: row for row in read(compare_modules(mlp, other, ["fwd_flops"], fmt="csv"))}
-    assert (rows["(model)"]["fwd_flops_a"], rows["(model)"]["fwd_flops_b"], rows["(model)"]["fwd_flops_ratio"]) == (
-        "10528", "21056", "0.5")
-    assert (rows["fc2"]["fwd_flops_a"], rows["fc2"]["fwd_flops_b"], rows["fc2"]["fwd_flops_ratio"]) == ("2048", "", "")
-
-
 # ---- the command line
 
 
@@ -169,13 +160,9 @@ def test_several_saved_profiles_are_a_row_each(capsys, files, tmp_path):
     assert output.read_text().startswith(r"\begin{tabular}{lllrrrr}")
     two = run(capsys, "compare", *files[:2], "--by", "model")[1]
     assert two.splitlines()[1].startswith("Model") and len(two.splitlines()) == 5  # headings on two lines
-    by_module = run(capsys, "compare", *files[:2], "--by", "module")[1]
-    assert by_module.startswith("A: Net: one train step")
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    (["--depth", "1"], "--depth 1: only modules have depths, and here a row is a model"),
-    (["--by", "module"], "--by module: modules of two profiles are set side by side, and these are 3"),
     (["--columns", "parms"], "no quantity 'parms'; did you mean params"),
     (["--output", "/nowhere/x.csv"], "/nowhere"),
 ])

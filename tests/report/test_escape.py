@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from analyzer import Profile, profile
-from analyzer.report.module_comparison import compare_modules
 from analyzer.results.info import ModuleInfo, UncountedInfo
 from analyzer.results.node_info import NodeInfo, TensorInfo
 
@@ -18,7 +17,7 @@ NET = Profile(
         ModuleInfo(path=ANSI, type=ANSI, depth=1, extra_repr=ANSI, fwd_seconds=1.0),)))
 VIEWS = {
     "table": lambda: NET.table(columns=["module_path"], fmt="simple"), "summary": NET.summary, "tree": NET.module_tree,
-    "comparison": lambda: compare_modules(NET, NET), "csv": lambda: NET.module_tree(fmt="csv"),
+    "csv": lambda: NET.module_tree(fmt="csv"),
     **{kind: (lambda kind=kind: NET.report(kind)) for kind in
        ("deepspeed", "flops-profiler", "torchinfo", "tids")}}
 

@@ -11,8 +11,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.report.compat.deepspeed import list_functions, name_function
-from analyzer.report.module_comparison import compare_modules, join_modules
-from analyzer.results.info import CostInfo, ModuleCall, ModuleInfo, OperatorInfo
+from analyzer.results.info import ModuleCall, ModuleInfo, OperatorInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -289,39 +288,6 @@ def test_runs_of_modules_are_those_of_a_run_without_reuse():
     attention = next(call for call in run if call.path == "transformer.h.3.attn")
     assert run[attention.parent].path == "transformer.h.3" and attention.outputs == (TensorInfo(
         (1, 8, 16), "float32", "cuda:0"), )
-
-
-# ---- side by side
-
-
-def test_comparison_joins_by_path_and_shows_what_one_has_alone(mlp, check_golden):
-    again = replace(mlp.modules, fwd_seconds=1e-5, children=mlp.modules.children[:1])
-    other = replace(mlp, device="a100", modules=again, seconds_method="measured on an A100")
-    check_golden("comparison_mlp.txt", compare_modules(mlp, other, columns=("fwd_seconds", "fwd_flops")))
-
-
-def test_wrappers_are_no_part_of_a_path():
-    def leaf(path, depth, seconds):
-        return ModuleInfo(path=path, type="Linear", depth=depth, fwd_seconds=seconds, own=CostInfo(fwd_seconds=seconds))
-
-    plain = ModuleInfo(path="", type="Net", fwd_seconds=2.0, children=(leaf("fc", 1, 2.0), ),
-                       own=CostInfo(fwd_seconds=0.0))
-    inner = ModuleInfo(path="module", type="Net", depth=1, fwd_seconds=3.0, children=(leaf("module.fc", 2, 3.0), ),
-                       own=CostInfo(fwd_seconds=0.0))
-    wrapped = ModuleInfo(path="", type="DistributedDataParallel", fwd_seconds=4.0, children=(inner, ),
-                         own=CostInfo(fwd_seconds=1.0))
-    pairs = list(
-        join_modules(Profile(name="a", mode="infer", modules=plain), Profile(name="b", mode="infer", modules=wrapped)))
-    assert [(p.path, p.type, p.is_own, p.predicted.fwd_seconds, p.measured.fwd_seconds) for p in pairs] == [
-        ("", "Net", False, 2.0, 4.0), ("fc", "Linear", False, 2.0, 3.0), ("", "", True, 0.0, 1.0)]
-
-
-@pytest.mark.parametrize(("options", "word"),
-                         [({"columns": ["seconds"]}, "'seconds'"), ({"fmt": "word"}, "'word'"),
-                          ({"depth": -1}, "depth=-1")])
-def test_comparison_errors(mlp, options, word):
-    with pytest.raises(InputError, match=re.escape(word)):
-        compare_modules(mlp, mlp, **options)
 
 
 # ---- notebooks

@@ -4,9 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from analyzer.report.module_comparison import list_layers
 from analyzer.report.quantity import ROOT, join_path
 from analyzer.results.info import ModuleInfo
+
+# Modules that only wrap another one, and under which name they hold it.
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
+            "FullyShardedDataParallel": "_fsdp_wrapped_module", "CheckpointWrapper": "_checkpoint_wrapped_module"}
 
 # Two module trees as one: each module of the first beside that of the second which takes its place.
 
@@ -53,6 +56,20 @@ def align(before: ModuleInfo | None, after: ModuleInfo | None) -> AlignedModule:
     children = [() if module is None else list_layers(module)[-1].children for module in (before, after)]
     return AlignedModule(before, after, _name(last), _name(first), last_inner.type, first_inner.type,
                          tuple([align(*pair) for pair in _pair(children[0], children[1])]))
+
+
+def list_layers(module: ModuleInfo) -> list[ModuleInfo]:
+    """A module's wrappers, itself first, and last what they wrap; itself alone where it wraps nothing.
+
+    >>> inner = ModuleInfo(path="module", type="Net")
+    >>> [m.type for m in list_layers(ModuleInfo(path="", type="DistributedDataParallel", children=(inner,)))]
+    ['DistributedDataParallel', 'Net']
+    """
+    held = WRAPPERS.get(module.type)
+    for child in module.children:
+        if child.path.rpartition(".")[2] == held:
+            return [module, *list_layers(child)]
+    return [module]
 
 
 def _name(module: ModuleInfo) -> str:

@@ -1,12 +1,13 @@
 """What changed between two profiles: quantities, memory by category, and the deepest modules that explain it."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analyzer.errors import InputError
-from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences, parse_condition
-from analyzer.report.module_tree import OWN
+from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences, parse_limit
+from analyzer.report.module_tree import OWN, list_holders
 from analyzer.report.node_table import Column, sort_by
 from analyzer.report.quantity import find_quantity, join_path, read_known
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
@@ -53,34 +54,24 @@ class Measure:
 def list_measures(before: Profile, after: Profile) -> Iterator[Measure]:
     """The quantities whose change modules explain: costs, and bytes at the peak by category."""
     for column, cost in _COSTS:
-        yield Measure(column, None, "step_seconds" if column.unit == "seconds" else column.field, _read_cost(cost))
+        yield Measure(column, None, "step_seconds" if column.unit == "seconds" else column.field,
+                      lambda side, module, cost=cost: cost(module))
     if any(profile.out_of_memory is not None or not profile.holders for profile in (before, after)):
         return  # what is held where memory ran out is not what is held at the peak
     for category in dict.fromkeys([*before.peak_by_category, *after.peak_by_category]):
         held = [_add_up(profile, category) for profile in (before, after)]
         column = Column(f"peak_by_category.{category}", f"Peak: {category}", "bytes")
-        yield Measure(column, category, "peak_allocated_bytes", _read_held(held[0], held[1]))
+        yield Measure(column, category, "peak_allocated_bytes",
+                      lambda side, module, held=held: held[side][module.path])
 
 
-def _read_cost(cost: _Cost) -> Callable[[int, ModuleInfo], float | None]:
-    return lambda side, module: cost(module)
-
-
-def _read_held(before: dict[str, int], after: dict[str, int]) -> Callable[[int, ModuleInfo], float | None]:
-    held = before, after
-    return lambda side, module: held[side].get(module.path, 0)
-
-
-def _add_up(profile: Profile, category: str) -> dict[str, int]:
+def _add_up(profile: Profile, category: str) -> Counter[str]:
     """Bytes of a category at the peak by module, each with those below it."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for holder in profile.holders:
         if holder.category == category:
-            path = holder.module_path
-            while path:
-                found[path] = found.get(path, 0) + holder.bytes
-                path = path.rpartition(".")[0]
-            found[""] = found.get("", 0) + holder.bytes
+            for path in list_holders(holder.module_path):
+                found[path] += holder.bytes
     return found
 
 
@@ -194,21 +185,14 @@ def explain(root: AlignedModule, measure: Measure) -> list[QuantityChange]:
               for side, module in enumerate((root.before, root.after))]
     is_rounded = measure.column.unit == "seconds"
     explainer = Explainer(measure, _ROUNDING * max(abs(total or 0) for total in totals) if is_rounded else 0.0)
-    if not all(_is_known(side, module, measure) for side, module in enumerate((root.before, root.after))):
+    if not all(module is not None and any(measure.read(side, inner) is not None for inner in module.walk())
+               for side, module in enumerate((root.before, root.after))):
         return list(explainer.list_whole(whole))
     return sorted(explainer.explain(whole), key=lambda row: -abs(row.difference or 0))
 
 
-def _is_known(side: int, root: ModuleInfo | None, measure: Measure) -> bool:
-    return root is not None and any(measure.read(side, module) is not None for module in root.walk())
-
-
-def list_structure(root: AlignedModule) -> list[ModuleChange]:
+def list_structure(part: Part) -> Iterator[ModuleChange]:
     """Modules that were added, removed, renamed or replaced, alike ones together; nothing below those of one side."""
-    return list(_list_structure(Part("", "", (root,))))
-
-
-def _list_structure(part: Part) -> Iterator[ModuleChange]:
     first = part.modules[0]
     if part.is_in_one:
         yield ModuleChange(kind="removed" if first.after is None else "added", module=part.path, type=part.type,
@@ -220,12 +204,8 @@ def _list_structure(part: Part) -> Iterator[ModuleChange]:
     if part.type != part.former_type:
         yield ModuleChange(kind="replaced", module=part.title, type=part.type, modules=len(part.modules),
                            before=part.former_type)
-    for inner in part.split(_are_built_alike):
-        yield from _list_structure(inner)
-
-
-def _are_built_alike(first: AlignedModule, second: AlignedModule) -> bool:
-    return _outline(first) == _outline(second)
+    for inner in part.split(lambda one, other: _outline(one) == _outline(other)):
+        yield from list_structure(inner)
 
 
 def _outline(module: AlignedModule) -> tuple[object, ...]:
@@ -264,7 +244,7 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
             raise InputError(f"compare({name}={type(given).__name__}): give a Profile; Profile.from_json reads one")
     if isinstance(fail_if, str):
         raise InputError(f"compare(fail_if={fail_if!r}): give a list of conditions, as in fail_if=[{fail_if!r}]")
-    limits = [parse_condition(text, [before, after]) for text in fail_if]
+    limits = [parse_limit(text, [before, after], is_condition=True) for text in fail_if]
     totals = tuple([_compare_quantity(name, before, after) for name in TOTALS])
     categories = [replace(_compare_quantity(f"peak_by_category.{name}", before, after), header=name, category=name)
                   for name in dict.fromkeys([*before.peak_by_category, *after.peak_by_category])]
@@ -274,8 +254,8 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
     return ProfileChange(
         before=before, after=after, settings=tuple(list_differences(after, before)), totals=totals,
         categories=tuple(sort_by(categories, lambda row: None if row.difference is None else abs(row.difference))),
-        modules=tuple(sort_by(rows, lambda row: row.share)), structure=() if root is None else tuple(
-            list_structure(root)),
+        modules=tuple(sort_by(rows, lambda row: row.share)),
+        structure=() if root is None else tuple(list_structure(Part("", "", (root,)))),
         conditions=tuple([_describe_condition(judge_limit(limit, after, before, ("before", "after")))
                           for limit in limits]))
 
@@ -291,13 +271,8 @@ def _list_rows(root: AlignedModule, before: Profile, after: Profile) -> Iterator
     for measure in list_measures(before, after):
         whole = _compare_quantity(measure.whole, before, after)
         for row in explain(root, measure):
-            yield replace(row, share=_find_share(row, whole))
-
-
-def _find_share(row: QuantityChange, whole: QuantityChange) -> float | None:
-    """How much of the step's quantity the difference is."""
-    most = max(whole.before or 0, whole.after or 0)
-    return None if row.difference is None or not most else abs(row.difference) / most
+            most = max(whole.before or 0, whole.after or 0)
+            yield replace(row, share=None if row.difference is None or not most else abs(row.difference) / most)
 
 
 def _describe_condition(row: CheckRow) -> ConditionResult:

@@ -18,7 +18,8 @@ from analyzer.results.info import TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
-from .wording import (
+from .text import (
+    BY_CATEGORY,
     CONDITION_HEADERS,
     HEADERS,
     describe_ended,
@@ -26,7 +27,7 @@ from .wording import (
     describe_result,
     is_explaining,
     list_cells,
-    list_changed_totals,
+    list_changed,
     list_condition_cells,
     list_sides,
     list_structure_lines,
@@ -118,7 +119,9 @@ def _list_parts(change: ProfileChange) -> Iterator[Part]:
         yield Part("memory_change", "Memory over both steps", memory)
     if change.modules or change.structure:
         quantities = list(_list_quantities(change.modules))
-        yield Part("module_change", "Modules", {"quantities": quantities}, lead=_write_structure(change),
+        built = "".join([f"<li>{_text(kind)}: {_text(', '.join(said))}</li>"
+                         for kind, said in list_structure_lines(change.structure, 20)])
+        yield Part("module_change", "Modules", {"quantities": quantities}, lead=f"<ul>{built}</ul>" if built else "",
                    has_chart=bool(quantities))
     yield Part("text", "As text", lead=f"<pre>{_text(change.render())}</pre>", has_chart=False)
 
@@ -135,9 +138,9 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
 
 def _find_headline(change: ProfileChange) -> Headline:
     """What became of the conditions and which main quantities changed, in words."""
-    result, first = describe_result(change), describe_first(change)
-    said = [first, *[f"Not profiled alike: {text}" for text in change.settings], describe_ended(change)]
-    return Headline.of(not change.failed if change.conditions else None, result,
+    said = [describe_first(change), *[f"Not profiled alike: {text}" for text in change.settings],
+            describe_ended(change)]
+    return Headline.of(not change.failed if change.conditions else None, describe_result(change),
                        [escape_controls(line) for line in said if line])
 
 
@@ -150,21 +153,14 @@ def _list_tables(change: ProfileChange) -> Iterator[_Table]:
     """What became of the conditions, and the quantities and categories that changed, where there are any."""
     if change.conditions:
         yield CONDITION_HEADERS, [list_condition_cells(row) for row in change.conditions]
-    if changed := list_changed_totals(change):
-        yield ("Step", *HEADERS[1:]), [(row.header, *list_cells(row)) for row in changed]
-    if categories := [row for row in change.categories if row.is_changed]:
-        yield ("At the peak, by category", *HEADERS[1:]), [(row.header, *list_cells(row)) for row in categories]
+    for title, rows in zip(("Step", BY_CATEGORY), list_changed(change)):
+        if rows:
+            yield (title, *HEADERS[1:]), [(row.header, *list_cells(row)) for row in rows]
 
 
 def _write_unchanged(change: ProfileChange) -> str:
     same = list_unchanged(change)
     return f'<p class="note">Unchanged: {_text(", ".join(same))}.</p>' if same else ""
-
-
-def _write_structure(change: ProfileChange) -> str:
-    lines = [f"<li>{_text(kind)}: {_text(', '.join(said))}</li>"
-             for kind, said in list_structure_lines(change.structure, 20)]
-    return f"<ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _text(text: str) -> str:

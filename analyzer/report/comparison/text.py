@@ -1,4 +1,4 @@
-"""A comparison as text: for a terminal, as one table, and as Markdown for a pull request."""
+"""A comparison in words: for a terminal, as one table, and as Markdown for a pull request."""
 from __future__ import annotations
 
 import re
@@ -7,35 +7,162 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from analyzer.output import write_output
+from analyzer.report.module_tree import OWN
 from analyzer.report.node_table import Column, check_layout, format_quantity, print_rows
-from analyzer.report.quantity import print_data
+from analyzer.report.quantity import ROOT, print_data
 from analyzer.report.summary import describe_run
 from analyzer.report.text_width import escape_controls
-from analyzer.results.comparison import ProfileChange, QuantityChange
+from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
+from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
-from .wording import (
-    CONDITION_HEADERS,
-    HEADERS,
-    MODULE_HEADERS,
-    describe_change,
-    describe_condition,
-    describe_ended,
-    describe_extent,
-    describe_first,
-    describe_result,
-    list_cells,
-    list_changed_totals,
-    list_condition_cells,
-    list_explaining,
-    list_notable,
-    list_sides,
-    list_structure_lines,
-    list_throughout,
-    list_unchanged,
-    list_unknown,
-    name_modules,
-)
+# What tables of a comparison say of a row.
+
+HEADERS = ("", "Before", "After", "Change")
+MODULE_HEADERS = ("Module", "Type", "Quantity", *HEADERS[1:])
+CONDITION_HEADERS = ("Fails if", "Before", "After", "Limit", "Verdict")
+BY_CATEGORY = "At the peak, by category"
+#: Quantities that the sentence at the top names, where they changed.
+_FIRST = ("peak_allocated_bytes", "step_seconds", "hardware_flops", "params")
+_LEAST = 5e-4  # of what was before, that the sentence speaks of
+_LEAST_SHARE = 0.001
+
+
+def list_cells(row: QuantityChange) -> tuple[str, str, str]:
+    """Before, after, and the difference with its sign and share, or on which side the quantity is not known.
+
+    >>> list_cells(QuantityChange(quantity="q", unit="bytes", before=2048, after=3072))
+    ('2.00 KiB', '3.00 KiB', '+1.00 KiB (+50.0%)')
+    >>> list_cells(QuantityChange(quantity="q", unit="bytes", before=None, after=3072))
+    ('-', '3.00 KiB', 'unknown before')
+    """
+    if row.difference is None:
+        said = "unknown" if row.is_unknown else f"unknown {'before' if row.before is None else 'after'}"
+    else:
+        said = f"{'+' if row.difference > 0 else ''}{format_quantity(row.difference, row.unit)}{_tell_share(row)}"
+    return format_quantity(row.before, row.unit), format_quantity(row.after, row.unit), said
+
+
+def _tell_share(row: QuantityChange) -> str:
+    return "" if row.relative is None else f" ({describe_share(row.relative)})"
+
+
+def describe_share(relative: float) -> str:
+    """A relative difference in percent, as a factor where it is large.
+
+    >>> describe_share(-0.4063), describe_share(0.0004), describe_share(-1e-7), describe_share(21.5)
+    ('-40.6%', '+0.04%', '< 0.01%', 'x22.5')
+    """
+    if relative >= 9:
+        return f"x{1 + relative:.3g}"
+    if abs(relative) < 5e-5:
+        return "< 0.01%"
+    return f"{relative:+.2%}" if abs(relative) < 0.001 else f"{relative:+.1%}"
+
+
+def name_modules(row: QuantityChange | ModuleChange) -> str:
+    """The path of a row's modules, with how many they are."""
+    return f"{row.module} ({row.modules})" if row.modules > 1 else f"{row.module}"
+
+
+def describe_result(change: ProfileChange) -> str:
+    """What became of the conditions, or whether anything changed."""
+    if change.failed:
+        return f"{len(change.failed)} of {len(change.conditions)} conditions failed"
+    return f"{describe_extent(change)}, all conditions hold" if change.conditions else describe_extent(change)
+
+
+def describe_extent(change: ProfileChange) -> str:
+    """Whether anything changed, as far as it is known."""
+    if change.is_changed:
+        return "changed"
+    return "nothing is known of either step" if all(row.is_unknown for row in change.totals) else "nothing changed"
+
+
+def list_sides(change: ProfileChange) -> tuple[tuple[str, Profile], ...]:
+    """Both profiles, each under the word for its side."""
+    return ("before", change.before), ("after", change.after)
+
+
+def describe_ended(change: ProfileChange) -> str:
+    """Which steps ran out of memory, and what is known of such a one; nothing where none did."""
+    ended = [side for side, profile in list_sides(change) if profile.out_of_memory is not None]
+    said = f"memory ran out {' and '.join(ended)}: of that step the model's own figures alone are known"
+    return said if ended else ""
+
+
+def describe_first(change: ProfileChange) -> str:
+    """The main quantities that changed by more than next to nothing, each with what it was and what it is."""
+    rows = {row.quantity: row for row in change.totals if row.difference and (
+        row.relative is None or abs(row.relative) >= _LEAST)}
+    return ", ".join(f"{row.header} {' → '.join(list_cells(row)[:2])}{_tell_share(row)}"
+                     for row in (rows[name] for name in _FIRST if name in rows))
+
+
+def is_explaining(row: QuantityChange) -> bool:
+    """Whether a row is not of the whole model, nor of memory that no submodule holds."""
+    return row.module != ROOT and not (row.category and row.module == OWN)
+
+
+def list_changed(change: ProfileChange) -> tuple[list[QuantityChange], list[QuantityChange]]:
+    """The step's quantities that changed, the size of parameters only where it is not their number that did, and the
+    categories of memory that did.
+    """
+    rows = [row for row in change.totals if row.is_changed]
+    if any(row.quantity == "params" and row.difference is not None for row in rows):
+        rows = [row for row in rows if row.quantity != "param_bytes"]
+    return rows, [row for row in change.categories if row.is_changed]
+
+
+def list_unchanged(change: ProfileChange) -> list[str]:
+    """Names of the quantities that did not change; those that are nothing are left out."""
+    totals, categories = ([row.header for row in rows if not row.is_changed and row.after]
+                          for rows in (change.totals, change.categories))
+    return [*totals, *([f"at the peak {' '.join(categories[:1])}", *categories[1:]] if categories else [])]
+
+
+def list_structure_lines(rows: Sequence[ModuleChange], most: int = 4) -> list[tuple[str, list[str]]]:
+    """By kind of change, the modules in words, and how many kinds of place more there are."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        name = name_modules(row)
+        said = {"renamed": f"{row.before} -> {name}", "replaced": f"{name}: {row.before} -> {row.type}"}
+        found.setdefault(row.kind, []).append(said.get(row.kind, f"{name}: {row.type}"))
+    return [(kind, [*said[:most], *([f"{len(said) - most} more"] if len(said) > most else [])])
+            for kind, said in found.items()]
+
+
+def list_notes(change: ProfileChange, most: int) -> Iterator[tuple[str, list[str]]]:
+    """What else is said of modules, each under its title: quantities that changed as a whole and none of their parts
+    alone, each with its ratio; what was built otherwise; and the quantities that only one profile's modules know.
+    """
+    whole = [row for row in change.modules if row.module == ROOT]
+    throughout = [f"{row.header}{'' if row.relative is None else ' ' + describe_share(row.relative)}"
+                  for row in whole if row.difference is not None]
+    unknown = [f"{row.header} {list_cells(row)[2]}" for row in whole if row.difference is None]
+    yield from ((title, said) for title, said in (
+        ("changed throughout the model", throughout), *list_structure_lines(change.structure, most),
+        ("of modules", unknown)) if said)
+
+
+def list_condition_cells(row: ConditionResult) -> tuple[str, ...]:
+    """The condition, its figures and its verdict."""
+    return (row.text, *(format_quantity(value, row.unit) for value in (row.before, row.after, row.bound)), row.verdict)
+
+
+def describe_condition(row: ConditionResult) -> str:
+    """A condition, what became of it, and its figures.
+
+    >>> describe_condition(ConditionResult(text="params > +2%", quantity="params", unit="count", before=100, after=120,
+    ...                                  bound=102.0, verdict="failed"))
+    'params > +2%: failed: 100 before, 120 after (+20.0%), limit 102'
+    """
+    change = QuantityChange(quantity=row.quantity, unit=row.unit, before=row.before, after=row.after)
+    before, after, bound = list_condition_cells(row)[1:4]
+    limit = "" if row.bound is None else f", limit {bound}"
+    return (f"{row.text}: {row.verdict}: {before} before, {after} after{_tell_share(change) if change.relative else ''}"
+            f"{limit}")
+
 
 # A comparison as one table.
 
@@ -56,8 +183,7 @@ def list_changes(change: ProfileChange, fmt: str = "text") -> str:
         if row.is_changed:
             figures: list[object] = (
                 [row.before, row.after, row.difference, row.relative, row.share] if fmt == "csv" else
-                [format_quantity(row.before, row.unit), format_quantity(row.after, row.unit), describe_change(row),
-                 None if row.relative is None else f"{row.relative:+.2%}",
+                [*list_cells(row), None if row.relative is None else f"{row.relative:+.2%}",
                  None if row.share is None else f"{row.share:.2%}"])
             rows.append([row.quantity, row.category or "", row.module or "", row.type, row.modules or "", row.unit,
                          *figures])
@@ -74,67 +200,52 @@ _TITLES = 4            # lines around the rows of a table
 @register_view.shipped("comparison_text")
 def render_comparison(change: ProfileChange) -> str:
     """Sections with a blank line between them; modules as many as fit on the screen."""
-    changed = list_changed_totals(change)
-    categories = [row for row in change.categories if row.is_changed]
-    modules = list_explaining(change)
-    sections = [_describe_sides(change), *([_print_quantities(HEADERS, changed)] if changed else [])]
-    last = [text for text in (_list_notes(change), _print_conditions(change)) if text]
+    changed, categories = list_changed(change)
+    modules = [row for row in change.modules if is_explaining(row)]
+    sections = ["\n".join([*(f"{side}: {describe_run(profile)[0]}" for side, profile in list_sides(change)),
+                           *([_fill("not profiled alike", change.settings)] if change.settings else []),
+                           *filter(None, [describe_ended(change)])])]
+    if changed:
+        sections.append(_print_quantities(HEADERS, changed))
+    last = [text for text in (_print_notes(change), "\n".join(
+        [f"fails if {describe_condition(row)}" for row in change.conditions])) if text]
     room = _HEIGHT - sum(text.count("\n") + 2 for text in (*sections, *last)) - (_TITLES if modules else 0)
     if categories:
         most = min(_MOST_CATEGORIES, max(_LEAST_ROWS, room - _TITLES - min(len(modules), _LEAST_ROWS)))
-        headers = ("At the peak, by category", *HEADERS[1:])
-        sections.append(_print_quantities(headers, categories[:most], len(categories) - most))
+        sections.append(_print_quantities((BY_CATEGORY, *HEADERS[1:]), categories[:most]))
+        sections[-1] += f"\n... {len(categories) - most} more" if len(categories) > most else ""
         room -= sections[-1].count("\n") + 2
     if modules:
-        sections.append(_print_modules(modules, max(_LEAST_ROWS, room)))
+        shown = _list_notable(modules)[:max(_LEAST_ROWS, room)]
+        sections.append(print_rows(MODULE_HEADERS, [(name_modules(row), row.type, row.header, *list_cells(row))
+                                                    for row in shown], left=(0, 1, 2), ends=(0, 1)))
+        rest = len(modules) - len(shown)
+        sections[-1] += f"\n... {rest} smaller, which --format csv lists" if rest else ""
     return escape_controls("\n\n".join([*sections, *last]))
 
 
-def _print_conditions(change: ProfileChange) -> str:
-    return "\n".join([f"fails if {describe_condition(row)}" for row in change.conditions])
+def _list_notable(rows: Sequence[QuantityChange]) -> list[QuantityChange]:
+    """The rows without those that are next to nothing of the step's quantity; at least one."""
+    return [row for i, row in enumerate(rows) if not i or row.share is None or row.share >= _LEAST_SHARE]
 
 
-def _describe_sides(change: ProfileChange) -> str:
-    lines = [f"{side}: {describe_run(profile)[0]}" for side, profile in list_sides(change)]
-    if change.settings:
-        lines.append(_fill("not profiled alike: ", change.settings))
-    if ended := describe_ended(change):
-        lines.append(ended)
-    return "\n".join(lines)
+def _print_quantities(headers: Sequence[str], rows: Sequence[QuantityChange]) -> str:
+    return print_rows(headers, [(row.header, *list_cells(row)) for row in rows])
 
 
-def _print_quantities(headers: Sequence[str], rows: Sequence[QuantityChange], more: int = 0) -> str:
-    table = print_rows(headers, [(row.header, *list_cells(row)) for row in rows])
-    return table + (f"\n... {more} more" if more > 0 else "")
-
-
-def _print_modules(rows: Sequence[QuantityChange], most: int) -> str:
-    """The largest rows, in the order of their share of the step."""
-    shown = list_notable(rows)[:most]
-    table = print_rows(MODULE_HEADERS, [(name_modules(row), row.type, row.header, *list_cells(row))
-                                         for row in shown], left=(0, 1, 2), ends=(0, 1))
-    rest = len(rows) - len(shown)
-    return table + (f"\n... {rest} smaller, which --format csv lists" if rest else "")
-
-
-def _list_notes(change: ProfileChange) -> str:
-    lines = []
-    if said := list_throughout(change):
-        lines.append(_fill("changed throughout the model: ", said))
-    lines += [_fill(f"{kind}: ", said) for kind, said in list_structure_lines(change.structure)]
-    if said := list_unknown(change):
-        lines.append(_fill("of modules: ", said))
+def _print_notes(change: ProfileChange) -> str:
+    lines = [_fill(title, said) for title, said in list_notes(change, 4)]
     if change.before.modules is None or change.after.modules is None:
         lines.append("modules: not compared, for a profile has none")
     if not change.is_changed:
         lines.append(describe_extent(change))
     if said := list_unchanged(change):
-        lines.append(_fill("unchanged: ", said))
+        lines.append(_fill("unchanged", said))
     return "\n".join(lines)
 
 
 def _fill(title: str, said: Sequence[str]) -> str:
-    return textwrap.fill(title + ", ".join(said), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.fill(f"{title}: " + ", ".join(said), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 # A comparison as Markdown for a pull request: what changed in a sentence and a table, details folded.
@@ -153,8 +264,8 @@ def to_markdown(change: ProfileChange, path: str | Path | None = None) -> str:
 
 def _list_blocks(change: ProfileChange) -> Iterator[str]:
     yield f"### Cost of a step of {code(change.after.name)}: {describe_result(change)}"
-    if said := describe_first(change):
-        yield f"**{said}**"
+    if first := describe_first(change):
+        yield f"**{first}**"
     if change.settings:
         yield f"Not profiled alike: {', '.join(map(code, change.settings))}."
     if ended := describe_ended(change):
@@ -163,40 +274,32 @@ def _list_blocks(change: ProfileChange) -> Iterator[str]:
         cells = [[code(row[0]), *row[1:4], row[4] if row[4] == "ok" else f"**{row[4]}**"]
                  for row in map(list_condition_cells, change.conditions)]
         yield print_rows(CONDITION_HEADERS, cells, left=(0, 4), fmt="markdown")
-    if changed := list_changed_totals(change):
-        cells = [[row.header, *list_cells(row)] for row in changed]
-        yield print_rows(("Quantity", *HEADERS[1:]), cells, fmt="markdown")
-    if categories := [row for row in change.categories if row.is_changed]:
+    changed, categories = list_changed(change)
+    if changed:
+        yield print_rows(("Quantity", *HEADERS[1:]), [[row.header, *list_cells(row)] for row in changed],
+                         fmt="markdown")
+    if categories:
         yield from _fold("Memory at the peak by category", print_rows(
             ("Category", *HEADERS[1:]), [(code(row.header), *list_cells(row)) for row in categories], fmt="markdown"))
     yield from _list_modules(change)
-    if said := ", ".join(map(_name, list_unchanged(change))):
-        yield f"Unchanged: {said}."
+    if same := ", ".join(map(_name, list_unchanged(change))):
+        yield f"Unchanged: {same}."
     runs = [f"- {side}: {', '.join(map(code, describe_run(profile)))}" for side, profile in list_sides(change)]
     yield from _fold("What was profiled", "\n".join(runs))
 
 
 def _list_modules(change: ProfileChange) -> Iterator[str]:
-    rows = list_explaining(change)
-    shown = list_notable(rows)[:_MOST_MODULES]
-    blocks = [f"- {kind}: {', '.join(map(code, said))}" for kind, said in list_structure_lines(change.structure, 10)]
-    blocks += [f"- changed throughout the model: {', '.join(map(_name, said))}"] if (
-        said := list_throughout(change)) else []
-    blocks += [f"- of modules: {', '.join(map(_name, said))}"] if (said := list_unknown(change)) else []
-    if shown:
-        table = print_rows(MODULE_HEADERS, [
-            (code(name_modules(row)), code(row.type), _name_quantity(row), *list_cells(row)) for row in shown],
-            left=(0, 1, 2), fmt="markdown")
-        rest = len(rows) - len(shown)
-        blocks = [table, *([f"{rest} smaller changes are left out."] if rest else []), "\n".join(blocks)]
-    else:
-        blocks = ["\n".join(blocks)]
-    if body := "\n\n".join(block for block in blocks if block):
+    rows = [row for row in change.modules if is_explaining(row)]
+    shown = _list_notable(rows)[:_MOST_MODULES]
+    kinds = {row.kind for row in change.structure}
+    notes = sorted(list_notes(change, 10), key=lambda note: note[0] not in kinds)  # how it is built first
+    lines = [f"- {title}: {', '.join(map(code if title in kinds else _name, said))}" for title, said in notes]
+    table = print_rows(MODULE_HEADERS, [
+        (code(name_modules(row)), code(row.type), f"Peak: {code(row.category)}" if row.category else row.header,
+         *list_cells(row)) for row in shown], left=(0, 1, 2), fmt="markdown") if shown else ""
+    rest = f"{len(rows) - len(shown)} smaller changes are left out." if len(rows) > len(shown) else ""
+    if body := "\n\n".join(block for block in (table, rest, "\n".join(lines)) if block):
         yield from _fold(f"Modules: {len(rows)} changes" if rows else "Modules", body)
-
-
-def _name_quantity(row: QuantityChange) -> str:
-    return f"Peak: {code(row.category)}" if row.category else row.header
 
 
 def _name(text: str) -> str:
