@@ -12,23 +12,13 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Protocol
+from typing import Any
 
 from analyzer.errors import OutputError
 
 # Locks over forks: a child has one thread, and none in it gives back what another thread of its parent held.
 
-class Lock(Protocol):
-    """What `threading.Lock` and `threading.RLock` make."""
-
-    def acquire(self) -> bool:
-        """Wait until it is free, and take it."""
-
-    def release(self) -> None:
-        """Give it back."""
-
-
-def hold_over_forks(lock: Lock) -> None:
+def hold_over_forks(lock: Any) -> None:  # of `threading`
     """Let a fork wait for who holds ``lock``: the child would find it taken for good, and what it guards halfway. A
     lock that is taken inside another one is given before that one.
     """
@@ -73,7 +63,6 @@ def check_output(path: str | Path | None) -> None:
 
 
 def _find_problem(path: str | Path) -> str | None:
-    """What keeps a file from being written at ``path``."""
     if "\0" in str(path):
         return "a path cannot have a NUL in it"
     if str(path) == "":
@@ -112,7 +101,6 @@ def _is_replaced(target: Path) -> bool:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    """Put a file that was written beside ``target`` in its place."""
     beside = target.with_name(f".analyzer-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with beside.open("xb") as file:

@@ -52,7 +52,6 @@ def run_profile(arguments: argparse.Namespace) -> int:
 
 
 def _run_models(arguments: argparse.Namespace) -> int:
-    """Several targets: a row each, and the verdicts."""
     names = [arguments.target, *arguments.others]
     for flag in ("show", "json", "html", "export"):
         if (value := getattr(arguments, flag)) not in (None, [], "screen"):
@@ -101,7 +100,6 @@ def _read(path: Path) -> list[Profile]:
 
 
 def _holds(path: Path, kind: str) -> bool:
-    """Whether a file is of this saved format."""
     try:
         with path.open(encoding="utf-8") as file:
             return f'"{kind}"' in file.read(200)
@@ -154,7 +152,6 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 
 def _find_rows(arguments: argparse.Namespace, files: int) -> str:
-    """What a row is. Raises InputError for an option that such rows do not have."""
     by: str = arguments.by or ("change" if files == 2 and arguments.columns is None else "model")
     if by == "change" and files > 2:
         raise InputError(f"--by change: what changed is told of two profiles, and these are {files}; give two, or --by "
@@ -176,7 +173,9 @@ def _tell_change(change: ProfileChange, arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         change.to_html(arguments.html)
     try:
-        choice.emit(_render(change, arguments.format), arguments.output)
+        fmt = arguments.format
+        choice.emit(change.to_markdown().rstrip("\n") if fmt == "markdown" else change.render() if fmt == "text" else
+                    change.table(fmt), arguments.output)
         sys.stdout.flush()  # what failed follows on the other stream
     except BrokenPipeError:  # the reader (head, less) has gone, and what was found still counts
         if not change.failed:
@@ -184,9 +183,3 @@ def _tell_change(change: ProfileChange, arguments: argparse.Namespace) -> int:
     for row in change.failed:
         print_error(escape_controls(f"--fail-if {describe_condition(row)}"))
     return EXCEEDED if change.failed else 0
-
-
-def _render(change: ProfileChange, fmt: str) -> str:
-    if fmt == "markdown":
-        return change.to_markdown().rstrip("\n")
-    return change.render() if fmt == "text" else change.table(fmt)

@@ -35,13 +35,13 @@ def read(stream):
     ("utf-8", "strict", ["├─body", "│  └─水"]),
     ("cp1252", "replace", ["??body", "?  ???"]),
 ])
-def test_comparisons_are_drawn_with_what_the_terminal_has(encoding, errors, drawn, tmp_path, monkeypatch):
+def test_trees_are_drawn_with_what_the_terminal_has(encoding, errors, drawn, tmp_path, monkeypatch):
     NET.to_json(tmp_path / "net.json")
     stream = terminal(encoding, errors)
     monkeypatch.setattr(sys, "stdout", stream)
-    assert main(["compare", str(tmp_path / "net.json"), str(tmp_path / "net.json"), "--columns", "params"]) == 0
+    assert main(["show", str(tmp_path / "net.json"), "--report", "tree"]) == 0
     lines = read(stream).splitlines()
-    assert [line[:len(text)] for line, text in zip(lines[-2:], drawn)] == drawn
+    assert [line[:len(text)] for line, text in zip(lines[-4:-2], drawn)] == drawn
     assert stream.errors == errors  # as it was
 
 

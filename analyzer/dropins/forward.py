@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._dispatch.python import enable_pre_dispatch, enable_python_dispatcher
@@ -57,19 +57,9 @@ def watching_operators(listener: Listener) -> Iterator[None]:
         yield
 
 
-class Observer(Protocol):
-    """What sees a forward pass: it listens for the length of `observing`."""
-
-    def observing(self) -> AbstractContextManager[object]:
-        """Listen for the length of a block."""
-
-
-Seen = TypeVar("Seen", bound=Observer)
-
-
-def observe_forward(make_observer: Callable[[], Seen], model: torch.nn.Module, args: tuple[Any, ...],
-                    kwargs: Mapping[str, Any] | None = None) -> Seen:
-    """The observer, after it saw the model run.
+def observe_forward(make_observer: Callable[[], Any], model: torch.nn.Module, args: tuple[Any, ...],
+                    kwargs: Mapping[str, Any] | None = None) -> Any:
+    """The observer, which listens for the length of its ``observing()``, after it saw the model run.
 
     Nothing is computed: the model's tensors are borrowed, and everything is as it was afterwards. Only where the
     model's code asks for contents, and it has data, does it run on that. ``make_observer`` makes a new one for each

@@ -6,7 +6,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
@@ -16,6 +15,7 @@ from analyzer.report.module_tree import list_holders
 
 from .forward import observe_forward, watching_modules, watching_operators
 from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle, Value, describe_call
+from .fvcore_table import print_model, print_parameters, print_table
 
 __all__ = ["ActivationCountAnalysis", "FlopCountAnalysis", "Handle", "JitModelAnalysis", "activation_count",
            "flop_count", "flop_count_str", "flop_count_table", "parameter_count", "parameter_count_table"]
@@ -55,11 +55,10 @@ class OperatorList:
         self.runs.append(OperatorRun(*describe_call(func, args, kwargs, result), tuple(self._open)))
 
 
-@dataclass
-class _Statistics:
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    unsupported: dict[str, Counter[str]] = field(default_factory=dict)
-    uncalled: set[str] = field(default_factory=set)
+class _Statistics(NamedTuple):
+    counts: dict[str, Counter[str]]
+    unsupported: dict[str, Counter[str]]
+    uncalled: set[str]
 
 
 class JitModelAnalysis:
@@ -191,7 +190,7 @@ class JitModelAnalysis:
 
     def _sum(self, runs: list[OperatorRun]) -> _Statistics:
         paths = list(self._first_path.values())
-        found = _Statistics({path: Counter() for path in paths}, {path: Counter() for path in paths})
+        found = _Statistics({path: Counter() for path in paths}, {path: Counter() for path in paths}, set(paths))
         seen = {""}
         for run in runs:
             owners = set(run.modules) if self._ancestors == "caller" else {
@@ -208,7 +207,7 @@ class JitModelAnalysis:
             for path in owners:
                 for name, number in named.items():
                     found.counts[path][name] += number  # type: ignore[assignment]  # a handle may give a float
-        found.uncalled = set(paths) - seen
+        found.uncalled.difference_update(seen)
         return found
 
     def _warn(self, found: _Statistics) -> None:
@@ -257,19 +256,19 @@ class ActivationCountAnalysis(JitModelAnalysis):
 def flop_count(model: nn.Module, inputs: tuple[Any, ...],
                supported_ops: Mapping[str, Handle] | None = None) -> tuple[defaultdict[str, float], Counter[str]]:
     """GFLOPs by operator, and how often each operator ran that is not counted."""
-    found = FlopCountAnalysis(model, inputs).set_op_handle(**(supported_ops or {}))
-    return _scale(found, 1e9)
+    return _scale(FlopCountAnalysis(model, inputs), supported_ops, 1e9)
 
 
 def activation_count(model: nn.Module, inputs: tuple[Any, ...],
                      supported_ops: Mapping[str, Handle] | None = None) -> tuple[defaultdict[str, float],
                                                                                  Counter[str]]:
     """Millions of activations by operator, and how often each operator ran that is not counted."""
-    found = ActivationCountAnalysis(model, inputs).set_op_handle(**(supported_ops or {}))
-    return _scale(found, 1e6)
+    return _scale(ActivationCountAnalysis(model, inputs), supported_ops, 1e6)
 
 
-def _scale(found: JitModelAnalysis, unit: float) -> tuple[defaultdict[str, float], Counter[str]]:
+def _scale(found: JitModelAnalysis, handles: Mapping[str, Handle] | None,
+           unit: float) -> tuple[defaultdict[str, float], Counter[str]]:
+    found.set_op_handle(**(handles or {}))
     return defaultdict(float, {name: n / unit for name, n in found.by_operator().items()}), found.unsupported_ops()
 
 
@@ -288,29 +287,22 @@ def parameter_count(model: nn.Module) -> defaultdict[str, int]:
 
 def parameter_count_table(model: nn.Module, max_depth: int = 3) -> str:
     """The same as a table, with the shapes of parameters, ``max_depth`` modules deep."""
-    from .fvcore_table import print_parameters
-
     return print_parameters(model, parameter_count(model), max_depth)
 
 
 def flop_count_table(flops: FlopCountAnalysis, max_depth: int = 3, activations: ActivationCountAnalysis | None = None,
                      show_param_shapes: bool = True) -> str:
     """A table of parameters, FLOPs and activations by module, ``max_depth`` modules deep."""
-    from .fvcore_table import print_table
-
-    columns = _quiet(flops, activations)
-    return print_table(flops._model, parameter_count(flops._model), columns, max_depth, show_param_shapes)
+    return print_table(flops._model, parameter_count(flops._model), _quiet(flops, activations), max_depth,
+                       show_param_shapes)
 
 
 def flop_count_str(flops: FlopCountAnalysis, activations: ActivationCountAnalysis | None = None) -> str:
     """The model as it prints itself, with parameters and FLOPs of each module."""
-    from .fvcore_table import print_model
-
     return print_model(flops._model, parameter_count(flops._model), _quiet(flops, activations))
 
 
 def _quiet(*analyses: JitModelAnalysis | None) -> list[tuple[Counter[str], set[str]]]:
-    """Figures by module and the modules in which nothing ran, with no warning of either."""
     given = [one for one in analyses if one is not None]
     for one in given:
         one.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")

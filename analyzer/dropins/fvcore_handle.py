@@ -112,7 +112,6 @@ def _as_convolution(dims: int, transposed: bool, given: Sequence[Any]) -> list[A
 
 
 def _expand(value: Any, dims: int) -> Any:
-    """A size for each dimension."""
     if isinstance(value, int):
         return [value] * dims
     return list(value) * (dims if len(value) == 1 else 1)
@@ -132,19 +131,13 @@ def _sizes(value: Value) -> list[int]:
     return found.sizes()
 
 
-def count_linear(inputs: list[Value], outputs: list[Value]) -> int:
-    """Products of ``linear``."""
-    return math.prod(_sizes(inputs[0])) * _sizes(inputs[1])[0]
+def _numel(value: Value) -> int:
+    return math.prod(_sizes(value))
 
 
-def count_addmm(inputs: list[Value], outputs: list[Value]) -> int:
-    """Products of ``addmm``."""
-    return math.prod(_sizes(inputs[1])) * _sizes(inputs[2])[-1]
-
-
-def count_product(inputs: list[Value], outputs: list[Value]) -> int:
-    """Products of ``mm``, ``bmm`` and ``matmul``: the left elements, each with the columns of the right."""
-    return math.prod(_sizes(inputs[0])) * _sizes(inputs[1])[-1]
+def make_product_handle(first: int, second: int, axis: int) -> Handle:
+    """The elements of one argument, each with a size of another."""
+    return lambda inputs, outputs: _numel(inputs[first]) * _sizes(inputs[second])[axis]
 
 
 def count_convolution(inputs: list[Value], outputs: list[Value]) -> Counter[str]:
@@ -180,48 +173,35 @@ def estimate_einsum(equation: str, shapes: list[list[int]]) -> float:
 
 def make_norm_handle(weight_index: int) -> Handle:
     """Five for each element, four without a weight, which is the argument at that place."""
-    def count_norm(inputs: list[Value], outputs: list[Value]) -> int:
-        return math.prod(_sizes(inputs[0])) * (5 if inputs[weight_index].isCompleteTensor() else 4)
-
-    return count_norm
+    return lambda inputs, outputs: _numel(inputs[0]) * (5 if inputs[weight_index].isCompleteTensor() else 4)
 
 
 def count_batch_norm(inputs: list[Value], outputs: list[Value]) -> Count:
     """As another norm in training; in evaluation two for each element, one without a weight."""
     if inputs[5].toIValue():
         return make_norm_handle(1)(inputs, outputs)
-    return math.prod(_sizes(inputs[0])) * (2 if inputs[1].isCompleteTensor() else 1)
+    return _numel(inputs[0]) * (2 if inputs[1].isCompleteTensor() else 1)
 
 
 def make_elementwise_handle(of_input: int, of_output: int) -> Handle:
     """So much for each element of the first argument, and of the result."""
-    def count_elements(inputs: list[Value], outputs: list[Value]) -> int:
-        return of_input * math.prod(_sizes(inputs[0])) + of_output * math.prod(_sizes(outputs[0]))
-
-    return count_elements
+    return lambda inputs, outputs: of_input * _numel(inputs[0]) + of_output * _numel(outputs[0])
 
 
-def make_activation_handle(name: str | None = None) -> Handle:
-    """The elements of the result, under ``name`` where one is given."""
-    def count_activations(inputs: list[Value], outputs: list[Value]) -> Count:
-        number = math.prod(_sizes(outputs[0]))
-        return number if name is None else Counter({name: number})
-
-    return count_activations
-
-
+_PRODUCT = make_product_handle(0, 1, -1)
 FLOP_HANDLES: dict[str, Handle] = {
-    "aten::addmm": count_addmm, "aten::bmm": count_product, "aten::_convolution": count_convolution,
-    "aten::einsum": count_einsum, "aten::matmul": count_product, "aten::mm": count_product,
-    "aten::linear": count_linear, "aten::batch_norm": count_batch_norm, "aten::group_norm": make_norm_handle(2),
+    "aten::addmm": make_product_handle(1, 2, -1), "aten::bmm": _PRODUCT, "aten::matmul": _PRODUCT,
+    "aten::mm": _PRODUCT, "aten::linear": make_product_handle(0, 1, 0), "aten::_convolution": count_convolution,
+    "aten::einsum": count_einsum, "aten::batch_norm": count_batch_norm, "aten::group_norm": make_norm_handle(2),
     "aten::layer_norm": make_norm_handle(2), "aten::instance_norm": make_norm_handle(1),
     "aten::upsample_nearest2d": make_elementwise_handle(0, 1),
     "aten::upsample_bilinear2d": make_elementwise_handle(0, 4),
     "aten::adaptive_avg_pool2d": make_elementwise_handle(1, 0), "aten::grid_sampler": make_elementwise_handle(0, 4)}
-
+#: The elements of the result.
 ACTIVATION_HANDLES: dict[str, Handle] = {
-    "aten::_convolution": make_activation_handle("conv"),
-    **{f"aten::{name}": make_activation_handle() for name in ("addmm", "bmm", "einsum", "matmul", "linear")}}
+    "aten::_convolution": lambda inputs, outputs: Counter({"conv": _numel(outputs[0])}),
+    **{f"aten::{name}": lambda inputs, outputs: _numel(outputs[0])
+       for name in ("addmm", "bmm", "einsum", "matmul", "linear")}}
 
 #: operators without arithmetic, which are not named as unsupported (``_IGNORED_OPS`` of fvcore/nn/jit_analysis.py, and
 #: ``alias``, which stands here for what does nothing, such as dropout in evaluation)

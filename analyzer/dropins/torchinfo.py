@@ -360,7 +360,6 @@ def _make_inputs(model: torch.nn.Module, input_size: Any, input_data: Any, batch
 
 
 def _find(names: Any, name: Any, argument: str) -> Any:
-    """The member of an enumeration. Raises InputError where it has none of that name."""
     try:
         return names(getattr(name, "value", name))
     except ValueError:
@@ -369,7 +368,6 @@ def _find(names: Any, name: Any, argument: str) -> Any:
 
 
 def _list_sizes(input_size: Any, input_data: Any) -> Any:
-    """What was given, with the sizes of tensors for these."""
     if input_data is not None:
         return pytree.tree_map_only(torch.Tensor, lambda t: t.size(), dict(input_data) if isinstance(
             input_data, Mapping) else input_data)

@@ -9,8 +9,16 @@ from typing import Any
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.process_group import format_ranks
 from analyzer.report.holder_group import sum_exposed
-from analyzer.report.page.answer import Headline, Tile, capitalize_first
-from analyzer.report.page.document import Part, choice_part, columns_of, headline_part, pack
+from analyzer.report.page.document import (
+    Headline,
+    Part,
+    Tile,
+    capitalize_first,
+    choice_part,
+    columns_of,
+    headline_part,
+    pack,
+)
 from analyzer.report.page.part import sort_categories, thin_out
 from analyzer.report.page.profile_page import list_parts
 from analyzer.results.profile import Profile

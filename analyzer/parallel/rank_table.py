@@ -13,8 +13,7 @@ from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
 from analyzer.report.export.json_format import damage_in, load_text, read_data, read_plain
-from analyzer.report.page.answer import Headline
-from analyzer.report.page.document import Part, summary_part, write_page
+from analyzer.report.page.document import Headline, Part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
 from analyzer.saved_format import SavedFormat, decode_json

@@ -148,10 +148,6 @@ def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequenc
     hold; without ``limits``, what neither profile knows is left out. Of a step that ran out of memory only what the
     model itself has is known. Raises InputError for a limit that cannot be read, a baseline that lacks, and where there
     would be nothing to check.
-
-    >>> before, after = (Profile(name="Net", mode="infer", peak_allocated_bytes=n) for n in (1000, 1021))
-    >>> [row.verdict for row in check_profile(after, before, ["peak_allocated_bytes +2%", "peak_allocated_bytes 2KiB"])]
-    ['over the limit', 'ok']
     """
     if isinstance(limits, str):
         raise InputError(f"check_profile(limits={limits!r}): give a list of limits, as in limits=[{limits!r}]")

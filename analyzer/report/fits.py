@@ -42,11 +42,7 @@ def format_range(nbytes: int | None, known: tuple[int, int] | None) -> str:
 
 
 def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:
-    """What is allocated and what is reserved at the peak, as far as they are known.
-
-    >>> list(list_peaks(Profile(name="demo", mode="infer", peak_reserved_bytes=3 << 20)))
-    [('reserved', '3.00 MiB')]
-    """
+    """What is allocated and what is reserved at the peak, as far as they are known."""
     p = profile
     for what, nbytes, known in (("allocated", p.peak_allocated_bytes, p.peak_allocated_bytes_range),
                                 ("reserved", p.peak_reserved_bytes, p.peak_reserved_bytes_range)):

@@ -41,15 +41,7 @@ class HolderGroup(NamedTuple):
 
 
 def group_holders(profile: Profile) -> list[HolderGroup]:
-    """The holders of a profile by module class and category, largest first.
-
-    >>> from analyzer.results.info import HolderInfo, ModuleInfo
-    >>> modules = tuple(ModuleInfo(path=str(i), type="GELU", depth=1) for i in range(2))
-    >>> held = (HolderInfo("a", "0", "activation", 100), HolderInfo("b", "1", "activation", 50))
-    >>> p = Profile(name="demo", mode="train", holders=held, modules=ModuleInfo(path="", type="Net", children=modules))
-    >>> print(*group_holders(p))
-    2 GELUs: 150 B (activation)
-    """
+    """The holders of a profile by module class and category, largest first."""
     types = {module.path: module.type for module in (() if profile.modules is None else profile.modules.walk())}
     found: dict[tuple[str | None, str], tuple[set[str], int]] = {}
     for holder in profile.holders:
@@ -128,11 +120,7 @@ def print_totals(totals: Sequence[CommTotal], fmt: str = "text") -> str:
 # The second estimate of a step's time, compiled, as text.
 
 def title_fused(fused: FusedInfo) -> str:
-    """What a second estimate is of, as a title.
-
-    >>> title_fused(FusedInfo("default", 1e-3, None, None, 1e-3, 1e-3, (9e-4, 1.1e-3), 40, 90, 10**6, 10**7, False))
-    'Time, compiled (predicted; mode default, 40 kernels instead of 90)'
-    """
+    """What a second estimate is of, as a title."""
     if fused.mode == "cudagraphs":
         return f"Time, launched as CUDA graphs (predicted; {fused.kernels:,} kernels as they are)"
     return (f"Time, compiled (predicted; mode {fused.mode}, {fused.kernels:,} kernels instead of "

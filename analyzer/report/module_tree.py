@@ -48,12 +48,6 @@ def list_rows(module: ModuleInfo, depth: int | None = None, key: SortKey | None 
 def leave_out(root: ModuleInfo, ignored: Ignored) -> ModuleInfo:
     """The tree without the modules of these classes (or class names, or paths): what they do counts as their parent's
     own. Raises InputError for the root and for a name that no module has.
-
-    >>> leaf = ModuleInfo(path="drop", type="Dropout", depth=1, fwd_flops=5, own=CostInfo(fwd_flops=5))
-    >>> tree = ModuleInfo(path="", type="Net", fwd_flops=7, own=CostInfo(fwd_flops=2), children=(leaf,))
-    >>> kept = leave_out(tree, ["Dropout"])
-    >>> kept.children, kept.own.fwd_flops
-    ((), 7)
     """
     names = {item if isinstance(item, str) else item.__name__ for item in ignored}
     there = {name for m in root.walk() for name in (m.type, m.path)}
@@ -167,7 +161,8 @@ _OF_MODULE: dict[str, Callable[[ModuleInfo], Any]] = {
 _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
 
-def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
+@register_report.shipped("tree")
+def module_tree(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
                 fmt: str = "text", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
     """The tree as text, down to ``depth`` (0 is the root alone).
 
@@ -177,16 +172,9 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
     (names or paths) in ``ignore_modules`` count as their parent's own. ``as_string=False`` prints plain numbers: bytes,
     seconds, shares as fractions. A module with children ends with an "(own)" row, what it does outside them, unless
     that is nothing. Raises InputError for a name it does not know and for a profile without modules.
-
-    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=10)
-    >>> tree = ModuleInfo(path="", type="Net", params=12, own=CostInfo(params=2), children=(leaf,))
-    >>> [line.split()[0] for line in module_tree(tree).splitlines()[2:]]
-    ['Net', '├─fc', '├─(own)']
-    >>> [line.split()[-1] for line in module_tree(tree, columns=["params_share"], only=True).splitlines()[2:]]
-    ['100.00%', '83.33%', '16.67%']
     """
     check_layout(depth, 0, fmt, "module_tree()")
-    root = find_root(root, "module_tree()")
+    root = find_root(profile.modules, "module_tree()")
     chosen = find_columns(COLUMNS, columns, "module_tree()")
     shown = chosen if only else [*DEFAULT_COLUMNS, *chosen]
     key = None if sort is None else find_column({c.field: c for c in _COSTS}, sort, "module_tree(sort=...)").field
@@ -196,14 +184,6 @@ def module_tree(root: ModuleInfo | None, depth: int | None = None, sort: str | N
              for row in rows]
     left = [0, 1, *(i for i, column in enumerate(shown, 2) if column.field in _LEFT)]
     return print_rows(["Module", "Type", *(column.header for column in shown)], cells, left=left, fmt=fmt)
-
-
-@register_report.shipped("tree")
-def tree_report(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
-                fmt: str = "text", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
-    """`module_tree` of the profile."""
-    return module_tree(profile.modules, depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
-                       only=only, as_string=as_string)
 
 
 def _format_cell(row: ModuleRow, column: Column, root: ModuleInfo, as_string: bool) -> str:

@@ -122,7 +122,9 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
         rows = [[cell.replace("|", r"\|").replace("\n", "<br>") for cell in row] for row in rows]
     if fmt == "csv":
         rows = [[guard_formula(cell) if i in left else cell for i, cell in enumerate(row)] for row in rows]
-        return _print_csv([headers, *rows, *([] if total is None else [total])])
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerows([headers, *rows, *([] if total is None else [total])])
+        return written.getvalue().rstrip("\n")
     body: list[object] = list(rows)
     if total is not None:
         body += [tabulate.SEPARATING_LINE, total] if rows and fmt == "simple" else [total]
@@ -142,12 +144,6 @@ def guard_formula(text: str) -> str:
     ("'=HYPERLINK(1)", "'\t=1", 'conv1', '-')
     """
     return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and text != UNKNOWN else text
-
-
-def _print_csv(rows: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().rstrip("\n")
 
 
 # The node table: ten columns that every version keeps, in their order.
@@ -177,10 +173,6 @@ def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | N
     at that depth into one row; ``columns`` are fields to print after the ten; ``fmt`` is a format of `tabulate`.
     Where ranks communicate (``communicates``) in the step, the bytes of their messages stand after the ten too.
     Raises InputError for a name it does not know.
-
-    >>> conv = NodeInfo("call_module", "conv1", param_bytes=37632, fwd_flops=3_776_446_464, temp_bytes=0)
-    >>> next(line.split() for line in node_table([conv]).splitlines() if "conv1" in line)
-    ['call_module', 'conv1', '-', '-', '-', '0', 'B', '36.75', 'KiB', '-', '3.78', 'G', '-']
     """
     check_layout(depth, 1, fmt, "table()")
     extra = find_columns(COLUMNS, columns, "table()")

@@ -64,12 +64,6 @@ _PHASED = ("phases", "first_step")
 def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column:
     """The quantity of that name, which at least one of ``profiles`` has a place for. Raises InputError, with the names
     that resemble it, for another.
-
-    >>> find_quantity("step_seconds", [], "check").unit
-    'seconds'
-    >>> find_quantity("peak_alocated_bytes", [], "check")
-    Traceback (most recent call last):
-    analyzer.errors.InputError: check: no quantity 'peak_alocated_bytes'; did you mean peak_allocated_bytes or ...?
     """
     if found := QUANTITIES.get(name) or SUMS.get(name):
         return found
@@ -81,7 +75,9 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
         paths = sorted({known.rpartition(".")[0] + "." for known in names if "." in known})
         more = f"; paths begin with {', '.join(paths)}" if paths else ""
         raise InputError(f"{caller}: no quantity {name!r}; quantities are {', '.join(list_names([]))}{more}")
-    return Column(name, name, _find_unit(name))
+    last = name.rpartition(".")[2]
+    is_size = name.startswith("peak_by_category.") or last.endswith("bytes")
+    return Column(name, name, "bytes" if is_size else "seconds" if last.endswith("seconds") else "count")
 
 
 def list_names(profiles: Iterable[Profile] = ()) -> list[str]:
@@ -122,22 +118,8 @@ def read_quantity(profile: Profile, name: str) -> float | None:
 
 
 def read_known(profile: Profile, name: str) -> float | None:
-    """The same; None also for what a step that ran out of memory did not come to.
-
-    >>> from analyzer.results.info import OutOfMemoryInfo
-    >>> p = Profile(name="Net", mode="infer", params=3, peak_allocated_bytes=12,
-    ...             out_of_memory=OutOfMemoryInfo("aten.mm", "forward", 8, 4))
-    >>> read_known(p, "params"), read_known(p, "peak_allocated_bytes")
-    (3, None)
-    """
+    """The same; None also for what a step that ran out of memory did not come to."""
     return None if profile.out_of_memory is not None and name not in OF_MODEL else read_quantity(profile, name)
-
-
-def _find_unit(name: str) -> str:
-    last = name.rpartition(".")[2]
-    if name.startswith("peak_by_category.") or last.endswith("bytes"):
-        return "bytes"
-    return "seconds" if last.endswith("seconds") else "count"
 
 
 # Nodes, modules and other rows of a profile as tables for other programs and for papers: modules by their paths,
@@ -159,24 +141,11 @@ def is_drawn(fmt: str) -> bool:
     return fmt in ("text", "simple")
 
 
-def list_nodes(profile: Profile, fmt: str = "csv", sort: str | None = None, depth: int | None = None,
-               columns: Sequence[str] | None = None) -> str:
-    """A row a node: all quantities in CSV, those of the node table in other formats, or ``columns``. ``sort`` and
-    ``depth`` are as of `Profile.table`; there is no row of totals. Raises InputError for a name that it does not know.
-
-    >>> conv = NodeInfo("call_module", "conv1", "conv1", "stem.conv1", param_bytes=37632, fwd_flops=3_776_446_464)
-    >>> p = Profile(name="Net", mode="infer", nodes=(conv,))
-    >>> print(list_nodes(p, columns=["param_bytes", "bwd_flops", "fwd_flops"]))
-    op,name,module_path,param_bytes,bwd_flops,fwd_flops
-    call_module,conv1,stem.conv1,37632,,3776446464
-    """
-    check_layout(depth, 1, fmt, "table()")
-    return print_data(*read_nodes(profile, fmt == "csv", sort, depth, columns), fmt)
-
-
 def read_nodes(profile: Profile, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
                columns: Sequence[str] | None = None) -> DataTable:
-    """The rows of `list_nodes`, with all quantities where it ``is_whole``."""
+    """A row a node: all quantities where it ``is_whole``, else those of the node table, or ``columns``. ``sort`` and
+    ``depth`` are as of `Profile.table`; there is no row of totals. Raises InputError for a name that it does not know.
+    """
     fixed = [NODE_COLUMNS[name] for name in ("op", "name", "module_path")]
     printed = TEN_COLUMNS if profile.communicates is False else (*TEN_COLUMNS, *COMMUNICATION)
     usual = [column for column in (NODE_COLUMNS.values() if is_whole else printed) if column not in fixed]
@@ -188,27 +157,12 @@ def read_nodes(profile: Profile, is_whole: bool = True, sort: str | None = None,
     return DataTable(shown, [[getattr(row, column.field) for column in shown] for row in rows])
 
 
-def list_modules(profile: Profile, fmt: str = "csv", sort: str | None = None, depth: int | None = None,
-                 columns: Sequence[str] | None = None) -> str:
-    """A row a module, parents first, and below those that have children a row ``PATH.(own)`` of what they do outside
-    them: all costs in CSV, those of the tree in other formats, or ``columns``. ``sort`` and ``depth`` are as of
-    `Profile.module_tree`. Raises InputError for a name that it does not know and for a profile without modules.
-
-    >>> leaf = ModuleInfo(path="body.fc", type="Linear", depth=1, params=1234567)
-    >>> p = Profile(name="Net", mode="infer", modules=ModuleInfo(path="", type="Net", params=1234567, children=(leaf,)))
-    >>> print(list_modules(p, columns=["params"]))
-    path,type,params
-    (model),Net,1234567
-    body.fc,Linear,1234567
-    (own),,
-    """
-    check_layout(depth, 0, fmt, "module_tree()")
-    return print_data(*read_modules(profile, fmt == "csv", sort, depth, columns), fmt)
-
-
 def read_modules(profile: Profile, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
                  columns: Sequence[str] | None = None) -> DataTable:
-    """The rows of `list_modules`, with all costs where it ``is_whole``."""
+    """A row a module, parents first, and below those that have children a row ``PATH.(own)`` of what they do outside
+    them: all costs where it ``is_whole``, else those of the tree, or ``columns``. ``sort`` and ``depth`` are as of
+    `Profile.module_tree`. Raises InputError for a name that it does not know and for a profile without modules.
+    """
     usual = list(_MODULE_COLUMNS.values()) if is_whole else list(DEFAULT_COLUMNS)
     shown = usual if columns is None else find_columns(_MODULE_COLUMNS, columns, "module_tree()")
     key = None if sort is None else find_column(_MODULE_COLUMNS, sort, "module_tree(sort=...)").field
@@ -220,19 +174,21 @@ def read_modules(profile: Profile, is_whole: bool = True, sort: str | None = Non
 @register_report.shipped("table")
 def draw_nodes(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
                columns: Sequence[str] | None = None) -> str:
-    """The node table where it is for a terminal, else `list_nodes`."""
+    """The node table where it is for a terminal, else `read_nodes`."""
     if is_drawn(fmt):
         return profile.table(sort, depth, columns=columns or (), fmt=fmt)
-    return list_nodes(profile, fmt, sort, depth, columns)
+    check_layout(depth, 1, fmt, "table()")
+    return print_data(*read_nodes(profile, fmt == "csv", sort, depth, columns), fmt)
 
 
 @register_report.shipped("modules")
 def draw_modules(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
                  columns: Sequence[str] | None = None) -> str:
-    """The tree of modules where it is for a terminal, else `list_modules`."""
+    """The tree of modules where it is for a terminal, else `read_modules`."""
     if is_drawn(fmt):
         return profile.module_tree(depth, sort, columns=columns or (), fmt=fmt)
-    return list_modules(profile, fmt, sort, depth, columns)
+    check_layout(depth, 0, fmt, "module_tree()")
+    return print_data(*read_modules(profile, fmt == "csv", sort, depth, columns), fmt)
 
 
 def _add_paths(rows: Iterator[ModuleRow]) -> Iterator[tuple[str, ModuleRow]]:

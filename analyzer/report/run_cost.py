@@ -25,12 +25,19 @@ def find_cost(profile: Profile, tokens: float | None = None, samples: float | No
     kind, amount, each = ("samples", samples, profile.batch_size) if tokens is None else (
         "tokens", tokens, profile.tokens)
     assert amount is not None
+    if each is None and kind == "tokens" and profile.batch_size is not None:
+        raise InputError(f"cost_of(tokens={amount:g}): {profile.name} is given no tokens (integers of batch x "
+                         f"sequence); say samples= (--samples), of which a step takes {profile.batch_size:,}")
     if each is None:
-        raise InputError(_explain_unknown(profile, kind, amount))
+        raise InputError(f"cost_of({kind}={amount:g}): how many {kind} a step of {profile.name} takes is not known")
     copies, remarks = _count_copies(profile, devices)
     watts, source = _find_power(profile, power)
     steps = None if copies is None or not each else math.ceil(amount / (each * copies))
-    remarks = [_describe_amount(each, copies, kind), *remarks, _describe_step(profile), PERFECT]
+    said = "how many copies of the model there are is not known"
+    if copies is not None:
+        said = f"a step takes {each * copies:,} {kind}" + (
+            f": {each:,} on each of {copies:,} copies of the model" if copies > 1 else "")
+    remarks = [said, *remarks, _describe_step(profile), PERFECT]
     if price is not None:
         remarks.append(f"dollars are device-hours at {price:g} each")
     return RunCost(steps=steps, devices=devices, tokens=None if tokens is None else int(tokens),
@@ -57,13 +64,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _explain_unknown(profile: Profile, kind: str, amount: float) -> str:
-    if kind == "tokens" and profile.batch_size is not None:
-        return (f"cost_of(tokens={amount:g}): {profile.name} is given no tokens (integers of batch x sequence); say "
-                f"samples= (--samples), of which a step takes {profile.batch_size:,}")
-    return f"cost_of({kind}={amount:g}): how many {kind} a step of {profile.name} takes is not known"
-
-
 def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]]:
     """How many copies of the model ``devices`` hold, and what is taken for granted of them."""
     profiled = profile.world_size or 1
@@ -80,13 +80,6 @@ def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]
     return devices // size, [said] if said else []
 
 
-def _describe_amount(each: int, copies: int | None, kind: str) -> str:
-    if copies is None:
-        return "how many copies of the model there are is not known"
-    return f"a step takes {each * copies:,} {kind}" + (
-        f": {each:,} on each of {copies:,} copies of the model" if copies > 1 else "")
-
-
 def _describe_step(profile: Profile) -> str:
     if profile.step_seconds is None:
         return "how long a step takes is not known"
@@ -95,7 +88,6 @@ def _describe_step(profile: Profile) -> str:
 
 
 def _find_power(profile: Profile, given: float | None) -> tuple[float | None, str]:
-    """The watts of one device, and where they are from."""
     bounds = "of the devices alone, without hosts, network and cooling"
     if given is not None:
         return float(given), f"kWh are {given:g} W for each device-hour, as given, {bounds}"
@@ -112,19 +104,7 @@ def _find_power(profile: Profile, given: float | None) -> tuple[float | None, st
 
 @register_view.shipped("run_cost")
 def describe_cost(cost: RunCost) -> str:
-    """A table of the amounts, with their ranges where these are known, and the assumptions.
-
-    >>> print(describe_cost(RunCost(steps=7200, devices=8, step_seconds=0.5, step_seconds_range=(0.4, 0.6),
-    ...                             price=2.0, watts=700.0, assumptions=("dollars are device-hours at 2 each",))))
-                    Estimate    Low    High
-    ------------  ----------  -----  ------
-    steps              7,200
-    hours               1.00   0.80    1.20
-    device-hours        8.00   6.40    9.60
-    dollars            16.00  12.80   19.20
-    kWh                 5.60   4.48    6.72
-    - dollars are device-hours at 2 each
-    """
+    """A table of the amounts, with their ranges where these are known, and the assumptions."""
     ranged = cost.step_seconds_range is not None and cost.steps is not None
     steps = UNKNOWN if cost.steps is None else f"{cost.steps:,}"
     rows = [["steps", steps, *(["", ""] if ranged else [])]]
@@ -150,19 +130,11 @@ def _format(value: float | None) -> str:
     return f"{value:,.2f}" if not value or abs(value) >= 0.1 else f"{value:.3g}"
 
 
-def title_cost(cost: RunCost) -> str:
-    """What it is the cost of.
-
-    >>> title_cost(RunCost(steps=1, devices=2, samples=3_000_000))
-    'Cost of 3,000,000 samples on 2 devices'
-    """
-    amount = f"{cost.samples:,} samples" if cost.tokens is None else f"{cost.tokens:,} tokens"
-    return f"Cost of {amount} on {cost.devices:,} device{'s' if cost.devices > 1 else ''}"
-
-
 @register_report.shipped("cost")
 def report_cost(profile: Profile, *, tokens: float | None = None, samples: float | None = None,
                 price: float | None = None, gpus: int | None = None, power: float | None = None) -> str:
     """What a run costs, under its title; the options are those of `Profile.cost_of`."""
     cost = profile.cost_of(tokens=tokens, samples=samples, price=price, gpus=gpus, power=power)
-    return "\n".join([title_cost(cost), *(f"  {line}" for line in str(cost).splitlines())])
+    amount = f"{cost.samples:,} samples" if cost.tokens is None else f"{cost.tokens:,} tokens"
+    title = f"Cost of {amount} on {cost.devices:,} device{'s' if cost.devices > 1 else ''}"
+    return "\n".join([title, *(f"  {line}" for line in str(cost).splitlines())])

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from analyzer.errors import InputError
@@ -93,12 +93,6 @@ def model_table(profiles: Sequence[tuple[str, Profile]], columns: Sequence[str] 
     (``phases.forward.peak_allocated_bytes``); ``fmt`` is as of `Profile.module_tree`, and in CSV quantities are
     unrounded. Of a step that ran out of memory no more is told than what the model itself has. Raises InputError for an
     unknown column or format.
-
-    >>> small, large = (Profile(name="Net", mode="infer", params=n, peak_allocated_bytes=4 * n) for n in (3, 2048))
-    >>> print(model_table([("small", small), ("large", large)], ["params", "peak_allocated_bytes"], fmt="csv"))
-    model,mode,device,params,peak_allocated_bytes,out_of_memory
-    small,infer,,3,12,False
-    large,infer,,2048,8192,False
     """
     check_layout(None, 0, fmt, "model_table()")
     if isinstance(columns, str):
@@ -129,7 +123,8 @@ _size, _count = partial(format_quantity, unit="bytes"), partial(format_quantity,
 def summarize(profile: Profile) -> str:
     """All sections of the summary, each under its title."""
     header = "\n".join(describe_run(profile))
-    sections = [f"{title}\n{_indent(body)}" for title, body in list_sections(profile)]
+    sections = ["\n".join([title, *(f"  {line}".rstrip() for line in body.splitlines())])
+                for title, body in list_sections(profile)]
     return escape_controls("\n\n".join([header, *sections]))
 
 
@@ -151,7 +146,9 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     lay_out = _print_known if ended else _print
     if p.out_of_memory is not None:
         yield "OUT OF MEMORY", describe_out_of_memory(p.out_of_memory)
-        yield "Needed in all", describe_least_need(p)
+        least, given = find_least_need(p), p.out_of_memory.capacity_bytes
+        of = f", of {_size(given)} that the allocator may take" if given else ""
+        yield "Needed in all", "not known" if least is None else f"at least {_size(least)}{of}"
     yield "Model", lay_out(("", "Count", "Size"), [
         ("parameters", UNKNOWN if p.params is None else f"{p.params:,}", _size(p.param_bytes)),
         ("buffers", "", _size(p.buffer_bytes)), ("optimizer states", "", _size(p.optimizer_bytes))])
@@ -200,7 +197,10 @@ def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[t
     if ended and p.holders:
         yield "When memory ran out, by module class", print_groups(group_holders(p))
     if p.peak_by_category:
-        yield "At the peak, by category", _print_categories(p.peak_by_category)
+        total = sum(p.peak_by_category.values())
+        ordered = [*sorted(p.peak_by_category.items(), key=lambda item: -item[1]), ("total", total)]
+        yield "At the peak, by category", _print(("Category", "Size", "Share"), [
+            (name, _size(size), f"{size / total:.1%}" if total else "") for name, size in ordered])
     if p.holders:
         held = [(h.label, h.module_path, h.category, _size(h.bytes)) for h in p.holders[:HOLDERS_SHOWN]]
         rest = len(p.holders) - len(held)
@@ -227,26 +227,8 @@ def _list_beyond(p: Profile) -> Iterator[tuple[str, str]]:
 
 
 def _print_known(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows in which a figure is known, as a table; nothing where there is none."""
     known = [row for row in rows if any(cell not in ("", UNKNOWN) for cell in row[1:])]
     return _print(headers, known) if known else ""
-
-
-def describe_least_need(profile: Profile) -> str:
-    """What is known of the memory that a step needs which ran out of it."""
-    least = find_least_need(profile)
-    if least is None:
-        return "not known"
-    given = None if profile.out_of_memory is None else profile.out_of_memory.capacity_bytes
-    return f"at least {_size(least)}" + (f", of {_size(given)} that the allocator may take" if given else "")
-
-
-def _print_categories(by_category: Mapping[str, int]) -> str:
-    """Largest first, with their shares, and their sum."""
-    total = sum(by_category.values())
-    ordered = sorted(by_category.items(), key=lambda item: -item[1])
-    return _print(("Category", "Size", "Share"), [(name, _size(size), f"{size / total:.1%}" if total else "")
-                                                      for name, size in [*ordered, ("total", total)]])
 
 
 def describe_out_of_memory(oom: OutOfMemoryInfo) -> str:
@@ -256,7 +238,3 @@ def describe_out_of_memory(oom: OutOfMemoryInfo) -> str:
     return (f"{oom.operator} in {when}{where} asks for {_size(oom.requested_bytes)}, {_size(oom.short_bytes)} more "
             f"than there is: {_size(oom.allocated_bytes)} allocated, {_size(oom.reserved_bytes)} reserved, "
             f"{_size(oom.capacity_bytes)} on the device")
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())

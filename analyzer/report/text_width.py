@@ -35,13 +35,7 @@ def measure_width(text: str) -> int:
     plain = _CODE.sub("", text)
     if plain.isascii():
         return len(plain)
-    return sum([_measure_character(c) for c in plain])
-
-
-def _measure_character(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return sum([0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in plain])
 
 
 def cut_middle(text: str, width: int) -> str:
@@ -145,7 +139,6 @@ def _draw(table: Sequence[Sequence[str]], columns: Sequence[int], widths: Sequen
 
 
 def _narrow(widths: dict[int, int], width: int, left: Collection[int]) -> tuple[int, dict[int, int]]:
-    """The gap and the widths with which the columns fit, texts as narrow as need be."""
     for gap, least in _STEPS:
         sizes = dict(widths)
         texts = [i for i in sizes if i in left]
@@ -164,7 +157,6 @@ def _sum(widths: Collection[int], gap: int) -> int:
 
 
 def _break(text: str, width: int, has_words: bool, is_end: bool) -> list[str]:
-    """The lines of a cell."""
     if measure_width(text) <= width:
         return [text]
     if has_words and " " in text:

@@ -75,20 +75,15 @@ def find_peak(profile: Profile) -> Place:
     oom = profile.out_of_memory
     if oom is not None:
         return Place(oom.phase, oom.operator, oom.node, oom.module_path)
+    peak = profile.peak_allocated_bytes
     point = max(profile.timeline, key=lambda point: point.allocated_bytes, default=None)
-    if point is None or point.allocated_bytes != profile.peak_allocated_bytes:
-        return Place(_find_peak_phase(profile))
+    if point is None or point.allocated_bytes != peak:  # the phase alone, a later step's before the first one's
+        return Place(next((name for name, phase in (*profile.phases.items(), *profile.first_step.items())
+                           if peak is not None and phase.peak_allocated_bytes == peak), None))
     node = next((node for node in profile.nodes if node.name == point.label), None)
     if node is None:
         return Place(point.phase, str(point.label))
     return Place(point.phase, _name_operator(profile.modules, node, point.phase), node.name, node.module_path or None)
-
-
-def _find_peak_phase(profile: Profile) -> str | None:
-    """The phase that reaches the peak, a later step's before the first one's."""
-    peak = profile.peak_allocated_bytes
-    phases = [*profile.phases.items(), *profile.first_step.items()]
-    return next((name for name, phase in phases if peak is not None and phase.peak_allocated_bytes == peak), None)
 
 
 def _name_operator(root: ModuleInfo | None, node: NodeInfo, phase: str | None) -> str | None:
@@ -176,8 +171,8 @@ def list_rows(advice: Advice) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     base = advice.baseline
     rows: list[tuple[str, ...]] = [
         (option.name, _WORDS[option.fits], format_quantity(option.needed_bytes, "bytes"),
-         _change(option.needed_bytes, base.needed_bytes), format_quantity(option.step_seconds, "seconds"),
-         _ratio(option.step_seconds, base.step_seconds), "yes" if option.keeps_result else "no")
+         _compare(option.needed_bytes, base.needed_bytes, "+.0f"), format_quantity(option.step_seconds, "seconds"),
+         _compare(option.step_seconds, base.step_seconds), "yes" if option.keeps_result else "no")
         for option in (base, *advice.options)]
     return ("Change", "Fits", "Needed", "vs now", "Step", "vs now", "Same result"), rows
 
@@ -196,13 +191,7 @@ def format_summary(advice: Advice) -> str:
 
 @register_view.shipped("advice_cheapest")
 def format_cheapest(advice: Advice) -> str:
-    """The cheapest option that fits, in two lines or three.
-
-    >>> option = Option(("checkpointing",), fits=True, needed_bytes=2**33, step_seconds=0.5, flags="--checkpointing")
-    >>> print(format_cheapest(Advice("demo", "t4", 2**34, Option((), fits=False), (option,))))
-    to fit on t4: checkpointing: 8.00 GiB needed, 500.00 ms a step
-       --checkpointing
-    """
+    """The cheapest option that fits, in two lines or three."""
     found = advice.cheapest
     if advice.baseline.fits or not found:
         return format_summary(advice)
@@ -236,9 +225,8 @@ def _describe(option: Option) -> str:
             + (f"\n   {option.flags}" if option.flags else ""))
 
 
-def _change(value: int | None, base: int | None) -> str:
-    return "" if value is None or base is None or value == base else f"{100 * (value - base) / base:+.0f} %"
-
-
-def _ratio(value: float | None, base: float | None) -> str:
-    return "" if value is None or not base or value == base else f"{value / base:.2f}x"
+def _compare(value: float | None, base: float | None, form: str = "") -> str:
+    """The difference in percent where its ``form`` is given, else the ratio; nothing where they are equal."""
+    if value is None or not base or value == base:
+        return ""
+    return f"{100 * (value - base) / base:{form}} %" if form else f"{value / base:.2f}x"

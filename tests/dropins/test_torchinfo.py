@@ -122,14 +122,6 @@ def test_models_without_data_on_any_device(device):
         assert str(ours.summary(model, (1, 3, 64, 64), verbose=0)) == expected
 
 
-def test_published_totals():
-    stats = ours.summary(make_model("resnet18")[0], input_size=(16, 3, 224, 224), verbose=0)
-    assert (stats.total_params, stats.trainable_params, stats.total_mult_adds) == (11_689_512, 11_689_512,
-                                                                                   29_025_343_104)
-    assert (stats.total_input, stats.total_output_bytes, stats.total_param_bytes) == (9_633_792, 635_958_272,
-                                                                                      46_758_048)
-
-
 @pytest.mark.parametrize("arguments", [
     {"input_size": [(3, 4), (3, 1)], "dtypes": [torch.float, torch.int64]},
     {"input_data": [torch.ones(3, 4), torch.ones(3)]}, {"input_data": torch.ones(3, 4), "y": torch.ones(3)},

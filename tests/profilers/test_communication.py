@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 
 from analyzer import Profile, profile, symbolic_profile, symbolic_trace
-from analyzer.report.quantity import list_nodes
 
 WORLD = 4
 N = 256 * 1024 * 4  # bytes of the activation: 256 x 1024 float32
@@ -99,13 +98,14 @@ def test_the_node_table_has_columns_for_it_where_there_is_some(capsys):
     symbolic_profile(symbolic_trace(Model(all_reduce), meta_args={"x": x}), x, verbose=True)
     lines = capsys.readouterr().out.splitlines()  # on two lines of at most 120
     assert lines[1].split()[-4:] == ["Fwd", "comm", "Bwd", "comm"] and max(map(len, lines)) <= 120
-    assert "Fwd comm" in list_nodes(p, "markdown") and "fwd_comm_bytes" in list_nodes(p, "csv")
+    assert "Fwd comm" in p.report("table", fmt="markdown") and "fwd_comm_bytes" in p.report(
+        "table", fmt="csv")
 
 
 def test_and_none_where_there_is_none():
     p = profile(Model(lambda y: y), args=(torch.empty(256, 1024),))
     assert p.communicates is False and len(headings(p.table(fmt="simple"))) == 10
-    assert "comm" not in list_nodes(p, "markdown")
+    assert "comm" not in p.report("table", fmt="markdown")
 
 
 def test_what_is_unknown_is_shown_as_such():

@@ -106,36 +106,17 @@ def mlp() -> Profile:
     )
 
     def cost(params, flops, bwd_flops, macs, bwd_macs, activation, saved, fwd_seconds, bwd_seconds):
+        # forward reads weights and an input as large as its output; backward reads those and a gradient, and writes
+        # gradients
         return CostInfo(
-            params=params,
-            trainable_params=params,
-            param_bytes=4 * params,
-            buffer_bytes=0,
-            fwd_flops=flops,
-            bwd_flops=bwd_flops,
-            fwd_macs=macs,
-            bwd_macs=bwd_macs,
-            fwd_comm_bytes=0,
-            bwd_comm_bytes=0,
-            recompute_flops=0,
-            # forward reads weights and an input as large as its output; backward reads those and a
-            # gradient, and writes gradients
-            fwd_read_bytes=4 * params + activation,
-            fwd_written_bytes=activation,
-            bwd_read_bytes=4 * params + 2 * activation,
-            bwd_written_bytes=4 * params + activation,
-            activation_bytes=activation,
-            saved_bytes=saved,
-            fwd_seconds=fwd_seconds,
-            bwd_seconds=bwd_seconds,
-            optimizer_seconds=params * 2.0**-30,
-            launch_seconds=0.0,
-            arithmetic_seconds=fwd_seconds if fwd_seconds is None else fwd_seconds + bwd_seconds,
-            memory_seconds=0.0,
-            latency_seconds=0.0,
-            communication_seconds=0.0,
-            exposed_comm_seconds=0.0,
-            error_seconds=0.0)
+            params=params, trainable_params=params, param_bytes=4 * params, buffer_bytes=0, fwd_flops=flops,
+            bwd_flops=bwd_flops, fwd_macs=macs, bwd_macs=bwd_macs, fwd_comm_bytes=0, bwd_comm_bytes=0,
+            recompute_flops=0, fwd_read_bytes=4 * params + activation, fwd_written_bytes=activation,
+            bwd_read_bytes=4 * params + 2 * activation, bwd_written_bytes=4 * params + activation,
+            activation_bytes=activation, saved_bytes=saved, fwd_seconds=fwd_seconds, bwd_seconds=bwd_seconds,
+            optimizer_seconds=params * 2.0**-30, launch_seconds=0.0,
+            arithmetic_seconds=fwd_seconds if fwd_seconds is None else fwd_seconds + bwd_seconds, memory_seconds=0.0,
+            latency_seconds=0.0, communication_seconds=0.0, exposed_comm_seconds=0.0, error_seconds=0.0)
 
     nothing = cost(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -176,54 +157,24 @@ def mlp() -> Profile:
         MemoryEvent("free", BASE + 3072, 1024, "act", "activation"),
     )
     return Profile(
-        name="Net",
-        mode="train",
-        device="h200",
-        optimizer="adam",
-        autocast="bfloat16",
-        inputs={"x": X},
-        batch_size=8,
-        world_size=4,
-        data_parallel_size=2,
-        model_parallel_size=2,
-        torch_version="2.13.0",
-        analyzer_version="0.1.0",
-        params=676,
-        param_bytes=2704,
-        buffer_bytes=0,
-        optimizer_bytes=5408,
-        fwd_flops=10528,
-        bwd_flops=12576,
-        fwd_macs=fc1 + fc2,
-        bwd_macs=fc1 + 2 * fc2,
-        recompute_flops=0,
-        recompute_macs=0,
-        executed_flops=10528 + 12576,
-        optimizer_flops=None,
+        name="Net", mode="train", device="h200", optimizer="adam", autocast="bfloat16", inputs={"x": X}, batch_size=8,
+        world_size=4, data_parallel_size=2, model_parallel_size=2, torch_version="2.13.0", analyzer_version="0.1.0",
+        params=676, param_bytes=2704, buffer_bytes=0, optimizer_bytes=5408, fwd_flops=10528, bwd_flops=12576,
+        fwd_macs=fc1 + fc2, bwd_macs=fc1 + 2 * fc2, recompute_flops=0, recompute_macs=0,
+        executed_flops=10528 + 12576, optimizer_flops=None, peak_allocated_bytes=12288, peak_reserved_bytes=2097152,
         uncounted=(UncountedInfo("mylib.scan", 2, 4096), UncountedInfo("mylib.sort", 1)),
-        peak_allocated_bytes=12288,
-        peak_reserved_bytes=2097152,
         peak_by_category={"activations": 1536, "parameters": 2704, "optimizer states": 5408, "gradients": 2640},
         holders=(HolderInfo("adam", "", "optimizer states", 5408, 8), HolderInfo("fc1", "body.0", "parameters", 2176)),
-        first_step={"forward": PhaseInfo(3584, None, 4608, 2097152)},
-        phases=steady,
+        first_step={"forward": PhaseInfo(3584, None, 4608, 2097152)}, phases=steady,
         timeline=(TimelinePoint("fc1", 4096, "forward", 2097152, 3, 2e-6), TimelinePoint(7, 9216, "forward", 2097152),
-                  TimelinePoint("fc2", 8192, "forward",
-                                2097152), TimelinePoint("backward of fc2", 12288, "backward", 2097152),
+                  TimelinePoint("fc2", 8192, "forward", 2097152),
+                  TimelinePoint("backward of fc2", 12288, "backward", 2097152),
                   TimelinePoint("fc1", 9728, "backward", 2097152), TimelinePoint("step", 10240, "optimizer", 2097152)),
-        memory_events=events,
-        fwd_seconds=5e-6,
-        bwd_seconds=9e-6,
-        optimizer_seconds=1e-6,
-        step_seconds=15e-6,
-        kernel_seconds=None,
-        spans=(SpanInfo("host", "launch", "fc1", "aten.addmm.default", "fc1", "body.0", "forward", 0.0, 2e-6),
-               SpanInfo("compute", "kernel", "fc1", "aten.addmm.default", "fc1", "body.0", "forward", 2e-6, 2e-6, 0)),
-        nodes=nodes,
-        modules=root,
-        module_calls=calls,
+        memory_events=events, fwd_seconds=5e-6, bwd_seconds=9e-6, optimizer_seconds=1e-6, step_seconds=15e-6,
+        kernel_seconds=None, nodes=nodes, modules=root, module_calls=calls,
         assumptions=("torch.compile is ignored", "a mask of unknown content is taken as dense"),
-    )
+        spans=(SpanInfo("host", "launch", "fc1", "aten.addmm.default", "fc1", "body.0", "forward", 0.0, 2e-6),
+               SpanInfo("compute", "kernel", "fc1", "aten.addmm.default", "fc1", "body.0", "forward", 2e-6, 2e-6, 0)))
 
 
 @pytest.fixture
@@ -256,9 +207,7 @@ def read_table():
     return read
 
 
-PREFIXES = {
-    "": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20
-}
+PREFIXES = {"": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20}
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel import pipeline_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
-from analyzer.results.info import TimelinePoint
 from analyzer.tools.solver import FrontierPoint, Plan, Planner, PlanRegion, SavedBytes, StepInfo, StepMemory
-from analyzer.tools.sweep import SweepResult, sweep
+from analyzer.tools.sweep import SweepResult
 
 
 def facts(page, kind):
@@ -137,13 +136,6 @@ def test_what_is_not_known_of_ranks_has_no_part(table, bare):
     assert facts(saved.to_html(), "ranks")["categories"] == {}
 
 
-def test_a_curve_of_very_many_moments_keeps_its_peak(table, mlp, monkeypatch):
-    monkeypatch.setattr(rank_page_module, "_MOST_POINTS", 1000)
-    long = replace(mlp, timeline=tuple(TimelinePoint(i, i * 7 % 5000, "forward") for i in range(20_000)))
-    curve = facts(replace(table, profiles={0: long}).to_html(), "rank_memory")["curves"][0]
-    assert len(curve["allocated"]) <= 1000 and max(curve["allocated"]) == 4999
-
-
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
@@ -186,24 +178,6 @@ def test_what_is_not_known_to_fit_is_not_told_to_fail():
     assert "Which of 3 configurations fit their device is not known" in SweepResult(tuple(rows)).to_html()
     one = SweepResult((*rows, {"batch": 4, "peak_reserved_bytes": 4, "fits": True})).to_html()
     assert "1 of 4 configurations fit their device; of 3 it is not known" in one
-
-
-def test_steps_of_equal_work_are_compared_by_their_time():
-    rows = [{"batch": 8, "optimizer": name, "peak_reserved_bytes": 3, "step_seconds": 1.0, "samples_per_second": 8.0}
-            for name in ("sgd", "adamw")]
-    assert facts(SweepResult(tuple(rows)).to_html(), "sweep")["y"] == "Step"
-
-
-def test_sweep_writes_its_page(capsys, tmp_path):
-    path = tmp_path / "sweep.html"
-    assert main(["sweep", "resnet18", "--input", "{batch}x3x32x32", "--batch", "1,2", "--mode", "infer", "--workers",
-                 "0", "--html", str(path)]) == 0
-    found = facts(path.read_text(), "sweep")
-    rows = sweep("resnet18", {"batch": [1, 2], "mode": "infer"}, inputs=["{batch}x3x32x32"], workers=0).rows
-    values = {q["title"]: q["values"] for q in found["quantities"]}
-    assert values["Peak reserved"] == [row["peak_reserved_bytes"] for row in rows]
-    assert values["Fwd FLOPs"] == [row["fwd_flops"] for row in rows]
-    assert found["dimensions"] == [{"title": "batch", "values": ["1", "2"], "order": ["1", "2"]}]
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -269,12 +243,3 @@ def test_curves_and_modules_of_a_plan_are_what_its_replay_measured():
              for column in (kept["before"], kept["after"])]
     inputs = 512 * 64 * 4  # of the model itself: what the first layer saves
     assert below == [kept["before"][0] - inputs, kept["after"][0] - inputs]
-
-
-def test_plan_writes_its_page(capsys, tmp_path):
-    path, saved = tmp_path / "plan.html", tmp_path / "plan.json"
-    assert main(["plan", "resnet18", "--input", "2x3x32x32", "--budget", "80%", "--html", str(path), "--json",
-                 str(saved)]) == 0
-    page = path.read_text()
-    assert kinds(page) == ["verdict", "plan_memory", "plan_kept", "plan_regions", "text"]
-    assert page == Plan.from_json(saved).to_html()

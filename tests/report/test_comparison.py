@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections import defaultdict
@@ -83,15 +82,6 @@ def test_the_deepest_modules_that_explain_a_change(after: Profile, rows: list[tu
     assert set(explain(after, FOUR)) == {(path, n, b, a) for path, n, a, b in rows}
 
 
-def test_a_block_that_is_run_again_is_one_row() -> None:
-    """30 + 60 + 10 bytes saved in a block become 6 of its own: 94 less, and its parts fell by nearly the same."""
-    parts = ("attn", 30), ("mlp", 60), ("norm", 10)
-    before, after = (profile_of(tree("", "Net", *[
-        tree(f"{i}", "Block", *[tree(f"{i}.{name}", "Part", saved_bytes=0 if again else n) for name, n in parts],
-             saved_bytes=6 if again else 0) for i in range(3)])) for again in (False, True))
-    assert explain(before, after, "saved_bytes") == [("*", 3, 300, 18)]
-
-
 def test_layers_of_one_class_among_others_are_no_blocks() -> None:
     """Both linear layers of each block have 100 parameters: they change alike, so the block does."""
     before, after = (profile_of(tree("", "Net", *[tree(f"{i}", "Sequential", tree(f"{i}.0", "Linear", params=n), tree(
@@ -112,14 +102,6 @@ def test_time_that_went_from_one_part_to_another_is_the_module_s() -> None:
     before, after = timed(10, 20), timed(19, 12)
     assert explain(before, after, "fwd_bwd_seconds") == [("body", 1, 30, 31)]
     assert explain(before, after) == [("body.a", 1, 10, 19), ("body.b", 1, 20, 12)]
-
-
-def test_blocks_in_blocks_are_one_row() -> None:
-    before, after = (profile_of(tree("", "Net", *[
-        tree(f"{i}", "Stage", *[tree(f"{i}.{j}", "Block", tree(f"{i}.{j}.fc", "Linear", params=n),
-                                     tree(f"{i}.{j}.act", "ReLU", params=5)) for j in range(3)]) for i in range(2)]))
-        for n in (100, 300))
-    assert explain(before, after) == [("*.*.fc", 6, 600, 1800)]
 
 
 def test_what_no_module_knows_is_one_row_and_told_as_unknown() -> None:
@@ -211,29 +193,18 @@ PLAIN = Profile(name="Net", mode="train", peak_allocated_bytes=10_000, step_seco
 
 @pytest.mark.parametrize(("condition", "now", "bound", "verdict"), [
     # 2 % of 10,000 is 200; what equals its limit is not more
-    ("peak_allocated_bytes > +2%", {"peak_allocated_bytes": 10_200}, 10_200, "ok"),
     ("peak_allocated_bytes > +2%", {"peak_allocated_bytes": 10_201}, 10_200, "failed"),
     ("peak_allocated_bytes >= +2%", {"peak_allocated_bytes": 10_200}, 10_200, "failed"),
-    ("peak_allocated_bytes>-5%", {"peak_allocated_bytes": 9_501}, 9_500, "failed"),
-    ("peak_allocated_bytes > + 1 KiB", {"peak_allocated_bytes": 11_024}, 11_024, "ok"),
-    ("peak_allocated_bytes > +200MiB", {"peak_allocated_bytes": 10_000 + 200 * 2**20 + 1}, 10_000 + 200 * 2**20,
-     "failed"),
     ("peak_allocated_bytes < -5%", {"peak_allocated_bytes": 9_499}, 9_500, "failed"),
     ("peak_allocated_bytes <= 9KB", {"peak_allocated_bytes": 9_000}, 9_000, "failed"),
-    ("peak_allocated_bytes < 9KB", {"peak_allocated_bytes": 9_000}, 9_000, "ok"),
-    ("step_seconds > 0.5", {}, 0.5, "ok"),
     ("step_seconds > 15ms", {}, 0.015, "failed"),
-    ("peak_by_category.activation > +100", {"peak_by_category": {"activation": 6101}}, 6100, "failed"),
-    ("phases.backward.seconds > +10%", {"phases": {"backward": PhaseInfo(seconds=0.012)}}, 0.011, "failed"),
     ("saved_bytes > +0", {"modules": tree("", "Net", saved_bytes=501)}, 500, "failed"),
     ("comm_bytes > +0", {"phases": {"backward": PhaseInfo(comm_bytes=65)}}, 64, "failed"),
     ("batch_size > 8", {}, 8, "ok"),
     # unknown is no pass
     ("peak_allocated_bytes > +2%", {"peak_allocated_bytes": None}, 10_200, "unknown after"),
     ("fwd_flops > +2%", {"fwd_flops": 5}, None, "unknown before"),
-    ("fwd_flops > +2%", {}, None, "unknown on both sides"),
     ("fwd_flops > 9", {"fwd_flops": 5}, 9, "ok"),  # asks for nothing of before
-    ("fwd_flops < 9", {"fwd_flops": 5}, 9, "failed"),
     ("peak_allocated_bytes < 1GB", {"out_of_memory": OutOfMemoryInfo("aten.mm", "forward", 8, 4)}, 10**9,
      "unknown after (out of memory)"),
     ("peak_allocated_bytes > 9KB", {"out_of_memory": OutOfMemoryInfo("aten.mm", "forward", 8, 4)}, 9000, "failed"),
@@ -248,13 +219,9 @@ def test_a_condition_and_its_verdict(condition: str, now: dict[str, Any], bound:
 
 @pytest.mark.parametrize(("condition", "words"), [
     ("peak_alocated_bytes > +2%", "no quantity 'peak_alocated_bytes'; did you mean peak_allocated_bytes"),
-    ("phases.backward.second > 1", "did you mean phases.backward.seconds"),
     ("peak_allocated_bytes > 2%", "2% of what? write +2%"),
-    ("step_seconds > 5GiB", "'5GiB' is no amount of step_seconds, which is in seconds, as in 0.02, 20ms"),
     ("peak_allocated_bytes +2%", "write a condition as 'FIELD > +N%', 'FIELD > +N' or 'FIELD > N'"),
     ("peak_allocated_bytes == 5", "write a condition as"),
-    ("device > 5", "no quantity 'device'"),
-    ("", "write a condition as"),
 ])
 def test_a_condition_that_cannot_be_read_is_repeated_and_mended(condition: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -470,10 +437,3 @@ def test_options_that_do_not_go_together(files: tuple[str, str], capsys: pytest.
     assert (code, out) == (2, "") and text in err
     code, out, err = run(capsys, *files, files[0], "--by", "change")
     assert (code, out) == (2, "") and "--by change: what changed is told of two profiles, and these are 3" in err
-
-
-def test_a_profile_of_another_version(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    data = json.loads(Path(files[1]).read_text())
-    Path(files[1]).write_text(json.dumps({**data, "version": 1}))
-    code, out, err = run(capsys, *files)
-    assert (code, out) == (2, "") and "format version 1" in err and "read it with the analyzer that wrote it" in err

@@ -95,14 +95,6 @@ def test_without_plotly(change: ProfileChange, tmp_path: Path, monkeypatch: pyte
     assert "'symbolic-analyzer[report]'" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_the_command_writes_it(change: ProfileChange, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [str(tmp_path / name) for name in ("before.json", "after.json")]
-    change.before.to_json(files[0])
-    change.after.to_json(files[1])
-    assert main(["compare", *files, "--html", str(tmp_path / "change.html")]) == 0
-    assert facts((tmp_path / "change.html").read_text())["module_change"] == facts(change.to_html())["module_change"]
-
-
 @pytest.fixture
 def page(change: ProfileChange, show: Callable[..., Any], draw_all: Callable[[Any], None]) -> Any:
     """The page in a browser, every part of it drawn."""

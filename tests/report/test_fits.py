@@ -40,12 +40,6 @@ def test_text(bare, check_golden):
     check_golden("fits_short.txt", str(replace(bare, peak_reserved_bytes=10 * GIB).fits(CARD)))
 
 
-def test_capacity_unknown(bare):
-    info = replace(bare, peak_reserved_bytes=1).fits("cpu")
-    assert info.fits is None and not info and info.capacity.bytes is None
-    assert str(info).startswith("cpu: cannot be told\n") and "CUDA" not in str(info)
-
-
 def test_allocated_alone_can_only_refuse(bare):
     assert replace(bare, peak_allocated_bytes=GIB).fits(CARD).fits is None
     assert replace(bare, peak_allocated_bytes=9 * GIB).fits(CARD).fits is False
@@ -96,8 +90,3 @@ def test_communication_buffers_of_a_job_of_several_processes(bare, device, world
     lines = [line for line in info.needs if "NCCL" in line.what]
     assert [line.bytes for line in lines] == ([] if nbytes == "no line" else [nbytes])
     assert all("issue" in line.source for line in lines)
-
-
-def test_world_size_below_one_is_refused(bare):
-    with pytest.raises(InputError, match=r"world_size=0"):
-        bare.fits("h200", 0)

@@ -11,9 +11,8 @@ from torch import nn
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.report.compat.deepspeed import list_functions, name_function
-from analyzer.results.info import ModuleCall, ModuleInfo, OperatorInfo
+from analyzer.results.info import ModuleInfo, OperatorInfo
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 
 
@@ -86,22 +85,11 @@ def test_ignored_modules_count_as_their_parents_own(mlp):
         "(fc2): Linear(132 = 19.53% Params") == 1
 
 
-def test_report_is_written_to_a_file_whose_folder_is_made(mlp, tmp_path):
-    path = tmp_path / "new" / "report.txt"
-    text = mlp.report("deepspeed", output_file=path)
-    assert path.read_text(encoding="utf-8") == text + "\n"
-
-
 def test_what_is_not_detailed_ends_with_the_largest(mlp):
     report = mlp.report("deepspeed", detailed=False, module_depth=2)
     assert "depth 1:" in report and "depth 2:" not in report and "Detailed Profile" not in report
     measured = replace(mlp, seconds_method="measured on a CPU", profile_step=5, measured_steps=3)
     assert "Profile Summary at step 5:" in measured.report("deepspeed")
-
-
-def test_samples_per_second_counts_all_copies(mlp):
-    assert mlp.samples_per_second == 8 * 2 / 15e-6
-    assert replace(mlp, data_parallel_size=None).samples_per_second is None
 
 
 # ---- functions
@@ -235,29 +223,6 @@ def test_runs_of_other_shapes_count_in_the_first():
     assert [row[1] for row in theirs[1:]] == ["48", "16"]
 
 
-def test_time_of_alike_runs_is_shared_evenly():
-    x, y = TensorInfo((2, 4), "float32", "cpu"), TensorInfo((1, 4), "float32", "cpu")
-    leaf = ModuleInfo(path="a", type="A", depth=1, inputs=(x,), outputs=(x,), fwd_seconds=0.004)
-    root = ModuleInfo(path="", type="R", children=(leaf,), fwd_seconds=0.005)
-
-    def times(*calls):
-        p = Profile(name="R", mode="infer", modules=root, module_calls=(ModuleCall("", None), *calls))
-        return [row[1] for row in rows_of(p.report("torchinfo", col_names=("fwd_seconds",)))]
-
-    alike, other = ModuleCall("a", 0, (x,), (x,)), ModuleCall("a", 0, (y,), (y,))
-    assert times(alike, alike) == ["5.000", "2.000", "2.000"]
-    assert times(alike, other) == ["5.000", "--", "--"]
-    assert times(alike._replace(fwd_seconds=0.001), other._replace(fwd_seconds=0.003)) == ["5.000", "1.000", "3.000"]
-
-
-def test_ascii_and_other_formats(shared):
-    text = shared.report("torchinfo", row_settings=("ascii_only",))
-    assert text.isascii() and "|    + Linear" in text
-    assert shared.report("torchinfo", fmt="markdown").startswith("| Layer (type:depth-idx)")
-    assert shared.report("torchinfo", fmt="latex").startswith("\\begin{tabular}")
-    assert "<table>" in shared.report("torchinfo", fmt="html")
-
-
 def test_bert_under_torchinfos_way_of_counting():
     """Published for BERT-base at 2×512 with a head of two classes (README of ruipeterpan/torch_profiler): 218.57 M, of
     each weight once a sample.
@@ -278,31 +243,4 @@ def test_table_without_known_runs_is_the_tree(mlp):
     assert [row[0] for row in rows] == ["Net", "Sequential: 1-1", "Linear: 2-1", "ReLU: 2-2", "Linear: 1-2"]
 
 
-def test_runs_of_modules_are_those_of_a_run_without_reuse():
-    from analyzer.zoo.gpt2 import GPT2
-
-    model = GPT2(vocabulary=50, positions=8, hidden=16, layers=6, heads=2)
-    played, run = (profile(model, args=(torch.ones(1, 8, dtype=torch.int64), ), reuse=reuse).module_calls
-                   for reuse in (True, False))
-    assert played == run and len(run) == 7 + 6 * 12
-    attention = next(call for call in run if call.path == "transformer.h.3.attn")
-    assert run[attention.parent].path == "transformer.h.3" and attention.outputs == (TensorInfo(
-        (1, 8, 16), "float32", "cuda:0"), )
-
-
 # ---- notebooks
-
-
-def test_notebook_shows_figures_and_folds_modules(mlp, bare):
-    html = mlp._repr_html_()
-    # the first step, what was run, what was assumed, the modules, and of these the root and the body
-    assert html.count("<details") == 6 and "Samples a second" in html and "<b>fc2</b> Linear" in html
-    assert "(own)" in html and "<script" not in html and "<details" not in bare._repr_html_()
-    nasty = replace(mlp, name="<b>", modules=replace(mlp.modules, type="<i>"))
-    assert "&lt;b&gt;" in nasty._repr_html_() and "&lt;i&gt;" in nasty._repr_html_()
-
-
-def test_calls_of_a_profile_are_rows_of_the_table():
-    call = ModuleCall("", None, (), (TensorInfo((1,), "float32", "cpu"),))
-    p = Profile(name="n", mode="infer", modules=ModuleInfo(path="", type="N"), module_calls=(call, call))
-    assert rows_of(p.report("torchinfo")) == [["N", "[1]", "--"], ["N", "[1]", "--"]]

@@ -6,6 +6,7 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.results.info import CostInfo, ModuleInfo
+from analyzer.results.profile import Profile
 
 
 def level(cell):
@@ -61,9 +62,9 @@ def test_shared_module_is_marked_and_own_row_of_nothing_left_out(mlp, read_table
 def test_own_of_unknown_cost_is_shown(read_table):
     leaf = ModuleInfo(path="a", type="Leaf", depth=1, params=1)
     root = ModuleInfo(path="", type="Root", params=1, children=(leaf,))
-    from analyzer.report.module_tree import module_tree
-    assert [(row["Module"], row["Params"]) for row in read_table(module_tree(root))] == [("Root", "1"), ("├─a", "1"),
-                                                                                         ("├─(own)", "-")]
+    tree = Profile(name="Root", mode="infer", modules=root).module_tree()
+    assert [(row["Module"], row["Params"]) for row in read_table(tree)] == [
+        ("Root", "1"), ("├─a", "1"), ("├─(own)", "-")]
 
 
 @pytest.mark.parametrize(("options", "words"), [

@@ -23,7 +23,7 @@ from analyzer.report.page.picture import draw_memory, read_colors
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
 from analyzer.results.verdict import Option
 from analyzer.results.world import RankRun
-from analyzer.tools.solver import Plan, PlanRegion, StepInfo, StepMemory, measure_step
+from analyzer.tools.solver import Plan, PlanRegion, StepInfo, StepMemory
 from analyzer.units import format_bytes
 
 VERDICT = Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30, free_bytes=-5 * 2**30,
@@ -154,19 +154,6 @@ def test_without_matplotlib_a_line_says_what_brings_the_picture(profile: Profile
     assert "the picture of memory: matplotlib is not installed; pip install 'symbolic-analyzer[report]'" in shown(html)
 
 
-def test_modules_are_a_line_each(profile: Profile) -> None:
-    assert profile.modules is not None
-    assert re.fullmatch(r"ModuleInfo\(path='', type='Sequential', params=28800, fwd_flops=\d+, bwd_flops=\d+, "
-                        r"children=200\)", repr(profile.modules))
-
-
-def test_the_largest_batch_is_a_line() -> None:
-    found = analyzer.max_batch_size(nn.Linear(8, 8), lambda n: torch.empty(n, 8, device="meta"), mode="infer",
-                                    device="t4", at_most=2)
-    assert repr(found) == (
-        "FitResult(t4: the largest batch size that fits is 2 or more: no larger one than 2 was asked for)")
-
-
 class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -222,12 +209,6 @@ def test_a_plan_is_judged_by_its_budget_and_drawn() -> None:
     whole = replace(plan, budget_of="step", budget_bytes=290, held_bytes=30)
     assert "Keeps within a budget of 290 B for the whole step: 290 B needed" in shown(whole._repr_html_())
     assert Plan.from_json(plan.to_json()) == plan
-
-
-def test_a_measured_step_knows_its_curves() -> None:
-    step = measure_step(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)), (torch.empty(16, 8),))
-    assert max(step.memory.curve(of_step=True)) == step.peak_bytes
-    assert max(step.memory.curve(of_step=False)) == step.peak_activation_bytes
 
 
 def test_other_results_are_a_sentence_and_a_table() -> None:

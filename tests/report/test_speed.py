@@ -11,10 +11,10 @@ from torch import nn
 from analyzer import profile
 from analyzer.hardware import find_device
 from analyzer.report.quantity import read_quantity
-from analyzer.report.speed import describe_speed, format_step, list_rates
-from analyzer.report.summary import describe_shortly
+from analyzer.report.speed import describe_bound, describe_speed, find_remedy, format_step, list_bounds, list_rates
+from analyzer.report.summary import describe_shortly, model_table
+from analyzer.results.info import BOUNDS, PhaseInfo
 from analyzer.results.profile import Profile
-from analyzer.tools.dryrun.script import dry_run
 
 H100 = find_device("h100").flops_per_second
 STEP = Profile(name="p", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12, bwd_macs=2 * 10**12,
@@ -41,6 +41,8 @@ def test_rates():
     assert (STEP.samples_per_second, STEP.tokens_per_second) == (400, 409_600)  # of both copies
     assert STEP.model_flops_per_second == 6e12 / 0.02
     assert read_quantity(STEP, "mfu") == STEP.mfu() and read_quantity(STEP, "tokens_per_second") == 409_600
+    table = model_table([("p", STEP)], ["tokens_per_second", "mfu", "hfu"])
+    assert "Tokens/s" in table and "409.60 K" in table and f"{100 * STEP.mfu():.1f} %" in table
 
 
 @pytest.mark.parametrize("lack", [{"step_seconds": None}, {"device": None}, {"device": "a card of their own"},
@@ -62,56 +64,12 @@ def test_float32_convolutions_run_in_tf32_and_products_do_not():
     assert p.mfu(1.0, dtype="float32") == pytest.approx(2 * (conv + linear) / H100.fp32)
 
 
-def test_weights_held_in_fewer_bits_are_multiplied_in_the_dtype_of_the_others():
-    model = nn.Linear(64, 64).bfloat16()
-    model.register_parameter("packed", nn.Parameter(torch.zeros(10**6, dtype=torch.uint8), requires_grad=False))
-    p = profile(model, torch.empty(4, 64, dtype=torch.bfloat16), mode="infer", device="h100")
-    assert p.mfu(1.0) == 2 * 4 * 64 * 64 / H100.bf16
-
-
 @pytest.mark.parametrize(("args", "kwargs", "tokens"), [
     ((ids(4, 32),), {}, 128), ((), {"attention_mask": ids(4, 32), "tokens": ids(4, 31)}, 124),
     ((ids(4, 32),), {"labels": ids(4, 32)}, 128),
 ])
 def test_tokens_are_those_of_the_input(args, kwargs, tokens):
     assert profile(Decoder, args, kwargs, device="h100").tokens == tokens
-
-
-def test_images_are_no_tokens():
-    p = profile(nn.Linear(8, 8), torch.empty(4, 8), device="h100")
-    assert p.tokens is None and p.tokens_per_second is None and p.samples_per_second
-    assert not any("tokens" in name for name, _ in list_rates(p))
-
-
-def test_tokens_of_all_micro_batches():
-    def step(model, optimizer, tokens):
-        for part in tokens.split(2):
-            model(part).sum().backward()
-        optimizer.step()
-
-    p = profile(Decoder, ids(8, 32), step=step, optimizer="sgd", device="h100")
-    assert (p.batch_size, p.tokens) == (8, 256)
-
-
-SCRIPT = """
-import torch
-from torch import nn
-model = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 100)).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    for micro in range({micro}):
-        model(torch.zeros(4, 64, dtype=torch.int64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-@pytest.mark.parametrize("micro", [1, 3])
-def test_tokens_of_a_script(micro, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT.format(micro=micro))
-    found = dry_run(path, device="h100").profile
-    assert (found.batch_size, found.tokens) == (4 * micro, 256 * micro)
 
 
 def test_the_saved_profile_has_what_follows_from_its_figures():
@@ -150,3 +108,39 @@ def test_the_peak_is_that_of_the_dtype_in_which_products_are_computed():
     p = profile(Cast(1024, 1024, bias=False), args=(torch.empty(256, 1024),), mode="infer", device="h100_sxm")
     assert p.product_dtype == "bfloat16"
     assert p.mfu() == p.mfu(dtype="bfloat16")
+
+
+# ---- what bounds a step is told by phase, with what would help
+
+
+def phase(**seconds: float) -> PhaseInfo:
+    parts = {f"{bound}_seconds": seconds.get(bound, 0.0) for bound in BOUNDS}
+    return PhaseInfo(seconds=sum(seconds.values()), kernel_seconds=sum(seconds.values()) - seconds.get("launch", 0.0),
+                     **parts)
+
+
+def make(**phases: PhaseInfo) -> Profile:
+    return Profile(name="Net", mode="train", phases=phases)
+
+
+def test_rows_tell_seconds_and_shares() -> None:
+    p = make(forward=phase(launch=1e-3, memory=3e-3), backward=phase(arithmetic=2e-3), zero_grad=PhaseInfo())
+    assert list(list_bounds(p)) == [("forward", "1.00 ms 25.0 %", "-", "3.00 ms 75.0 %", "-", "-"),
+                                    ("backward", "-", "2.00 ms 100.0 %", "-", "-", "-")]
+    assert find_remedy(p) == f"memory, 50.0 %: {describe_bound(p, 'memory')}"
+    assert [p.phases[name].bound for name in p.phases] == ["memory", "arithmetic", None]
+
+
+def test_nothing_is_said_where_no_time_is_known() -> None:
+    p = make(forward=PhaseInfo())
+    assert list(list_bounds(p)) == [] and find_remedy(p) is None and "What bounds it" not in p.summary()
+
+
+@pytest.mark.parametrize(("batch", "bound"), [(1, "launch"), (65536, "arithmetic")])
+def test_a_large_batch_is_bound_by_arithmetic_and_a_small_one_by_launches(batch: int, bound: str) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)])
+    p = profile(model, args=(torch.empty(batch, 2048),), mode="infer", device="a100")
+    assert p.phases["forward"].bound == bound and f"Most: {bound}" in p.summary()
+    assert p.modules is not None and p.modules.bound == bound
+    parts = [getattr(p.phases["forward"], f"{name}_seconds") for name in BOUNDS]
+    assert sum(parts) == pytest.approx(p.fwd_seconds)

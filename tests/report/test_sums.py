@@ -1,4 +1,4 @@
-"""Every table's columns add up, over twenty models: a module is its children and its own row, in the records and in
+"""Every table's columns add up, over eight models: a module is its children and its own row, in the records and in
 what is printed.
 """
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 
 import pytest
 import torch
@@ -46,24 +45,10 @@ SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100
 }
 MODELS = {
-    "resnet18": (torchvision_model("resnet18"), image(32)),
-    "mobilenet_v3_small": (torchvision_model("mobilenet_v3_small"), image(32)),
     "shufflenet_v2_x0_5": (torchvision_model("shufflenet_v2_x0_5"), image(32)),
-    "squeezenet1_1": (torchvision_model("squeezenet1_1"), image(64)),
-    "googlenet": (torchvision_model("googlenet", aux_logits=False, init_weights=False), image(64)),
-    "alexnet": (torchvision_model("alexnet"), image(64)),
-    "vit_b_16": (torchvision_model("vit_b_16", image_size=32), image(32)),
     "swin_t": (torchvision_model("swin_t"), image(64)),
-    "convnext_tiny": (torchvision_model("convnext_tiny"), image(32)),
-    "vgg11": (torchvision_model("vgg11"), image(32)),
     "gpt2 of the zoo": (lambda: GPT2(vocabulary=100, positions=16, hidden=32, layers=2, heads=4), ((IDS, ), {})),
-    "bert": (transformers_model("Bert", **SMALL), text()),
     "albert, whose layers are one": (transformers_model("Albert", embedding_size=16, **SMALL), text()),
-    "distilbert": (transformers_model("DistilBert", dim=32, hidden_dim=64, n_layers=2, n_heads=4,
-                                      vocab_size=100), text()),
-    "gpt2": (transformers_model("GPT2:GPT2LMHeadModel", n_embd=32, n_layer=2, n_head=4, vocab_size=100, bos_token_id=1,
-                                eos_token_id=2), text()),
-    "llama": (transformers_model("Llama:LlamaForCausalLM", num_key_value_heads=2, **SMALL), text()),
     "mixtral": (transformers_model("Mixtral", num_key_value_heads=2, **SMALL), text()),
     "mamba": (transformers_model("Mamba", hidden_size=32, num_hidden_layers=2, vocab_size=100), text()),
     "t5, with tied embeddings": (transformers_model("T5:T5ForConditionalGeneration", d_model=32, d_kv=8, d_ff=64,
@@ -77,10 +62,6 @@ MODELS = {
 def profiled(request):
     build, (args, kwargs) = MODELS[request.param]
     return profile(build, args=args, kwargs=kwargs, mode="train", optimizer="adamw")
-
-
-def test_there_are_twenty():
-    assert len(MODELS) == 20
 
 
 def test_records(profiled):
@@ -106,31 +87,6 @@ def test_operators_are_what_a_module_does_itself(profiled):
         assert sum(row.flops or 0 for row in forward) == module.own.fwd_flops, module.path
         assert math.isclose(math.fsum(row.seconds or 0.0 for row in forward), module.own.fwd_seconds,
                             abs_tol=1e-15), module.path
-
-
-def test_printed_tree(profiled, add_up):
-    """Rows of the tree as CSV, which keeps every cell apart."""
-    rows = list(
-        csv.DictReader(
-            io.StringIO(
-                profiled.module_tree(fmt="csv",
-                                     columns=("trainable_params", "bwd_macs", "saved_bytes", "params_share")))))
-    levels = [0 if not re.match("[├│]", row["Module"]) else 1 + row["Module"].count("│") for row in rows]
-    shares = 0
-    for i, row in enumerate(rows):
-        below = []
-        for j in range(i + 1, len(rows)):
-            if levels[j] <= levels[i]:
-                break
-            below += [rows[j]] if levels[j] == levels[i] + 1 else []
-        for name in row if below else ():
-            if name.endswith("%"):
-                shares += 1
-                assert abs(sum(float(r[name].rstrip("%"))
-                               for r in below) - float(row[name].rstrip("%"))) <= 0.005 * (len(below) + 1) + 1e-9
-            elif name not in ("Module", "Type"):
-                add_up([r[name] for r in below], row[name])
-    assert shares
 
 
 @pytest.mark.parametrize("depth", [1, 9])

@@ -1,12 +1,15 @@
-"""Tables in files, read back by pandas and csv."""
+"""Nodes, modules and other rows for networkx, for pandas, and in files, read back by pandas and csv."""
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
+import sys
 from collections import OrderedDict
 from dataclasses import replace
 
+import networkx
 import pandas
 import pytest
 import torch
@@ -14,9 +17,10 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.cli import main
-from analyzer.errors import InputError
+from analyzer.errors import InputError, MissingExtraError
 from analyzer.report.export.table_file import TABLES, list_kinds
 from analyzer.report.node_table import print_rows
+from analyzer.results.info import CostInfo
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -132,3 +136,93 @@ def test_several_models_have_no_files(capsys):
 def test_kinds_are_all_that_writes_a_file():
     shipped = {"json", "html", "chrome_trace", "memory_snapshot"}
     assert set(list_kinds()) >= {*shipped, *TABLES} and not {"table", "dataframe", "networkx"} & set(list_kinds())
+
+
+# ---- networkx
+
+
+def test_every_field_is_an_attribute(mlp):
+    graph = mlp.to_networkx()
+    assert type(graph) is networkx.DiGraph and graph.name == "Net"
+    for node in mlp.nodes:
+        assert graph.nodes[node.name] == {
+            field.name: getattr(node, field.name) for field in dataclasses.fields(NodeInfo)
+        }
+    assert graph.nodes["act"]["region"] == ("no_sync", {"kind": "autocast", "id": 1})
+
+
+def test_edges_carry_the_bytes_of_their_source(mlp):
+    edges = mlp.to_networkx().edges(data="bytes")
+    assert list(edges) == [("x", "fc1", 512), ("fc1", "act", 1024), ("act", "fc2", 1024), ("fc2", "mul", 128),
+                           ("mul", "output", 128)]
+
+
+def test_order_is_topological_and_a_repeated_input_is_one_edge(mlp):
+    twice = NodeInfo("call_function", "twice", inputs=("x", "x"))
+    graph = replace(mlp, nodes=(*mlp.nodes, twice)).to_networkx()
+    assert graph.in_degree("twice") == 1
+    order = {name: i for i, name in enumerate(graph)}
+    assert networkx.is_directed_acyclic_graph(graph) and all(order[a] < order[b] for a, b in graph.edges)
+
+
+@pytest.mark.parametrize(("node", "message"), [
+    (NodeInfo("call_function", "add", inputs=("gone",)), "node 'add' reads 'gone', which is no node of this profile"),
+    (NodeInfo("call_function", "fc1"), "two nodes are named 'fc1'"),
+])
+def test_a_graph_that_does_not_hold_together(mlp, node, message):
+    with pytest.raises(InputError, match=message):
+        replace(mlp, nodes=(*mlp.nodes, node)).to_networkx()
+
+
+# ---- pandas
+
+
+def test_nodes_of_pandas(mlp):
+    frame = mlp.to_dataframe()
+    assert list(frame.columns) == list(NodeInfo.__slots__)
+    assert list(frame["name"]) == ["x", "fc1", "act", "fc2", "mul", "output"]
+    assert frame["fwd_flops"].sum() == mlp.fwd_flops and frame["bwd_flops"].sum() == mlp.bwd_flops
+    assert frame["inputs"][3] == ("act",) and frame["outputs"][3][0].shape == (8, 4)
+
+
+def test_integers_stay_exact_beside_unknowns(bare):
+    frame = replace(bare, nodes=(NodeInfo("a", "b", fwd_flops=2**53 + 1), NodeInfo("a", "c"))).to_dataframe()
+    assert str(frame["fwd_flops"].dtype
+               ) == "Int64" and frame["fwd_flops"][0] == 2**53 + 1 and frame["fwd_flops"][1] is pandas.NA
+    assert str(frame["fwd_seconds"].dtype) == "Float64" and frame["fwd_seconds"].isna().all()
+
+
+def test_modules_of_pandas(mlp):
+    frame = mlp.to_dataframe("modules").set_index("path")
+    assert list(frame.index) == ["", "body", "body.0", "body.1", "fc2", "again"]
+    for name in CostInfo.__slots__:
+        total, own = frame[name], frame[f"own_{name}"]
+        if name not in ("fwd_seconds", "arithmetic_seconds"):  # unknown at the root
+            assert total[""] == pytest.approx(total["body"] + total["fc2"] + total["again"] + own[""]) == own.sum()
+    assert frame["fwd_seconds"].isna().tolist() == [True] + [False] * 5
+    assert frame["shared_with"]["again"] == "body.1" and frame["parameters"]["body.0"]["weight"].shape == (32, 16)
+
+
+def test_spans_and_memory_events(mlp):
+    spans = mlp.to_dataframe("spans")
+    assert list(spans.columns) == list(SpanInfo._fields) and [tuple(row) for row in spans.astype(object).where(
+        spans.notna(), None).itertuples(index=False)] == list(mlp.spans)
+    assert (str(spans["seconds"].dtype), str(spans["launch"].dtype)) == ("Float64", "Int64")
+    events = mlp.to_dataframe("memory_events")
+    assert [tuple(row) for row in events.itertuples(index=False)] == list(mlp.memory_events)
+
+
+def test_nothing_in_pandas(bare):
+    assert len(bare.to_dataframe()) == 0 and list(bare.to_dataframe().columns) == list(NodeInfo.__slots__)
+    assert len(bare.to_dataframe("modules")) == 0
+
+
+def test_unknown_table(mlp):
+    with pytest.raises(InputError, match=r"to_dataframe\('layers'\): choose one of 'modules', 'nodes', 'comm', "):
+        mlp.to_dataframe("layers")
+
+
+def test_pandas_missing(mlp, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'symbolic-analyzer\[report\]'"):
+        mlp.to_dataframe()

@@ -29,7 +29,7 @@ def terminal(monkeypatch):
     return set_width
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80])
 @pytest.mark.parametrize("words", [
     ["profile", "vit_b_16", "--input", "8x3x224x224", "--show", "table,screen,modules"],
     ["profile", "resnet18", "gpt2", "--device", "t4"],

@@ -2,7 +2,6 @@
 import dataclasses
 
 import pytest
-import torch
 
 from analyzer.results.info import PhaseInfo
 from analyzer.results.node_info import NodeInfo, TensorInfo
@@ -14,14 +13,6 @@ CONTRACT = """params param_bytes buffer_bytes optimizer_bytes fwd_flops bwd_flop
 NODE_CONTRACT = """op name target module_path accumulate_bytes incremental_bytes output_bytes temp_bytes param_bytes
     buffer_bytes backward_bytes fwd_flops bwd_flops fwd_macs bwd_macs fwd_comm_bytes bwd_comm_bytes fwd_seconds
     bwd_seconds inputs outputs aliases region""".split()
-DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bytes_of_every_dtype(dtype):
-    assert TensorInfo((3, 5), str(dtype).removeprefix("torch."), "cpu").nbytes == 15 * dtype.itemsize
-
-
 def test_shapes():
     scalar, empty = TensorInfo((), "float32", "cpu"), TensorInfo((3, 0), "int64", "cuda:0")
     assert (scalar.numel, scalar.nbytes, empty.nbytes) == (1, 4, 0)

@@ -81,7 +81,6 @@ def _type(module: ModuleInfo) -> str:
 
 
 def _measure(module: ModuleInfo) -> Hashable:
-    """What a module that was renamed keeps."""
     inner = list_layers(module)[-1]
     return inner.type, module.params, sum(1 for _ in inner.walk())
 
@@ -166,7 +165,6 @@ class Part:
 
 
 def _group(by_name: dict[_Names, list[AlignedModule]], alike: Alike) -> list[list[_Names]]:
-    """The names of one part together."""
     numbered = [modules[0] for (name, _), modules in by_name.items() if name.isdecimal()]
     is_uniform = len({(module.type, module.former_type) for module in numbered}) == 1
     groups: list[list[_Names]] = []

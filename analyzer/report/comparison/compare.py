@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from analyzer.errors import InputError
 from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences, parse_limit
@@ -55,18 +56,25 @@ def list_measures(before: Profile, after: Profile) -> Iterator[Measure]:
     """The quantities whose change modules explain: costs, and bytes at the peak by category."""
     for column, cost in _COSTS:
         yield Measure(column, None, "step_seconds" if column.unit == "seconds" else column.field,
-                      lambda side, module, cost=cost: cost(module))
+                      partial(_read_cost, cost))
     if any(profile.out_of_memory is not None or not profile.holders for profile in (before, after)):
         return  # what is held where memory ran out is not what is held at the peak
     for category in dict.fromkeys([*before.peak_by_category, *after.peak_by_category]):
         held = [_add_up(profile, category) for profile in (before, after)]
         column = Column(f"peak_by_category.{category}", f"Peak: {category}", "bytes")
         yield Measure(column, category, "peak_allocated_bytes",
-                      lambda side, module, held=held: held[side][module.path])
+                      partial(_read_held, held))
+
+
+def _read_cost(cost: _Cost, side: int, module: ModuleInfo) -> float | None:
+    return cost(module)
+
+
+def _read_held(held: Sequence[Counter[str]], side: int, module: ModuleInfo) -> int:
+    return held[side][module.path]
 
 
 def _add_up(profile: Profile, category: str) -> Counter[str]:
-    """Bytes of a category at the peak by module, each with those below it."""
     found = Counter[str]()
     for holder in profile.holders:
         if holder.category == category:
@@ -132,8 +140,10 @@ class Explainer:
 
     def _are_alike(self, first: AlignedModule, second: AlignedModule) -> bool:
         """Whether two modules' quantities are nearly the same; of those that one profile alone has they need not be."""
-        return first.is_in_one and second.is_in_one or all(
-            _is_close(self._read_one(side, first), self._read_one(side, second)) for side in (0, 1))
+        if first.is_in_one and second.is_in_one:
+            return True
+        pairs = [(self._read_one(side, first), self._read_one(side, second)) for side in (0, 1)]
+        return all(a is b if a is None or b is None else abs(a - b) <= _CLOSE * max(abs(a), abs(b)) for a, b in pairs)
 
     def _subtract(self, whole: Values, parts: list[Values]) -> Values:
         """What modules have outside their submodules; unknown where they or one of these are (which then say so)."""
@@ -170,12 +180,6 @@ class Explainer:
         return QuantityChange(quantity=column.field, header=column.header, unit=column.unit, before=values[0],
                               after=values[1], category=self.measure.category, module=title, type=part.type,
                               modules=len(part.modules))
-
-
-def _is_close(first: float | None, second: float | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return abs(first - second) <= _CLOSE * max(abs(first), abs(second))
 
 
 def explain(root: AlignedModule, measure: Measure) -> list[QuantityChange]:
@@ -267,7 +271,6 @@ def _compare_quantity(name: str, before: Profile, after: Profile) -> QuantityCha
 
 
 def _list_rows(root: AlignedModule, before: Profile, after: Profile) -> Iterator[QuantityChange]:
-    """The modules that explain the change of each quantity."""
     for measure in list_measures(before, after):
         whole = _compare_quantity(measure.whole, before, after)
         for row in explain(root, measure):

@@ -7,8 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from analyzer.report.page.answer import Headline
-from analyzer.report.page.document import Part, columns_of, headline_part, write_page, write_table
+from analyzer.report.page.document import Headline, Part, columns_of, headline_part, write_page, write_table
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.report.page.part import thin_out
 from analyzer.report.summary import describe_run
@@ -137,7 +136,6 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
 
 
 def _find_headline(change: ProfileChange) -> Headline:
-    """What became of the conditions and which main quantities changed, in words."""
     said = [describe_first(change), *[f"Not profiled alike: {text}" for text in change.settings],
             describe_ended(change)]
     return Headline.of(not change.failed if change.conditions else None, describe_result(change),
@@ -150,7 +148,6 @@ def _write_runs(change: ProfileChange) -> str:
 
 
 def _list_tables(change: ProfileChange) -> Iterator[_Table]:
-    """What became of the conditions, and the quantities and categories that changed, where there are any."""
     if change.conditions:
         yield CONDITION_HEADERS, [list_condition_cells(row) for row in change.conditions]
     for title, rows in zip(("Step", BY_CATEGORY), list_changed(change)):

@@ -225,7 +225,6 @@ def render_comparison(change: ProfileChange) -> str:
 
 
 def _list_notable(rows: Sequence[QuantityChange]) -> list[QuantityChange]:
-    """The rows without those that are next to nothing of the step's quantity; at least one."""
     return [row for i, row in enumerate(rows) if not i or row.share is None or row.share >= _LEAST_SHARE]
 
 

@@ -72,7 +72,6 @@ def list_functions(*modules: ModuleInfo) -> dict[str, OperatorInfo]:
 
 
 def _list_counted(module: ModuleInfo) -> dict[str, OperatorInfo]:
-    """The functions of a module and all below it that have FLOPs."""
     return {name: function for name, function in list_functions(*module.walk()).items() if function.flops}
 
 
@@ -141,11 +140,6 @@ class Dialect:
     latency: Write
     names_functions: bool
 
-    @property
-    def heading(self) -> str:
-        """Its unit as headings have it."""
-        return self.unit[0].upper() + self.unit[1:]
-
 
 def _known(write: Callable[[float], str]) -> Write:
     return lambda value: UNKNOWN if value is None else write(value)
@@ -193,13 +187,6 @@ def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_
     is taken for 2 + ``recompute_fwd_factor`` forward passes. As there, ``module_depth=-1`` leaves out the deepest
     level. Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for
     unknown names.
-
-    >>> costs = {"params": 10, "fwd_macs": 80, "fwd_flops": 160, "fwd_seconds": 1e-3}
-    >>> tree = ModuleInfo(path="", type="Net", **costs)
-    >>> text = deepspeed_text(Profile(name="Net", mode="infer", modules=tree, **costs))
-    >>> [line for line in text.splitlines() if line.startswith(("fwd FLOPS", "Net"))]  # doctest: +NORMALIZE_WHITESPACE
-    ['fwd FLOPS per GPU = fwd flops per GPU / fwd latency:                    160 KFLOPS',
-     'Net(10 = 100% Params, 80 MACs = 100% MACs, 1 ms = 100% latency, 160 KFLOPS)']
     """
     if not is_count(module_depth, -1) or not is_count(top_modules, 1):
         raise InputError(
@@ -208,17 +195,17 @@ def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_
     root = find_root(profile.modules, "report('deepspeed')")
     root = leave_out(root, ignore_modules) if ignore_modules else root
     step = next(step for step in (profile_step, profile.profile_step, 1) if step is not None)
-    note = note_prediction(profile)
+    note, heading = note_prediction(profile), dialect.unit[0].upper() + dialect.unit[1:]
     figures = [*(_list_sizes(profile, dialect) if engine else ()), *_list_forward(profile, root, dialect),
                *(_list_training(profile, root, dialect, 2 + recompute_fwd_factor) if wall_clock_breakdown else ())]
     lines = ["", dialect.title,
              *([f"Profile on Device: {profile.device or UNKNOWN}"] if dialect.names_functions else []),
              f"Profile Summary at step {step}:", "Notations:", NOTATIONS, *([] if note is None else [note]), "",
              *(f"{label + ': ':<{dialect.width}}  {value:<8}" for label, value in figures),
-             "", f"{_RULE} Aggregated Profile per {dialect.heading} {_RULE}",
+             "", f"{_RULE} Aggregated Profile per {heading} {_RULE}",
              *aggregate(root, dialect, module_depth, top_modules)]
     if detailed:
-        lines += ["", f"{_RULE}- Detailed Profile per {dialect.heading} {_RULE}-",
+        lines += ["", f"{_RULE}- Detailed Profile per {heading} {_RULE}-",
                   "Behind the name of each module stand, in this order:",
                   "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of "
                   "total fwd latency, fwd FLOPS", "", *_Detail(root, dialect).print(root)]

@@ -1,21 +1,21 @@
-"""The table of torchinfo: a row for each run of a module; shared modules are marked and counted once."""
+"""The tables of torchinfo, of TIDSProfiler (ruipeterpan/torch_profiler) and of Colossal-AI."""
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from analyzer.errors import InputError, is_count
-from analyzer.report.module_tree import divide, find_root, list_holders, name_module
-from analyzer.report.node_table import check_layout, print_rows
+from analyzer.report.module_tree import divide, find_root, first_shape, has_own_row, list_holders, name_module, plain
+from analyzer.report.node_table import TEN_COLUMNS, check_layout, print_nodes, print_rows
 from analyzer.report.speed import note_prediction
 from analyzer.report.text_width import escape_controls
-from analyzer.results.info import ModuleCall, ModuleInfo
+from analyzer.results.info import CostInfo, ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
-from analyzer.units import add_quantities
+from analyzer.units import UNKNOWN, add_quantities
 
 from .torchinfo_format import (
     NOTHING,
@@ -29,6 +29,7 @@ from .torchinfo_format import (
     list_parameter_cells,
 )
 
+# torchinfo's: a row for each run of a module; shared modules are marked and counted once.
 
 @dataclass(slots=True)
 class Layer:
@@ -96,13 +97,6 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
     weight and bias once a sample (once an output position of a convolution), and nothing of what has no parameters, so
     that of a transformer over 512 tokens it sees one. Raises InputError for a profile without modules and for unknown
     names.
-
-    >>> call = ModuleCall("fc", 0, outputs=(TensorInfo((2, 5), "float32", "cpu"),))
-    >>> leaf = ModuleInfo(path="fc", type="Linear", depth=1, params=25, trainable_params=25, fwd_macs=40, calls=1)
-    >>> tree = ModuleInfo(path="", type="Net", params=25, trainable_params=25, fwd_macs=40, calls=1, children=(leaf,))
-    >>> profile = Profile(name="Net", mode="infer", params=25, modules=tree, module_calls=(ModuleCall("", None), call))
-    >>> print(torchinfo_table(profile, col_width=14).splitlines()[4])
-    ├─Linear: 1-1                            [2, 5]         25
     """
     root = find_root(profile.modules, "torchinfo_table()")
     columns, settings = tuple(col_names), set(row_settings)
@@ -205,3 +199,52 @@ def _share_costs(runs: Sequence[Layer], mult_adds: str) -> None:
                            if run.call and not module.children)
         else:
             run.macs = macs // len(runs) if even and macs is not None else 0 if i else macs
+
+
+# TIDSProfiler's: one indented line a module, its latency and its shapes.
+
+_INDENT = " " * 8
+
+
+@register_report.shipped("tids")
+def tids_report(profile: Profile, *, depth: int | None = None) -> str:
+    """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and
+    its first output; down to ``depth``. What a module does outside its submodules is a line of its own where it takes
+    time. Raises InputError for a profile without modules.
+    """
+    check_layout(depth, 0, "text", "tids_report()")
+    root = find_root(profile.modules, "tids_report()")
+    note = note_prediction(profile)
+    return escape_controls("\n".join([*_list_lines(root, root, "model", depth), *([] if note is None else [note])]))
+
+
+def _list_lines(module: ModuleInfo, root: ModuleInfo, name: str, depth: int | None) -> list[str]:
+    lines = [f"({name}): {module.type}, {_tell_costs(module, root)}, "
+             f"input shape {first_shape(module.inputs)}, output shape {first_shape(module.outputs)}"]
+    if not module.children or module.depth == depth:
+        return lines
+    for child in module.children:
+        lines += [_INDENT + line for line in _list_lines(child, root, child.path.rpartition(".")[2], depth)]
+    if has_own_row(module) and (module.own.fwd_seconds or module.own.params):
+        lines.append(f"{_INDENT}(own): {_tell_costs(module.own, root)}")
+    return lines
+
+
+def _tell_costs(costs: CostInfo, root: ModuleInfo) -> str:
+    seconds, whole = costs.fwd_seconds, root.fwd_seconds
+    time = UNKNOWN if seconds is None else f"{round(seconds * 1000, 3)}ms"
+    share = UNKNOWN if seconds is None or not whole else f"{round(100 * seconds / whole, 3)}%"
+    return f"num_params {plain(costs.params)}, {time}, {share} latency"
+
+
+# The node table as Colossal-AI's analyzer prints it: ten columns, in full, powers of 1024 called Kb, Mb, Gb.
+
+_COLUMNS = [replace(column, unit="Mb") if column.unit == "bytes" else column for column in TEN_COLUMNS]
+
+
+@register_report.shipped("colossalai")
+def colossalai_table(profile: Profile, *, sort: str | None = None, depth: int | None = None,
+                     fmt: str = "simple") -> str:
+    """A row a node and their totals; ``sort`` and ``depth`` are as of `Profile.table`."""
+    check_layout(depth, 1, fmt, "colossalai_table()")
+    return print_nodes(profile.nodes, _COLUMNS, sort, depth, fmt)

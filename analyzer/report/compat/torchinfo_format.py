@@ -159,11 +159,6 @@ class Statistics:
         return "\n".join([*lines, rule])
 
     @staticmethod
-    def float_to_megabytes(num: int) -> float:
-        """Numbers of four bytes as MB, of 10^6."""
-        return num * 4 / 1e6
-
-    @staticmethod
     def to_megabytes(num: int) -> float:
         """Bytes as MB, of 10^6."""
         return num / 1e6

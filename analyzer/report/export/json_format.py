@@ -29,22 +29,14 @@ _MOST_RANKS = 2**24  # more than were ever run: views list them
 
 
 def find_fault(record: Any) -> str | None:
-    """What is wrong with a record as a whole; None where nothing is.
-
-    >>> find_fault(RankRun(0, 6, 2)), find_fault(RankRun(0, 6, 0))
-    (None, 'no run of ranks: RankRun(first=0, last=6, step=0)')
-    """
-    check = _CHECKS.get(type(record))
-    return None if check is None else check(record)
-
-
-def _check_run(run: RankRun) -> str | None:
-    is_run = run.first <= run.last and run.step >= 1 and (run.last - run.first) // run.step < _MOST_RANKS
-    return None if is_run else f"no run of ranks: {run}"
-
-
-def _check_world(world: WorldInfo) -> str | None:
-    return None if world.rank < world.size else f"rank {world.rank} of {world.size}"
+    """What is wrong with a record as a whole; None where nothing is."""
+    if isinstance(record, RankRun) and not (
+            record.first <= record.last and record.step >= 1
+            and (record.last - record.first) // record.step < _MOST_RANKS):
+        return f"no run of ranks: {record}"
+    if isinstance(record, WorldInfo) and record.rank >= record.size:
+        return f"rank {record.rank} of {record.size}"
+    return _check_profile(record) if isinstance(record, Profile) else None
 
 
 def _check_profile(profile: Profile) -> str | None:
@@ -67,10 +59,6 @@ def _check_profile(profile: Profile) -> str | None:
     return None if lost is None else f"spans: one was launched by {lost}, of {len(spans)} spans"
 
 
-_CHECKS: dict[Any, Callable[[Any], str | None]] = {
-    RankRun: _check_run, WorldInfo: _check_world, Profile: _check_profile}
-
-
 # Many rows of one kind as columns: a text that stands in many rows is written once.
 
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
@@ -80,20 +68,14 @@ _VALUES, _PLACES = "values", "places"      # of a column of texts: each once, an
 
 
 def write_columns(rows: Sequence[Any]) -> dict[str, Any]:
-    """Rows of one of `IN_COLUMNS` as lists by name of their fields.
-
-    >>> span = SpanInfo("host", "launch", "fc", None, None, "", "forward", 0.0, 1e-6)
-    >>> columns = write_columns([span, span])
-    >>> columns["seconds"], columns["lane"]
-    ([1e-06, 1e-06], {'values': ['host'], 'places': [0, 0]})
-    """
+    """Rows of one of `IN_COLUMNS` as lists by name of their fields."""
     columns = zip(_list_hints(type(rows[0])), zip(*rows, strict=True))
-    return {name: _write_texts(column) if is_text(hint) else list(column) for (name, hint), column in columns}
-
-
-def _write_texts(column: Sequence[Any]) -> dict[str, list[Any]]:
-    places = {value: i for i, value in enumerate(dict.fromkeys(column))}
-    return {_VALUES: list(places), _PLACES: [places[value] for value in column]}
+    written: dict[str, Any] = {}
+    for (name, hint), column in columns:
+        places = {value: i for i, value in enumerate(dict.fromkeys(column))} if is_text(hint) else {}
+        written[name] = {_VALUES: list(places), _PLACES: [places[value] for value in column]} if places else list(
+            column)
+    return written
 
 
 def columns_decoder(kind: Any, decoder_of: Callable[[Any], Decoder]) -> Decoder:
@@ -134,11 +116,7 @@ def _list_hints(kind: Any) -> list[tuple[str, Any]]:
 
 
 def is_text(hint: Any) -> bool:
-    """Whether values of a type are text.
-
-    >>> is_text(str | None), is_text(float)
-    (True, False)
-    """
+    """Whether values of a type are text."""
     return str in (hint, *typing.get_args(hint))
 
 
@@ -158,7 +136,9 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     be read back: a value of the wrong type, NaN, infinity.
     """
     data = {**FORMAT.head, **encode(profile),
-            DERIVED: {name: _finite(read_rate(profile, name)) for name in RATES}}
+            # None for what no number holds: a rate of a step that takes next to no time
+            DERIVED: {name: rate if rate is not None and math.isfinite(rate) else None
+                      for name in RATES for rate in (read_rate(profile, name),)}}
     try:
         read_data(data)
     except ProfileFormatError as error:
@@ -167,11 +147,6 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     if path is not None:
         write_output(path, text + "\n")
     return text
-
-
-def _finite(rate: float | None) -> float | None:
-    """None for what no number holds: a rate of a step that takes next to no time."""
-    return None if rate is None or not math.isfinite(rate) else rate
 
 
 @register_view.shipped("from_json")

@@ -98,7 +98,6 @@ def _list_columns(record: Any) -> dict[str, Any]:
 
 def _read_rows(read: Callable[[Profile], Iterable[object] | None],
                **units: str) -> Callable[[Profile, bool], DataTable]:
-    """Reads records of a profile into a table of the fields in ``units``."""
     columns = [Column(field, field.replace("_", " ").capitalize(), unit) for field, unit in units.items()]
     return lambda profile, is_whole: DataTable(columns, [[getattr(record, field) for field in units]
                                                          for record in read(profile) or ()])
@@ -133,12 +132,6 @@ def export_table(profile: Profile, path: str | Path | None = None, what: str = "
     In CSV all quantities are unrounded under the names of their fields, and empty where unknown; a text that a
     spreadsheet would take for a formula begins with an apostrophe. In the others are those of the printed tables, in
     their units. Raises InputError for another ``what``, ``fmt`` or ending.
-
-    >>> from analyzer.results.lane import SpanInfo
-    >>> span = SpanInfo("compute", "kernel", "fc", "aten.addmm.default", "fc", "fc", "forward", 5e-6, 2e-6)
-    >>> print(Profile(name="Net", mode="infer", spans=(span,)).export("table", what="spans"))
-    lane,kind,name,operator,node,module_path,phase,start_seconds,seconds,launch
-    compute,kernel,fc,aten.addmm.default,fc,fc,forward,5e-06,2e-06,
     """
     if what not in TABLES:
         raise InputError(f"export('table', what={what!r}): choose one of {', '.join(map(repr, TABLES))}")

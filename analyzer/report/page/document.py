@@ -11,13 +11,11 @@ from html import escape
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analyzer.errors import MissingExtraError
 from analyzer.output import check_output, write_output
 from analyzer.report.text_width import escape_controls
-
-from .answer import Headline, Tile
 
 # A small table of a page, as HTML that needs no script; large ones are drawn by ``assets/grid.js``.
 
@@ -62,20 +60,12 @@ class Part:
 
 
 def choice_part(title: str, groups: Sequence[str], note: str = "") -> Part:
-    """A part that chooses which group of parts is in sight.
-
-    >>> choice_part("Rank", ["rank 0", "rank 3"]).data["groups"]
-    ['rank 0', 'rank 3']
-    """
+    """A part that chooses which group of parts is in sight."""
     return Part("choice", title, {"groups": list(groups), "note": note}, has_chart=False)
 
 
 def summary_part(text: str) -> Part:
-    """A part with what a record prints.
-
-    >>> summary_part("a < b").lead
-    '<pre>a &lt; b</pre>'
-    """
+    """A part with what a record prints."""
     return Part("text", "Summary as text", lead=f"<pre>{escape(text)}</pre>", has_chart=False)
 
 
@@ -89,7 +79,14 @@ def build_page(title: str, parts: Sequence[Part]) -> str:
     (True, True)
     """
     kinds = dict.fromkeys(part.kind for part in parts)
-    scripts = [*_BASE, *(f"{kind}.js" for kind in kinds if _has_script(kind)), "page.js"]
+    first = next((part.group for part in parts if part.group), "")
+    scripts = [*_BASE, *(f"{kind}.js" for kind in kinds if (_ASSETS / f"{kind}.js").is_file()), "page.js"]
+    plotly = ""
+    if any(part.has_chart for part in parts):
+        check_charts("HTML")
+        from plotly.offline import get_plotlyjs
+
+        plotly = str(get_plotlyjs()).replace("</script", "<\\/script")
     data = [{"kind": part.kind, "id": f"part-{i}", "data": part.data} for i, part in enumerate(parts)]
     allowed = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
     return "\n".join([
@@ -99,19 +96,14 @@ def build_page(title: str, parts: Sequence[Part]) -> str:
         f"<style>\n{read_asset('page.css')}</style>", "</head>", "<body>",
         f'<header class="top"><h1>{escape(title)}</h1><div class="actions"><span class="contents">{_contents(parts)}'
         '</span><button id="theme" type="button">Theme: auto</button></div></header>', "<main>",
-        *(_section(part, i, _is_hidden(part, parts)) for i, part in enumerate(parts)), "</main>",
+        *(_section(part, i, part.group != first) for i, part in enumerate(parts)), "</main>",
         f'<script id="data" type="application/gzip+base64">{pack(data)}</script>',
-        *([f"<script>{_plotly()}</script>"] if any(part.has_chart for part in parts) else []),
+        *([f"<script>{plotly}</script>"] if plotly else []),
         *(f"<script>\n{read_asset(name)}</script>" for name in scripts), "</body>", "</html>", ""])
 
 
 def check_page(path: str | Path | None) -> None:
-    """Raise OutputError or MissingExtraError, before any work, where no page can be written to ``path``; None is none.
-
-    >>> check_page(".")
-    Traceback (most recent call last):
-    analyzer.errors.OutputError: '.': is a folder; give the name of a file
-    """
+    """Raise OutputError or MissingExtraError, before any work, where no page can be written to ``path``."""
     check_output(path)
     check_charts(path)
 
@@ -128,9 +120,6 @@ def write_page(title: str, parts: Sequence[Part], path: str | Path | None) -> st
 def pack(data: object) -> str:
     """JSON, compressed, as text that can stand in a script element: a tenth of the size, and nothing ends the element.
     Raises ValueError for a figure that is no number.
-
-    >>> len(pack(["forward"] * 1000)) < 100
-    True
     """
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
@@ -148,11 +137,7 @@ def unpack(page: str) -> list[dict[str, Any]]:
 
 
 def columns_of(rows: Iterable[object], names: Iterable[str]) -> dict[str, list[Any]]:
-    """Fields of records by column, which JSON holds in a third of the space.
-
-    >>> columns_of([3 + 4j], ["real", "imag"])
-    {'real': [3.0], 'imag': [4.0]}
-    """
+    """Fields of records by column, which JSON holds in a third of the space."""
     all_rows = list(rows)
     return {name: [getattr(row, name) for row in all_rows] for name in names}
 
@@ -167,14 +152,6 @@ def _section(part: Part, i: int, is_hidden: bool) -> str:
 def _contents(parts: Sequence[Part]) -> str:
     return " ".join(f'<a href="#part-{i}">{escape(part.title)}</a>' for i, part in enumerate(parts)
                     if part.title and not part.group)
-
-
-def _is_hidden(part: Part, parts: Sequence[Part]) -> bool:
-    return bool(part.group) and part.group != next(other.group for other in parts if other.group)
-
-
-def _has_script(kind: str) -> bool:
-    return (_ASSETS / f"{kind}.js").is_file()
 
 
 @functools.cache
@@ -192,14 +169,37 @@ def check_charts(path: object) -> None:
                                 f"install 'symbolic-analyzer[report]'")
 
 
-def _plotly() -> str:
-    check_charts("HTML")
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).replace("</script", "<\\/script")
-
-
 # What a page says first: a sentence, what is added to it, and a row of figures. HTML that needs no script.
+
+_STATES = {True: "fits", False: "fails", None: "unknown"}
+
+
+class Headline(NamedTuple):
+    """A sentence, and the sentences that explain it."""
+
+    state: str              #: "fits", "fails" or "unknown"
+    title: str
+    said: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, fits: bool | None, sentence: str, more: Iterable[str] = ()) -> Headline:
+        """Of sentences that may begin in lower case; ``fits`` is None where it is not known, or not the question."""
+        return cls(_STATES[fits], capitalize_first(sentence), tuple([capitalize_first(line) for line in more]))
+
+
+class Tile(NamedTuple):
+    """A figure under its name."""
+
+    name: str
+    figure: str
+    note: str = ""
+    explained: str = ""
+
+
+def capitalize_first(sentence: str) -> str:
+    """``sentence`` with a capital at its beginning, the rest as it is."""
+    return sentence[:1].upper() + sentence[1:]
+
 
 def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = "") -> Part:
     """The part with which a page begins; ``more`` is HTML that stands below the figures.
@@ -214,7 +214,6 @@ def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = ""
 
 
 def _write_tile(tile: Tile) -> str:
-    """A figure under its name, with a note below it and an explanation where a mouse rests on it."""
     title = f' title="{escape(tile.explained)}"' if tile.explained else ""
     return (f"<div{title}><dt>{escape(tile.name)}</dt><dd>{escape(tile.figure)}</dd>"
             + (f'<dd class="note">{escape(tile.note)}</dd>' if tile.note else "") + "</div>")

@@ -21,8 +21,9 @@ from analyzer.results.verdict import Advice
 from analyzer.results.view import register_view
 from analyzer.units import add_quantities
 
-from .answer import Headline, Tile, find_headline, list_tiles
+from .document import Headline, Tile
 from .picture import WIDTH_PIXELS, draw_memory
+from .profile_page import find_headline, list_tiles
 
 # HTML for an output of a notebook: it stands without script or style sheet, which viewers of saved outputs take out,
 # and on light and dark paper. Each style is inline and one that JupyterLab's sanitizer lets pass.
@@ -33,11 +34,7 @@ _CELL = f"text-align:left;vertical-align:top;padding:4px 12px;border:{_LINE}"
 
 
 def write_fragment(name: str, *parts: str) -> str:
-    """One output: what it is of, and its parts in order.
-
-    >>> write_fragment("<Net>", "", "<p>fits</p>")
-    '<div><small>&lt;Net&gt;</small><p>fits</p></div>'
-    """
+    """One output: what it is of, and its parts in order."""
     return f"<div><small>{escape(name)}</small>{''.join(parts)}</div>"
 
 
@@ -81,11 +78,7 @@ def write_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Sequ
 
 
 def fold(title: str, body: str) -> str:
-    """What is shown when its title is chosen; nothing without a body.
-
-    >>> fold("Modules", "<p>3</p>"), fold("Modules", "")
-    ('<details><summary>Modules</summary><p>3</p></details>', '')
-    """
+    """What is shown when its title is chosen; nothing without a body."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>" if body else ""
 
 
@@ -101,29 +94,18 @@ _ALWAYS = ("incremental_bytes", "fwd_flops")
 def write_graph(graph: fx.GraphModule) -> str:
     """HTML of the graph: counts, inputs and outputs; once it is profiled, what it saves for backward, its FLOPs by
     region, and the nodes that take most.
-
-    >>> import torch, analyzer
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3))
-    >>> gm = analyzer.symbolic_trace(model, meta_args={"input": torch.empty(1, 2)})
-    >>> "3 nodes: 1 placeholder, 1 call_module, 1 output" in write_graph(gm)
-    True
     """
     nodes = list(graph.graph.nodes)
     known = [(node, info) for node in nodes if isinstance(info := node.meta.get("info"), NodeInfo)]
     name = f"Graph of {type(graph).__name__}"
-    answer = Headline("unknown", _count_nodes(nodes), ())
+    kinds = ", ".join([f"{number} {kind}" for kind, number in Counter(node.op for node in nodes).most_common()])
+    answer = Headline("unknown", f"{len(nodes)} nodes: {kinds}", ())
     if len(known) < len(nodes):
         told = answer._replace(said=("Not profiled: symbolic_profile(graph, *inputs) gives each node its costs",))
         return write_fragment(name, write_answer(told), _write_ends(nodes))
     infos = [info for _, info in known]
     return write_fragment(name, write_answer(answer, _list_tiles(infos)), _write_ends(nodes),
                           _write_regions(known), _write_heaviest(graph, infos))
-
-
-def _count_nodes(nodes: Sequence[fx.Node]) -> str:
-    by_kind = Counter(node.op for node in nodes)
-    told = ", ".join([f"{number} {kind}" for kind, number in by_kind.most_common()])
-    return f"{len(nodes)} nodes: {told}"
 
 
 def _list_tiles(infos: Sequence[NodeInfo]) -> list[Tile]:
@@ -142,25 +124,19 @@ def _sum(infos: Iterable[NodeInfo], field: str) -> int | None:
 
 
 def _write_ends(nodes: Sequence[fx.Node]) -> str:
-    """Inputs and outputs, with what is known of their tensors."""
-    rows = [("input" if node.op == "placeholder" else "output", _name_end(node), _describe_tensors(node))
-            for node in nodes if node.op in ("placeholder", "output")]
+    rows = []
+    for node in nodes:
+        if node.op in ("placeholder", "output"):
+            is_input, info = node.op == "placeholder", node.meta.get("info")
+            tensors = [] if info is None else [str(tensor) for tensor in info.outputs]
+            rows.append(("input" if is_input else "output",
+                         str(node.target) if is_input else ", ".join(map(str, node.all_input_nodes[:4])),
+                         ", ".join([*tensors[:4], *(["..."] if len(tensors) > 4 else [])])))
     told = 3 if any(row[2] for row in rows) else 2
     return write_rows(("", "Name", "Tensors")[:told], [row[:told] for row in rows], left=(0, 1, 2))
 
 
-def _name_end(node: fx.Node) -> str:
-    return str(node.target) if node.op == "placeholder" else ", ".join(map(str, node.all_input_nodes[:4]))
-
-
-def _describe_tensors(node: fx.Node) -> str:
-    info = node.meta.get("info")
-    tensors = [] if info is None else [str(tensor) for tensor in info.outputs]
-    return ", ".join([*tensors[:4], *(["..."] if len(tensors) > 4 else [])])
-
-
 def _write_regions(known: Sequence[tuple[fx.Node, NodeInfo]]) -> str:
-    """Costs by region, in their order; nothing where the graph has none."""
     by_region: dict[str, list[NodeInfo]] = {}
     for node, info in known:
         by_region.setdefault(_name_region(node), []).append(info)
@@ -207,12 +183,10 @@ def _write_heaviest(graph: fx.GraphModule, infos: Sequence[NodeInfo]) -> str:
 
 
 def _name_operator(graph: fx.GraphModule, info: NodeInfo) -> str:
-    """The class of a module that is one node, else what the node calls."""
     return type(graph.get_submodule(info.target)).__name__ if info.op == "call_module" else info.target
 
 
 def _choose(infos: Iterable[NodeInfo]) -> list[Column]:
-    """The costs that some node has or may have."""
     rows = list(infos)
     return [column for column in _COSTS
             if column.field in _ALWAYS or any(getattr(info, column.field) != 0 for info in rows)]
@@ -235,14 +209,15 @@ def to_fragment(profile: Profile) -> str:
     steady, first = ("Steady step", profile.phases), ("First step", profile.first_step)
     shown, folded = (steady, first) if profile.phases else (first, steady)
     assumed = profile.assumptions
+    rest = len(assumed) - _MOST_LINES
+    shown_lines = [*assumed[:_MOST_LINES], *([f"and {rest} more, in the summary"] if rest > 0 else [])]
     tree = "" if profile.modules is None else _nest(profile.modules, _find_depth(profile.modules))
     return write_fragment(
         title, write_answer(headline, list_tiles(profile)),
         write_picture(lambda: draw_memory(profile), f"Memory over the step by category. {headline.title}"),
         _write_phases(*shown), fold(folded[0], _write_phases(*folded)),
         fold("What was run", "<br>".join(map(escape, describe_run(profile)[1:]))),
-        fold(f"Taken for granted ({len(assumed)})", "".join([f"<div>{escape(line)}</div>" for line in
-                                                             _cut(assumed)])),
+        fold(f"Taken for granted ({len(assumed)})", "".join([f"<div>{escape(line)}</div>" for line in shown_lines])),
         fold("Modules", tree))
 
 
@@ -259,11 +234,6 @@ def write_advice(advice: Advice) -> str:
         fold(f"Not tried ({len(advice.skipped)})", skipped))
 
 
-def _cut(lines: tuple[str, ...]) -> list[str]:
-    rest = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], *([f"and {rest} more, in the summary"] if rest > 0 else [])]
-
-
 def _write_phases(title: str, phases: Mapping[str, PhaseInfo]) -> str:
     columns = [column for column in PHASE_COLUMNS
                if column.field != "comm_bytes" or any(phase.comm_bytes for phase in phases.values())]
@@ -272,7 +242,6 @@ def _write_phases(title: str, phases: Mapping[str, PhaseInfo]) -> str:
 
 
 def _find_depth(root: ModuleInfo) -> int:
-    """The deepest level down to which there are not too many modules to be shown."""
     at_depth = Counter(module.depth for module in root.walk())
     total = 0
     for depth in sorted(at_depth):
@@ -283,7 +252,6 @@ def _find_depth(root: ModuleInfo) -> int:
 
 
 def _nest(module: ModuleInfo, deepest: int) -> str:
-    """One module as a line, and those below it folded behind it."""
     def tell(costs: CostInfo) -> str:
         told = (f"{column.header} {column.format(getattr(costs, column.field))}" for column in MODULE_COLUMNS)
         return f"<small>{escape(', '.join(told))}</small>"

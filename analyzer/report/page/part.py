@@ -11,16 +11,14 @@ from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.report.holder_group import sum_exposed
 from analyzer.report.module_tree import list_rows
 from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, Column, format_totals
-from analyzer.results.info import CostInfo, MemoryEvent, TimelinePoint
+from analyzer.results.info import MemoryEvent, TimelinePoint
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
-from analyzer.results.run_cost import RooflineRow, sum_communication
+from analyzer.results.run_cost import sum_communication
 from analyzer.units import add_quantities
 
 from .document import columns_of
-
-# What ranks communicate as data of a page.
 
 _TOTALS = ("kind", "group", "ranks", "phase", "calls", "bytes", "wire_bytes", "seconds", "exposed_seconds")
 _CALLS = ("kind", "group", "ranks", "phase", "module_path", "node", "bytes", "wire_bytes", "start_seconds", "seconds",
@@ -34,8 +32,6 @@ def describe_communication(profile: Profile) -> dict[str, Any] | None:
     return {"totals": columns_of(sum_communication(profile.comm), _TOTALS), "calls": columns_of(profile.comm, _CALLS)}
 
 
-# What stands under the device's roofline as data of a page.
-
 _FIELDS = ("name", "kind", "part", "type", "flops", "bytes", "seconds", "bound", "intensity", "flops_per_second")
 
 
@@ -45,20 +41,13 @@ def describe_roofline(profile: Profile) -> dict[str, Any] | None:
         roof = profile.roofline()
     except (InputError, UnknownDeviceError):  # no device, or one of which the catalogue knows nothing
         return None
-    rows = [row for row in roof if _is_drawn(row)]
+    rows = [row for row in roof if row.intensity and row.flops_per_second]  # logarithms have no place for nothing
     if not rows or roof.memory_bandwidth is None:
         return None
     return {"device": roof.device, "bandwidth": roof.memory_bandwidth,
             "peaks": [{"name": peak.name, "rate": peak.flops_per_second} for peak in roof.peaks],
             "left_out": len(roof) - len(rows), **columns_of(rows, _FIELDS)}
 
-
-def _is_drawn(row: RooflineRow) -> bool:
-    """A chart of logarithms has no place for what is nothing."""
-    return bool(row.intensity and row.flops_per_second)
-
-
-# The nodes as data of a page: a table that sorts and filters.
 
 _MORE = tuple(COLUMNS[name] for name in ("module_path", "fwd_seconds", "bwd_seconds", "source"))
 _IF_THERE = tuple(COLUMNS[name] for name in ("fwd_macs", "bwd_macs", "buffer_bytes", "fwd_comm_bytes", "bwd_comm_bytes",
@@ -94,8 +83,6 @@ def _describe(column: Column, nodes: tuple[NodeInfo, ...], total: str) -> dict[s
     return {**described, "names": names, "values": [places[value] for value in values]}
 
 
-# The module tree as data of a page.
-
 #: What the chart and the table of modules show: title, unit, and the fields that add up to it. The chart shows the
 #: first seven that are known.
 QUANTITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -120,7 +107,7 @@ def describe_modules(profile: Profile) -> dict[str, Any] | None:
     rows = list(list_rows(profile.modules))
     quantities = []
     for title, unit, fields in QUANTITIES:
-        values = [_add(row.costs, fields) for row in rows]
+        values = [add_quantities([getattr(row.costs, field) for field in fields]) for row in rows]
         if any(values):
             quantities.append({"title": title, "unit": unit, "values": values})
     return {"name": [row.name for row in rows], "type": [row.type for row in rows],
@@ -128,12 +115,6 @@ def describe_modules(profile: Profile) -> dict[str, Any] | None:
             "depth": [row.depth - rows[0].depth for row in rows],
             "calls": [None if row.module is None else row.module.calls for row in rows], "quantities": quantities}
 
-
-def _add(costs: CostInfo, fields: tuple[str, ...]) -> float | None:
-    return add_quantities([getattr(costs, field) for field in fields])
-
-
-# What the host and each stream do over the step, as data of a page.
 
 _MOST_SPANS = 100_000  # a file of 10,000 nodes has about 60,000
 
@@ -184,11 +165,7 @@ _CATEGORIES = ("parameter", "buffer", "optimizer state", "gradient", "input", "c
 
 
 def sort_categories(names: Iterable[str]) -> list[str]:
-    """Each of ``names`` once, in the order in which they are stacked, others behind them.
-
-    >>> sort_categories(["loss", "activation", "parameter", "loss"])
-    ['parameter', 'activation', 'loss']
-    """
+    """Each of ``names`` once, in the order in which they are stacked, others behind them."""
     places = {name: i for i, name in enumerate(_CATEGORIES)}
     return sorted(set(names), key=lambda name: (places.get(name, len(places)), name))
 
@@ -213,16 +190,17 @@ def describe_memory(profile: Profile) -> dict[str, Any] | None:
     blocks, holders = find_blocks(points, profile.memory_events)
     nodes = {node.name: node for node in profile.nodes}
     labels = list(dict.fromkeys(str(point.label) for point in points))
-    paths = _paths_of(holders, nodes)
+    paths = [nodes[label].module_path if label in nodes else  # a parameter's is what its path begins with
+             label.rpartition(".")[0] if category in ("parameter", "buffer", "gradient") else ""
+             for label, category in holders]
     phases = list(dict.fromkeys(point.phase or "" for point in points))
     label_index = {label: i for i, label in enumerate(labels)}
     categories = sort_categories(category for _, category in holders)
     ran = [nodes.get(label) for label in labels]
     return {
         "labels": labels,
-        "operators": [None if node is None else _operator(node) for node in ran],
-        "modules": [None if node is None else node.module_path for node in ran],
-        "sources": [None if node is None else node.source for node in ran],
+        "operators": [node and (node.target if node.op != "call_module" else f"module {node.target}") for node in ran],
+        "modules": [node and node.module_path for node in ran], "sources": [node and node.source for node in ran],
         "phases": phases,
         "points": {
             "label": [label_index[str(point.label)] for point in points],
@@ -290,19 +268,3 @@ def thin_out(timeline: Sequence[TimelinePoint], most: int = _MOST_POINTS) -> lis
         thinned += [max(points[i:i + bucket], key=lambda point: point.allocated_bytes)
                     for i in range(0, len(points), bucket)]
     return thinned
-
-
-def _operator(node: NodeInfo) -> str:
-    return node.target if node.op != "call_module" else f"module {node.target}"
-
-
-def _paths_of(holders: Sequence[tuple[str, str]], nodes: dict[str, NodeInfo]) -> list[str]:
-    """The module of each holder: that of its node; a parameter's is what its path begins with."""
-    paths = []
-    for label, category in holders:
-        node = nodes.get(label)
-        if node is not None:
-            paths.append(node.module_path)
-        else:
-            paths.append(label.rpartition(".")[0] if category in ("parameter", "buffer", "gradient") else "")
-    return paths

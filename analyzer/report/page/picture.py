@@ -182,10 +182,6 @@ def _print(figure: Figure) -> bytes:
 
 @cache
 def read_colors() -> dict[str, str]:
-    """The page's colours on light paper, by what they stand for.
-
-    >>> sorted(read_colors().keys() & {"activation", "optimizer state", "other"})
-    ['activation', 'optimizer state', 'other']
-    """
+    """The page's colours on light paper, by what they stand for."""
     light = read_asset("page.css").partition("}")[0]
     return {name.replace("-", " "): color for name, color in re.findall(r"--([\w-]+): (#\w+)", light)}

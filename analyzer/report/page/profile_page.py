@@ -6,15 +6,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from analyzer.report.fits import format_peak, format_range
+from analyzer.report.holder_group import sum_exposed
 from analyzer.report.node_table import format_quantity
-from analyzer.report.speed import list_bounds
-from analyzer.report.summary import PHASE_COLUMNS, describe_run, summarize
+from analyzer.report.speed import describe_seconds, find_remedy, format_step, list_bounds, read_rate
+from analyzer.report.summary import PHASE_COLUMNS, describe_out_of_memory, describe_run, summarize
 from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
-from .answer import find_headline, list_tiles
-from .document import Part, headline_part, write_page, write_table
+from .document import Headline, Part, Tile, headline_part, write_page, write_table
 from .part import (
     describe_communication,
     describe_lanes,
@@ -26,42 +27,70 @@ from .part import (
 
 # The first screen of a page: the verdict in a sentence, the figures that people ask for, and the phases.
 
-def verdict_part(profile: Profile) -> Part:
-    """The sentence, the tiles, what was run and the command that asks again; it needs no script."""
-    _, *run = describe_run(profile)
-    asked = "" if profile.made_by is None else f"<p>Asked by <code>{escape(str(profile.made_by))}</code></p>"
-    return headline_part(
-        find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
-        f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
+def find_headline(profile: Profile) -> Headline:
+    """Whether the step fits, where its peak is, and what bounds it.
+
+    >>> find_headline(Profile(name="demo", mode="infer"))
+    Headline(state='unknown', title='No device was given: whether it fits is not known', said=())
+    """
+    verdict = profile.verdict
+    lines = str(verdict).splitlines() if verdict is not None else ["no device was given: whether it fits is not known"]
+    if profile.out_of_memory is not None:
+        lines.insert(1, describe_out_of_memory(profile.out_of_memory))
+    if (remedy := find_remedy(profile)) is not None:
+        lines.append(f"bound by {remedy}")
+    return Headline.of(None if verdict is None else verdict.fits, lines[0], lines[1:])
+
+
+def list_tiles(p: Profile) -> Iterator[Tile]:
+    """Memory, time, how well the device is used, size and work, as far as they are known.
+
+    >>> [tile[:3] for tile in list_tiles(Profile(name="demo", mode="infer", params=3, param_bytes=12))][1]
+    ('Parameters', '3', '12 B')
+    """
+    size = format_quantity
+    between = format_range(p.peak_allocated_bytes, p.peak_allocated_bytes_range)
+    yield Tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
+               f"{format_peak(p.peak_reserved_bytes, p.peak_reserved_bytes_range)} reserved",
+               "At most, over the first and a later step" + (f": {between}." if between else "."))
+    if p.step_seconds is not None:
+        low_high = format_step(p).partition(" (")[2].rstrip(")")
+        note = f"{p.how_timed}, {low_high}" if low_high else p.how_timed
+        yield Tile("Step time", size(p.step_seconds, "seconds"), note, describe_seconds(p))
+    if (mfu := read_rate(p, "mfu")) is not None:
+        hfu = read_rate(p, "hfu")
+        yield Tile("MFU", size(mfu, "share"), "" if hfu in (None, mfu) else f"HFU {size(hfu, 'share')}",
+                   "Model FLOPs utilization: forward and backward over the device's peak.")
+    if p.tokens_per_second is not None:
+        yield Tile("Tokens a second", size(p.tokens_per_second, "count"),
+                   "" if p.data_parallel_size in (None, 1) else f"of {p.data_parallel_size} copies")
+    elif p.samples_per_second is not None:
+        yield Tile("Samples a second", size(p.samples_per_second, "count"))
+    yield Tile("Parameters", size(p.params, "count"), size(p.param_bytes, "bytes"))
+    yield Tile("FLOPs", size(p.hardware_flops, "count"),
+               "" if p.mode == "infer" else f"{size(p.fwd_flops, 'count')} forward")
+    if p.comm:
+        yield Tile("Exposed communication", size(sum_exposed(p), "seconds"), "", "In which nothing is computed.")
 
 
 def write_phases(profile: Profile) -> str:
     """HTML of the table of phases, of both steps, and of what bounds the steady one."""
     tables = [("Steady step", profile.phases), ("First step", profile.first_step)]
-    written = [_write_phases(title, phases) for title, phases in tables if phases]
+    written = [write_table((title, *(column.header for column in PHASE_COLUMNS)), [
+        (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
+        for name, phase in phases.items()]) for title, phases in tables if phases]
     bars = [_write_bound(name, phase) for name, phase in profile.phases.items()]
     if not any(bars):
         return "".join(written)
     keys = "".join(f'<span class="key {bound}">{bound}</span>' for bound in BOUNDS)
-    rows = "".join(f"<li>{escape(' · '.join(cell for cell in row if cell != '-'))}</li>"
-                   for row in _told_bounds(profile))
+    told = [[name, *(f"{bound} {cell}" for bound, cell in zip(BOUNDS, cells) if cell != "-")]
+            for name, *cells in list_bounds(profile)]
+    rows = "".join(f"<li>{escape(' · '.join(row))}</li>" for row in told)
     return "".join([*written, f'<h3>What bounds it</h3><div class="keys" aria-hidden="true">{keys}</div>', *bars,
                     f'<ul class="spoken">{rows}</ul>'])
 
 
-def _told_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
-    for name, *cells in list_bounds(profile):
-        yield name, *(f"{bound} {cell}" for bound, cell in zip(BOUNDS, cells) if cell != "-")
-
-
-def _write_phases(title: str, phases: dict[str, PhaseInfo]) -> str:
-    return write_table((title, *(column.header for column in PHASE_COLUMNS)), [
-        (name, *(column.format(getattr(phase, column.field)) for column in PHASE_COLUMNS))
-        for name, phase in phases.items()])
-
-
 def _write_bound(name: str, phase: PhaseInfo) -> str:
-    """One bar: the shares of a phase's time."""
     parts = bound_seconds(phase)
     total = sum(parts.values())
     if phase.launch_seconds is None or not total:
@@ -92,7 +121,11 @@ def to_html(profile: Profile, path: str | Path | None = None) -> str:
 
 def list_parts(profile: Profile) -> Iterator[Part]:
     """The parts of the page of a profile; those of which it knows nothing are left out."""
-    yield verdict_part(profile)
+    _, *run = describe_run(profile)
+    asked = "" if profile.made_by is None else f"<p>Asked by <code>{escape(str(profile.made_by))}</code></p>"
+    yield headline_part(  # it needs no script
+        find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
+        f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
     if (memory := describe_memory(profile)) is not None:
         yield Part("memory", "Memory over the step", memory)
     if phases := write_phases(profile):
@@ -100,10 +133,7 @@ def list_parts(profile: Profile) -> Iterator[Part]:
     for kind, title, describe in _PARTS:
         if (data := describe(profile)) is not None:
             yield Part(kind, title, data, has_chart=kind != "nodes")
-    yield Part("text", "Summary as text", lead=_write_text(profile), has_chart=False)
-
-
-def _write_text(profile: Profile) -> str:
     assumed = "".join(f"<li>{escape(line)}</li>" for line in profile.assumptions)
     taken = f"<h3>Taken for granted</h3><ul>{assumed}</ul>" if assumed else ""
-    return f"{taken}<details><summary>All totals</summary><pre>{escape(summarize(profile))}</pre></details>"
+    yield Part("text", "Summary as text", has_chart=False, lead=(
+        f"{taken}<details><summary>All totals</summary><pre>{escape(summarize(profile))}</pre></details>"))

@@ -14,7 +14,6 @@ from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 # What a stream shows: colours or not, and how many columns.
 
 WIDEST, NARROWEST = 120, 80  # columns
-_ESCAPES_ON = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING of a Windows console
 
 
 def takes_color(stream: TextIO) -> bool:
@@ -25,24 +24,8 @@ def takes_color(stream: TextIO) -> bool:
         return False
     if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
         return True
-    return os.environ.get("TERM") != "dumb" and stream.isatty() and _reads_escapes(stream)
-
-
-def _reads_escapes(stream: TextIO) -> bool:
-    """Whether a terminal understands escape sequences; a Windows console is asked to."""
-    if sys.platform != "win32":
-        return True
-    import ctypes
-    import msvcrt
-
-    mode = ctypes.c_uint32()
-    try:
-        console = msvcrt.get_osfhandle(stream.fileno())
-    except (OSError, ValueError):
-        return False
-    kernel = ctypes.windll.kernel32
-    return bool(kernel.GetConsoleMode(console, ctypes.byref(mode))
-                and kernel.SetConsoleMode(console, mode.value | _ESCAPES_ON))
+    return os.environ.get("TERM") != "dumb" and stream.isatty() and (  # of Windows, a terminal that reads escapes
+        sys.platform != "win32" or "WT_SESSION" in os.environ)
 
 
 def find_width(stream: TextIO) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from analyzer.report.compat.tids import tids_report
+from analyzer.report.compat.torchinfo import tids_report
 from analyzer.report.module_tree import first_shape
 from analyzer.results.info import ModuleInfo
 from analyzer.results.node_info import TensorInfo

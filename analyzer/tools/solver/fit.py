@@ -20,7 +20,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
 from analyzer.record.options import progress_part
 from analyzer.report.node_table import format_quantity, print_rows
-from analyzer.report.page.answer import Headline
+from analyzer.report.page.document import Headline
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.info import OutOfMemoryInfo
 

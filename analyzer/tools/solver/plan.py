@@ -15,8 +15,7 @@ from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.report.export.json_format import encode, read_record
 from analyzer.report.node_table import print_rows
-from analyzer.report.page.answer import Headline, Tile
-from analyzer.report.page.document import Part, headline_part, summary_part, write_page
+from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.picture import draw_curves
 from analyzer.saved_format import Fields, SavedFormat

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
-from analyzer.report.page.answer import Headline, Tile
-from analyzer.report.page.document import Part, headline_part, write_page
+from analyzer.report.page.document import Headline, Part, Tile, headline_part, write_page
 from analyzer.units import format_bytes, format_seconds
 
 from .configuration import AXES
