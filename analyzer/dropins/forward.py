@@ -44,14 +44,7 @@ class _PreDispatchMode(SchemaCheckMode):
 
 @contextmanager
 def watching_operators(listener: Listener) -> Iterator[None]:
-    """Tell of each ATen operator that this thread calls.
-
-    >>> layer, x, names = torch.nn.Linear(2, 3), torch.ones(4, 5, 2), []
-    >>> with watching_operators(lambda func, *_: names.append(func._schema.name)):
-    ...     y = layer(x) + 1
-    >>> names
-    ['aten::linear', 'aten::add']
-    """
+    """Tell of each ATen operator that this thread calls."""
     mode = _PreDispatchMode(listener)
     with enable_python_dispatcher(), enable_pre_dispatch(), mode:
         yield

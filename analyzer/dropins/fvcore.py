@@ -241,12 +241,7 @@ class FlopCountAnalysis(JitModelAnalysis):
 
 
 class ActivationCountAnalysis(JitModelAnalysis):
-    """Elements of the results of convolutions and matrix products.
-
-    >>> import torch
-    >>> ActivationCountAnalysis(nn.Linear(4, 3), torch.empty(2, 4)).total()
-    6
-    """
+    """Elements of the results of convolutions and matrix products."""
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         super().__init__(model, inputs)

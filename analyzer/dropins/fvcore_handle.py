@@ -12,14 +12,7 @@ import torch
 # Arguments and results of operators in the form in which handles of fvcore read them.
 
 class Value:
-    """An argument or a result of an operator, with the methods of a ``torch._C.Value`` that handles call.
-
-    >>> value = Value(torch.ones(2, 3))
-    >>> value.isCompleteTensor(), value.type().sizes(), Value(None).isCompleteTensor(), Value(True).toIValue()
-    (True, [2, 3], False, True)
-    >>> [part.type().sizes() for part in Value([torch.ones(2), torch.ones(3)]).node().inputs()]
-    [[2], [3]]
-    """
+    """An argument or a result of an operator, with the methods of a ``torch._C.Value`` that handles call."""
 
     def __init__(self, value: Any) -> None:
         self._type, self._parts = None, []
@@ -161,11 +154,7 @@ def count_einsum(inputs: list[Value], outputs: list[Value]) -> int | float:
 
 
 def estimate_einsum(equation: str, shapes: list[list[int]]) -> float:
-    """FLOPs in the best order, as NumPy's report rounds them.
-
-    >>> estimate_einsum("ab,bc->ac", [[2, 30], [30, 4]])
-    481.0
-    """
+    """FLOPs in the best order, as NumPy's report rounds them."""
     report = numpy.einsum_path(equation, *(numpy.broadcast_to(numpy.zeros(()), shape) for shape in shapes),
                                optimize="optimal")[1]
     return next(float(line.rpartition(":")[2]) for line in report.splitlines() if "optimized flop" in line.lower())

@@ -12,11 +12,7 @@ _UNITS = ((1e14, 1e15, "P"), (1e11, 1e12, "T"), (1e8, 1e9, "G"), (1e5, 1e6, "M")
 
 
 def format_count(count: float, digits: int = 3) -> str:
-    """With the unit that leaves at least a tenth before it.
-
-    >>> format_count(1_819_000_000), format_count(150_528), format_count(64), format_count(101)
-    ('1.819G', '0.151M', '64', '0.101K')
-    """
+    """With the unit that leaves at least a tenth before it."""
     for least, size, unit in _UNITS:
         if abs(count) > least:
             return f"{count / size:.{digits}f}".rstrip("0").rstrip(".") + unit

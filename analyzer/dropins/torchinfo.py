@@ -134,9 +134,6 @@ class LayerInfo:
 def measure_size(value: Any, batch_dim: int | None = None) -> tuple[list[int], int]:
     """Shape and element size of a tensor, the first of a sequence or the last of a mapping; none for anything else. The
     size at ``batch_dim`` is 1, but not of what is a tensor by itself.
-
-    >>> measure_size((torch.ones(2, 3), torch.ones(4))), measure_size({"a": torch.ones(2), "b": torch.ones(3).half()})
-    (([2, 3], 4), ([3], 2))
     """
     is_tensor = isinstance(value, torch.Tensor)
     if isinstance(value, Mapping):

@@ -56,12 +56,7 @@ class Limit:
         return self.most is None
 
     def apply(self, baseline: float | None) -> Fraction | None:
-        """The exact limit; None where it depends on a baseline that is not known.
-
-        >>> limit = parse_limit("peak_allocated_bytes +2.5%", [])
-        >>> limit.apply(1000), limit.apply(None)
-        (Fraction(1025, 1), None)
-        """
+        """The exact limit; None where it depends on a baseline that is not known."""
         if self.most is not None or baseline is None:
             return self.most
         return Fraction(baseline) * (1 + (self.share or 0)) + (self.added or 0)

@@ -1,12 +1,15 @@
-"""What tables, pages and readers say of rare records: unknown figures, very many rows, values of a wrong type."""
+"""What tables, pages and readers say of rare records, of names that steer a terminal, and records by themselves."""
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
-from analyzer import Profile
+from analyzer import Profile, profile
 from analyzer.errors import InputError
 from analyzer.report.comparison.text import list_structure_lines
 from analyzer.report.fits import find_least_need
@@ -14,8 +17,9 @@ from analyzer.report.holder_group import HolderGroup, print_groups
 from analyzer.report.module_tree import module_tree
 from analyzer.report.page import part as lanes
 from analyzer.results.comparison import ModuleChange
-from analyzer.results.info import OutOfMemoryInfo
+from analyzer.results.info import ModuleInfo, OutOfMemoryInfo, PhaseInfo, UncountedInfo
 from analyzer.results.lane import SpanInfo
+from analyzer.results.node_info import NodeInfo, TensorInfo
 
 
 def test_each_kind_of_module_that_changed() -> None:
@@ -73,3 +77,72 @@ def test_arguments_of_a_wrong_type(mlp: Profile) -> None:
         Profile.from_json(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=re.escape("table(): columns='fwd_macs': give names of columns, as")):
         mlp.table(columns="fwd_macs")
+
+
+ANSI = "a\x1b[31mb\x9bc\x07\u202ed"
+NET = Profile(
+    name=ANSI, mode="infer", inputs={ANSI: TensorInfo((1,), "float32", "cpu")}, assumptions=(ANSI,),
+    uncounted=(UncountedInfo(ANSI, 1),), nodes=(NodeInfo("call_module", ANSI, module_path=ANSI),),
+    modules=ModuleInfo(path="", type=ANSI, fwd_seconds=1.0, children=(
+        ModuleInfo(path=ANSI, type=ANSI, depth=1, extra_repr=ANSI, fwd_seconds=1.0),)))
+VIEWS = {
+    "table": lambda: NET.table(columns=["module_path"], fmt="simple"), "summary": NET.summary, "tree": NET.module_tree,
+    "csv": lambda: NET.module_tree(fmt="csv"),
+    **{kind: (lambda kind=kind: NET.report(kind)) for kind in
+       ("deepspeed", "flops-profiler", "torchinfo", "tids")}}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_control_character_reaches_the_terminal(view):
+    text = VIEWS[view]()
+    assert r"a\x1b[31mb\x9bc\x07\u202ed" in text and text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("fmt", ["markdown", "pipe"])
+def test_bars_and_line_breaks_stay_in_their_cell(fmt):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module("a|b\nc", nn.Linear(2, 2))
+
+        def forward(self, x):
+            return getattr(self, "a|b\nc")(x)
+
+    lines = profile(Net(), args=(torch.ones(1, 2),)).module_tree(fmt=fmt).splitlines()
+    bars = [line.replace(r"\|", "").count("|") for line in lines]
+    assert len(set(bars)) == 1 and any(r"a\|b<br>c" in line for line in lines), lines
+
+
+CONTRACT = """params param_bytes buffer_bytes optimizer_bytes fwd_flops bwd_flops fwd_macs bwd_macs uncounted
+    peak_allocated_bytes peak_reserved_bytes peak_by_category first_step phases fwd_seconds bwd_seconds
+    optimizer_seconds step_seconds kernel_seconds nodes modules assumptions""".split()
+NODE_CONTRACT = """op name target module_path accumulate_bytes incremental_bytes output_bytes temp_bytes param_bytes
+    buffer_bytes backward_bytes fwd_flops bwd_flops fwd_macs bwd_macs fwd_comm_bytes bwd_comm_bytes fwd_seconds
+    bwd_seconds inputs outputs aliases region""".split()
+def test_shapes():
+    scalar, empty = TensorInfo((), "float32", "cpu"), TensorInfo((3, 0), "int64", "cuda:0")
+    assert (scalar.numel, scalar.nbytes, empty.nbytes) == (1, 4, 0)
+    assert str(TensorInfo((8, 3), "bfloat16", "cuda:0")) == "bfloat16[8, 3]" and str(scalar) == "float32[]"
+
+
+def test_contract_fields_exist():
+    assert set(CONTRACT) <= {field.name for field in dataclasses.fields(Profile)}
+    assert set(NODE_CONTRACT) <= {field.name for field in dataclasses.fields(NodeInfo)}
+    assert {"allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "flops", "comm_bytes", "seconds"} <= {
+        field.name for field in dataclasses.fields(PhaseInfo)}
+
+
+def test_nodes_can_be_annotated_and_profiles_cannot_change(bare):
+    node = NodeInfo("call_function", "add")
+    node.fwd_flops = 3
+    assert node.fwd_flops == 3
+    with pytest.raises(AttributeError):
+        node.colour = "red"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        bare.params = 1
+
+
+def test_unknown_by_default(bare):
+    given = {"name", "mode", "torch_version", "analyzer_version", "seconds_method", "flop_convention"}
+    values = {field.name: getattr(bare, field.name) for field in dataclasses.fields(bare) if field.name not in given}
+    assert all(value is None or value in ((), {}) for value in values.values()), values

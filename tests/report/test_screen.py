@@ -3,10 +3,8 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import sys
-import threading
 from dataclasses import replace
 
 import pytest
@@ -173,42 +171,19 @@ def test_alike_siblings_are_one_row(children, names):
     assert sum(group.costs.fwd_flops for group in groups) == root.fwd_flops
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+    def fileno(self):
+        return 1
+
+
 @pytest.fixture
-def terminal():
-    """A terminal of 100 columns: the end that a program writes to, and a function that reads what it wrote."""
-    ours, theirs = pty.openpty()
-    if sys.platform != "win32":
-        import fcntl
-        import struct
-        import termios
-
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    chunks = []
-
-    def drain():
-        while True:
-            try:
-                chunk = os.read(ours, 4096)
-            except OSError:  # the other end was closed
-                return
-            if not chunk:
-                return
-            chunks.append(chunk)
-
-    reader = threading.Thread(target=drain, daemon=True)
-    reader.start()
-    stream = os.fdopen(theirs, "w", encoding="utf-8")
-
-    def read():
-        stream.close()
-        reader.join(10)
-        return b"".join(chunks).decode().replace("\r\n", "\n")
-
-    yield stream, read
-    if not stream.closed:
-        stream.close()
-    reader.join(10)
-    os.close(ours)
+def terminal(monkeypatch):
+    """A terminal of 100 columns."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda stream: os.terminal_size((100, 40)))
+    return Terminal()
 
 
 @pytest.mark.parametrize(("environment", "on_terminal", "in_pipe"), [
@@ -225,14 +200,14 @@ def terminal():
 def test_which_streams_take_colors(terminal, monkeypatch, environment, on_terminal, in_pipe):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (takes_color(terminal[0]), takes_color(io.StringIO())) == (on_terminal, in_pipe)
+    assert (takes_color(terminal), takes_color(io.StringIO())) == (on_terminal, in_pipe)
 
 
 @pytest.mark.parametrize(("columns", "on_terminal"), [(None, 100), ("90", 90), ("40", 80), ("300", 120), ("x", 100)])
 def test_how_wide_a_screen_is(terminal, monkeypatch, columns, on_terminal):
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    assert (find_width(terminal[0]), find_width(io.StringIO())) == (on_terminal, 120)
+    assert (find_width(terminal), find_width(io.StringIO())) == (on_terminal, 120)
 
 
 NET = "import torch\n\nclass Net(torch.nn.Sequential):\n    def __init__(self):\n        super().__init__(" \
@@ -244,10 +219,9 @@ def test_a_terminal_gets_colors_and_its_own_width(terminal, tmp_path, monkeypatc
     words = ["profile", f"{net}:Net", "--input", "4x8", "--json", str(tmp_path / "p.json")]
     assert main(words) == 0
     piped = capsys.readouterr().out
-    stream, read = terminal
-    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stdout", terminal)
     assert main(words) == 0
-    shown = read()
+    shown = terminal.getvalue()
     assert "\x1b" not in piped and "\x1b[32m\x1b[1mfits on h200: " in shown and "\x1b[36m█" in shown
     assert re.sub(r"\x1b\[\d+m", "", shown).split("\nmore: ")[0] == Profile.from_json(
         tmp_path / "p.json").screen(100).split("\nmore: ")[0]

@@ -40,16 +40,6 @@ class AlignedModule:
 def align(before: ModuleInfo | None, after: ModuleInfo | None) -> AlignedModule:
     """The tree of both. Children are joined by name and class; those that are left by class and size, in order, as
     renamed; then by name alone, as replaced. What still is left was added or removed.
-
-    >>> def tree(*children):
-    ...     return ModuleInfo(path="", type="Net", children=tuple(
-    ...         ModuleInfo(path=path, type=type, depth=1) for path, type in children))
-    >>> for child in align(tree(("0", "Linear"), ("act", "ReLU")),
-    ...                    tree(("0", "Norm"), ("1", "Linear"), ("act", "GELU"))).children:
-    ...     print(child.former_name, child.former_type, "->", child.name, child.type, child.is_in_one)
-    0 Norm -> 0 Norm True
-    0 Linear -> 1 Linear False
-    act ReLU -> act GELU False
     """
     found = [(module, list_layers(module)[-1]) for module in (before, after) if module is not None]
     (first, first_inner), (last, last_inner) = found[0], found[-1]
@@ -59,12 +49,7 @@ def align(before: ModuleInfo | None, after: ModuleInfo | None) -> AlignedModule:
 
 
 def list_layers(module: ModuleInfo) -> list[ModuleInfo]:
-    """A module's wrappers, itself first, and last what they wrap; itself alone where it wraps nothing.
-
-    >>> inner = ModuleInfo(path="module", type="Net")
-    >>> [m.type for m in list_layers(ModuleInfo(path="", type="DistributedDataParallel", children=(inner,)))]
-    ['DistributedDataParallel', 'Net']
-    """
+    """A module's wrappers, itself first, and last what they wrap; itself alone where it wraps nothing."""
     held = WRAPPERS.get(module.type)
     for child in module.children:
         if child.path.rpartition(".")[2] == held:
@@ -192,11 +177,7 @@ def _are_alike(modules: Sequence[AlignedModule], others: Sequence[AlignedModule]
 
 
 def _fold(names: Sequence[str], numbers: int) -> str:
-    """One name for several numbers: ``*`` where they are all that there are, else their ranges.
-
-    >>> _fold(["0", "1", "2"], 3), _fold(["0", "1", "2", "5"], 9), _fold(["fc"], 0)
-    ('*', '{0-2,5}', 'fc')
-    """
+    """One name for several numbers: ``*`` where they are all that there are, else their ranges."""
     if len(names) == 1:
         return names[0]
     if len(names) == numbers:

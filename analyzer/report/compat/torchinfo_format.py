@@ -172,11 +172,7 @@ class Statistics:
 
     @staticmethod
     def format_output_num(num: int | None, units: Units) -> str:
-        """A number with its unit before it.
-
-        >>> Statistics.format_output_num(1_819_066_368, Units.AUTO)
-        ' (G): 1.82'
-        """
+        """A number with its unit before it."""
         if num is None:
             return f": {NOTHING}"
         used, scaled = Statistics.to_readable(num, units)
@@ -187,9 +183,6 @@ class Statistics:
 def count_mult_adds(kind: str, name: str, count: int, size: Sequence[int]) -> int:
     """Of one parameter of a module of that class, whose output has that size, as ``LayerInfo.calculate_macs`` of
     torchinfo 1.8 counts them.
-
-    >>> count_mult_adds("Conv2d", "weight", 216, (2, 8, 10, 10))
-    43200
     """
     if name in ("weight", "bias"):
         return count * math.prod([*size[:1], *size[2:]] if "Conv" in kind else size[:1])
