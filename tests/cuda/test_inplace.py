@@ -28,17 +28,6 @@ def residual(device):
     (y.exp() + y @ w + y.sin() + y).sum().backward()
 
 
-def one_weight_used_thrice(device):
-    x, w = leaf(4, 8, device=device), leaf(8, 8, device=device)
-    (((x @ w).relu() @ w).relu() @ w).sum().backward()
-
-
-def two_backward_passes(device):
-    x, w = leaf(4, 8, device=device), leaf(8, 8, device=device)
-    for _ in range(2):
-        (x @ w).exp().sum().backward()
-
-
 def sum_inside_a_formula(device):
     x = leaf(4, 8, device=device) * 1.0
     variance, mean = torch.var_mean(x)
@@ -78,8 +67,6 @@ def index_of(device, shape=(3,)):
 
 CASES = {
     "residual connections": residual,
-    "one weight used thrice": one_weight_used_thrice,
-    "two backward passes": two_backward_passes,
     "a sum inside a backward formula": sum_inside_a_formula,
     "a norm of what is used again": norm_of_what_is_used_again,
     "a sum that the user's backward writes": sum_written_by_the_user,
@@ -90,7 +77,6 @@ CASES = {
     "index_put of the user": lambda device: leaf(4, 6, device=device).index_put(
         (index_of(device), ), torch.ones(6, device=device), True),
     "max": lambda device: leaf(4, 6, device=device).max(1).values.sum().backward(),
-    "topk": lambda device: leaf(4, 6, device=device).topk(2).values.sum().backward(),
     "sort": lambda device: leaf(4, 6, device=device).sort().values.sum().backward(),
     "linear on a transposed input": lambda device: F.linear(
         torch.rand(8, 3, 5, device=device).permute(1, 2, 0), torch.rand(7, 8, device=device),
@@ -121,11 +107,9 @@ def test_the_simulation_works_in_place_where_torch_does(name, device, make_recor
 
 ROWS = torch.tensor([0, 1])
 WRITES = {
-    "add_": lambda x: x.add_(1), "a comparison": lambda x: x.gt_(0), "relu_": lambda x: x.relu_(),
-    "copy_": lambda x: x.copy_(torch.ones(3)), "a part": lambda x: x[:, :2].mul_(2),
-    "a number into a part": lambda x: x.__setitem__((slice(None), 0), 1.0), "normal_": lambda x: x.normal_(),
+    "add_": lambda x: x.add_(1), "copy_": lambda x: x.copy_(torch.ones(3)), "a part": lambda x: x[:, :2].mul_(2),
+    "a number into a part": lambda x: x.__setitem__((slice(None), 0), 1.0),
     "scatter_": lambda x: x.scatter_(0, torch.zeros(3, 3, dtype=torch.long), 1.0), "addmm_": lambda x: x.addmm_(x, x),
-    "index_add_": lambda x: x.index_add_(0, ROWS, torch.ones(2, 3)), "cumsum_": lambda x: x.cumsum_(0),
     "dropout": lambda x: F.dropout(x, 0.5, True, True), "a list": lambda x: torch._foreach_mul_([x], 2.0),
     "a row": lambda x: x[0].add_(1), "fill_": lambda x: x.fill_(1.0), "zero_": lambda x: x.zero_(),
     "a mask": lambda x: x.masked_fill_(x > 0, 1.0), "by index": lambda x: x.__setitem__(ROWS, 1.0),
@@ -150,11 +134,3 @@ def test_a_write_to_an_expanded_tensor_is_refused_where_torch_refuses_it(name):
     assert (real is None) == (told is None)
     if told is not None:
         assert "where one place in memory is several elements, as it was expanded: clone() it before" in told
-
-
-def test_some_writes_are_refused_and_some_are_not():
-    x = torch.ones(1, 3).expand(3, 3)
-    with MetaTensorMode(), pytest.raises(RuntimeError, match=r"aten.add_.Tensor writes to a tensor of \[3, 3\] with "):
-        x.add_(1)
-    with MetaTensorMode():
-        assert x.fill_(1.0) is x

@@ -29,9 +29,6 @@ def test_a_packed_weight_gives_the_shape_and_is_named_as_not_counted(quantized):
 
 
 @pytest.mark.parametrize("call", [
-    lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
-    lambda x: torch.fake_quantize_per_tensor_affine(x, torch.tensor(0.1), torch.tensor(0, dtype=torch.int32), -128,
-                                                    127),
     lambda x: torch.fake_quantize_per_channel_affine(x, torch.full((6,), 0.1), torch.zeros(6), 1, -128, 127),
     lambda x: torch._fake_quantize_learnable_per_tensor_affine(x, torch.tensor([0.1]), torch.tensor([0.0]), -128, 127),
 ])

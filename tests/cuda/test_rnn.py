@@ -13,17 +13,12 @@ from analyzer.errors import DataDependentError
 from analyzer.tools.runtime import measure
 
 
-@pytest.mark.parametrize(
-    ("make", "outputs"),
-    [
-        # (output, hidden, cell), with 5 time steps of 3 sequences of 8 features
-        (lambda: nn.LSTM(8, 16), [(5, 3, 16), (1, 3, 16), (1, 3, 16)]),
-        (lambda: nn.LSTM(8, 16, 2, bidirectional=True), [(5, 3, 32), (4, 3, 16), (4, 3, 16)]),
-        (lambda: nn.LSTM(8, 16, proj_size=4), [(5, 3, 4), (1, 3, 4), (1, 3, 16)]),
-        (lambda: nn.GRU(8, 16, 2), [(5, 3, 16), (2, 3, 16)]),
-        (lambda: nn.RNN(8, 16, nonlinearity="relu", bias=False), [(5, 3, 16), (1, 3, 16)]),
-    ],
-)
+@pytest.mark.parametrize(("make", "outputs"), [
+    # (output, hidden, cell), with 5 time steps of 3 sequences of 8 features
+    (lambda: nn.LSTM(8, 16, 2, bidirectional=True), [(5, 3, 32), (4, 3, 16), (4, 3, 16)]),
+    (lambda: nn.LSTM(8, 16, proj_size=4), [(5, 3, 4), (1, 3, 4), (1, 3, 16)]),
+    (lambda: nn.GRU(8, 16, 2), [(5, 3, 16), (2, 3, 16)]),
+    (lambda: nn.RNN(8, 16, nonlinearity="relu", bias=False), [(5, 3, 16), (1, 3, 16)])])
 def test_a_layer_is_one_call_forward_and_one_backward(mode, make, outputs):
     layer = make().cuda()
     x = torch.rand(5, 3, 8, device="cuda", requires_grad=True)
@@ -53,15 +48,10 @@ def test_batch_first_output_is_a_view_of_time_first_memory(mode):
     assert (tuple(out.shape), out.stride()) == ((3, 5, 16), (16, 48, 1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers", "elements"),
-    [
-        (LSTM, 1, 15 * 16 * 5),              # four gates and the cell of 15 steps of 16 units
-        (LSTM, 2, 15 * 16 * (2 * 5 + 1)),    # and the output of the first layer
-        (GRU, 1, 15 * 16 * 6),
-        (TANH, 3, 15 * 16 * (3 + 2)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "layers", "elements"), [
+    (LSTM, 1, 15 * 16 * 5),              # four gates and the cell of 15 steps of 16 units
+    (LSTM, 2, 15 * 16 * (2 * 5 + 1)),    # and the output of the first layer
+    (GRU, 1, 15 * 16 * 6), (TANH, 3, 15 * 16 * (3 + 2))])
 def test_the_reserve_is_what_backward_needs(kind, layers, elements):
     assert reserve_elements(kind, 15, 16, layers, 1) == elements
 
@@ -74,16 +64,6 @@ def test_training_reserves_and_says_so_evaluation_does_not(mode):
     training, evaluation = mode.state.recorder.find("_cudnn_rnn")
     assert (training.outputs[3].nbytes, evaluation.outputs[3].nbytes) == (4 * 15 * 16 * 5, 0)
     assert any("recurrent layer is estimated" in text for text in mode.state.assumptions)
-
-
-def test_autocast_casts_input_states_and_weights(mode):
-    layer = nn.LSTM(8, 16).cuda()
-    with torch.autocast("cuda", torch.float16):
-        out, _ = layer(torch.rand(5, 3, 8, device="cuda"))
-    out.float().sum().backward()
-    (call,) = mode.state.recorder.find("_cudnn_rnn")
-    assert {s.dtype for s in call.inputs} == {torch.float16}
-    assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
 
 
 def test_a_dtype_that_cudnn_does_not_take_runs_step_by_step_and_says_so(mode):
@@ -103,12 +83,6 @@ def test_packed_sequences_run_on_their_own_steps_only(mode):
     assert x.grad.shape == x.shape
     (call,) = mode.state.recorder.find("_cudnn_rnn")
     assert (tuple(call.inputs[0]), call.outputs[3].nbytes) == ((10, 8), 4 * 10 * 16 * 6)
-
-
-def test_packing_works_on_the_host_too(mode):
-    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(5, 2, 8), torch.tensor([5, 1]))
-    padded, lengths = nn.utils.rnn.pad_packed_sequence(packed, total_length=7)
-    assert (tuple(packed.data.shape), tuple(padded.shape), lengths.tolist()) == ((6, 8), (7, 2, 8), [5, 1])
 
 
 def test_unknown_lengths_are_refused_with_a_way_out(mode):
@@ -155,20 +129,11 @@ def costs(found):
             {name: row.allocated_bytes for name, row in found.phases.items()})
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize(("mode", "autocast"), [("train", None), ("infer", None), ("train", torch.bfloat16)])
 @pytest.mark.parametrize("layer", [
-    nn.LSTM(8, 16),
-    nn.LSTM(8, 16, 2, bidirectional=True),
-    nn.LSTM(8, 16, 3, batch_first=True, dropout=0.5),
-    nn.LSTM(8, 16, bias=False),
-    nn.LSTM(8, 16, 2, proj_size=4, bidirectional=True),
-    nn.GRU(8, 16, 2, bidirectional=True),
-    nn.GRU(8, 16, 3, batch_first=True, dropout=0.5, bias=False),
-    nn.RNN(8, 16, 2, bidirectional=True),
-    nn.RNN(8, 16, nonlinearity="relu"),
-    Packed(nn.RNN(8, 16, 2, bidirectional=True)),
-], ids=str)
+    nn.LSTM(8, 16, 2, bidirectional=True), nn.LSTM(8, 16, 3, batch_first=True, dropout=0.5), nn.LSTM(8, 16, bias=False),
+    nn.LSTM(8, 16, 2, proj_size=4, bidirectional=True), nn.GRU(8, 16, 3, batch_first=True, dropout=0.5, bias=False),
+    nn.RNN(8, 16, nonlinearity="relu"), Packed(nn.RNN(8, 16, 2, bidirectional=True))], ids=str)
 def test_a_recurrent_layer_costs_what_the_processor_runs(layer, mode, autocast):
     given = {"args": (X,), "loss_fn": total, "mode": mode, "autocast": autocast}
     try:
@@ -192,7 +157,7 @@ def test_training_on_packed_sequences_adds_gradients_in_place(kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (5, 3, 20, 33), (33, 8, 300, 64), (9, 2, 16, 256)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (33, 8, 300, 64), (9, 2, 16, 256)])
 def test_onednn_keeps_what_is_predicted(sizes, dtype):
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this processor has no bfloat16")

@@ -14,7 +14,6 @@ from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_wo
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.meta.operator_info import MemoryNeed, register_memory_impl
 from analyzer.meta.spec import TensorSpec
 
 MIB = 1 << 20
@@ -46,7 +45,6 @@ def train(module: torch.nn.Module, x: torch.Tensor) -> None:
     pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4)), 33 * MIB, id="bias-through-cublaslt"),
     pytest.param(lambda: torch.addmm(rand(4, 4), rand(4, 4), rand(4, 4)), 32 * MIB, id="no-bias-vector"),
     pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4), beta=2), 32 * MIB, id="beta"),
-    pytest.param(lambda: torch.addmm(rand(4), rand(1, 4), rand(4, 4)), 32 * MIB, id="one-row"),
     pytest.param(lambda: torch.rand(4, 4) @ torch.rand(4, 4), 0, id="host"),
     pytest.param(lambda: torch.nn.functional.conv2d(rand(1, 4, 8, 8), rand(4, 4, 3, 3)), 0, id="convolution"),
     pytest.param(lambda: train(torch.nn.Linear(8, 8, bias=False).cuda(), rand(4, 8)), 64 * MIB,
@@ -76,37 +74,12 @@ def test_unified_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bytes_kept(lambda: torch.addmm(rand(5), rand(5, 5), rand(5, 5))) == 32 * MIB
 
 
-@pytest.mark.parametrize("optimizer", [None, "adamw"])
-def test_categories_add_up_to_the_peak(optimizer: str | None) -> None:
+def test_categories_add_up_to_the_peak() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 7), torch.nn.Flatten(), torch.nn.Linear(64 * 18 * 18, 10))
-    p = profile(model, args=(torch.rand(4, 3, 24, 24),), optimizer=optimizer)
+    p = profile(model, args=(torch.rand(4, 3, 24, 24),), optimizer="adamw")
     assert p.peak_by_category["workspace"] >= 64 * MIB
     assert sum(p.peak_by_category.values()) == p.peak_allocated_bytes
     assert p.modules is not None and p.modules.activation_bytes is not None and p.modules.activation_bytes < MIB
-
-
-def test_a_registered_need_is_held_while_the_operator_runs() -> None:
-    model = torch.nn.Tanh()
-    with register_memory_impl.scope():
-        before = profile(model, args=(torch.rand(1024, 1024),), mode="infer")
-        register_memory_impl(torch.ops.aten.tanh, lambda x, out: MemoryNeed(workspace_bytes=3 * x.nbytes))
-        after = profile(model, args=(torch.rand(1024, 1024),), mode="infer")
-    again = profile(model, args=(torch.rand(1024, 1024),), mode="infer")
-    assert before.peak_allocated_bytes == again.peak_allocated_bytes == 8 * MIB
-    assert after.peak_allocated_bytes == 20 * MIB
-    assert after.peak_by_category["workspace"] == 12 * MIB
-    assert after.phases["forward"].allocated_bytes == before.phases["forward"].allocated_bytes
-
-
-def test_rules_are_asked_for_the_claimed_device() -> None:
-    """Blocks share a sum as the multiprocessors are many: where their number is unknown, nothing is predicted."""
-    unknown = dataclasses.replace(find_device("h200"), name="unknown_multiprocessors", multiprocessors=None, aliases=())
-    model = torch.nn.Linear(8, 3072)  # the bias gradient is the sum of test_workspace_reduction
-    peaks = [
-        profile(model, args=(torch.rand(1568, 8), ), loss_fn=lambda y: (y * y).sum(),
-                device=d).peak_by_category["workspace"] for d in ("h200", unknown)
-    ]
-    assert peaks[0] - peaks[1] >= 39_321_600
 
 
 def test_the_mask_of_dropout_is_allocated_before_the_result():
@@ -152,7 +125,6 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
     (spec(1568, 3072), (0,), (39_321_600, 96)),
     # bfloat16 is summed in float32: 1024 values a thread, 24 blocks; min(ceil(2112/24), ceil(1024/16)) = 64
     (spec(4096, 3072, dtype=torch.bfloat16), (0,), (4 * 3072 * 64 * 128, 96)),
-    (spec(32, 1000), (0,), ()),       # 32 rows: a warp each
     (spec(32, 64, 7, 7), (2, 3), ()),  # 49 values an output
     # all of a vector of 2**20: vectors of 4, blocks of 512 threads: 2048 values a thread, one output; min(132*4,
     # 2048/16) = 128
@@ -161,6 +133,8 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
 ])
 def test_blocks(x: TensorSpec, dims: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert reduction_blocks(x, dims, 4) == expected
+    with simulating(dataclasses.replace(find_device("h200"), name="unknown", multiprocessors=None, aliases=())):
+        assert reduction_blocks(x, dims, 4) == ()
 
 
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=3), st.integers(0, 2))
@@ -170,10 +144,3 @@ def test_order_of_equal_dimensions_does_not_matter(shape: list[int], position: i
     wider = [*shape]
     wider.insert(1 + position % len(shape), 1)
     assert reduction_blocks(spec(*wider), dims, 4) == reduction_blocks(spec(*shape), dims, 4)
-
-
-def test_unknown_multiprocessors_give_no_buffers() -> None:
-    import dataclasses
-
-    with simulating(dataclasses.replace(find_device("h200"), name="unknown", multiprocessors=None, aliases=())):
-        assert reduction_blocks(spec(1568, 3072), (0,), 4) == ()

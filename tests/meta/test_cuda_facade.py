@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import pytest
 import torch
@@ -30,16 +29,12 @@ def test_the_claimed_device_is_there_and_has_its_properties(mode):
     spec = find_device("h200")
     assert (properties.major, properties.minor, properties.total_memory, properties.multi_processor_count) == (
         9, 0, spec.memory_bytes, spec.multiprocessors)
-    assert torch.cuda.is_bf16_supported() and torch.backends.cudnn.is_available() and torch.backends.cudnn.version(
-    ) == 91900
-
-
-def test_another_device_can_be_claimed(mode):
-    old = dataclasses.replace(find_device("t4"), name="t4", aliases=())
-    with simulating(old):
+    assert torch.cuda.is_bf16_supported() and torch.backends.cudnn.version() == 91900
+    with simulating(dataclasses.replace(find_device("t4"), name="t4", aliases=())):
         assert (torch.cuda.get_device_name(), torch.cuda.get_device_capability()) == ("t4", (7, 5))
-        assert (torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(including_emulation=False)) == (True,
-                                                                                                             False)
+        assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+    with MetaTensorMode(MetaOptions(capacity_bytes=100 * MIB)):
+        assert torch.cuda.mem_get_info() == (100 * MIB, 100 * MIB)
 
 
 def test_memory_is_that_of_the_simulated_allocator(mode):
@@ -63,12 +58,6 @@ def test_memory_is_that_of_the_simulated_allocator(mode):
     assert torch.cuda.memory.memory_allocated() == torch.cuda.memory_allocated(torch.device("cuda:0")) == 512
     assert [s["total_size"] for s in torch.cuda.memory_snapshot()] == [2 * MIB]
     del y
-
-
-def test_capacity_is_the_options():
-    with MetaTensorMode(MetaOptions(capacity_bytes=100 * MIB)):
-        assert torch.cuda.mem_get_info() == (100 * MIB, 100 * MIB)
-        assert torch.cuda.get_device_properties().total_memory == 100 * MIB
 
 
 def test_streams_have_pools_of_their_own_and_events_a_placeholder(mode):
@@ -148,12 +137,6 @@ def test_checkpointing_runs_twice_and_keeps_nothing_but_its_input(mode, use_reen
     assert x.grad.shape == x.shape and layer.weight.grad is not None
 
 
-def test_amp_for_cuda_is_not_switched_off():
-    with MetaTensorMode(), torch.autocast("cuda", torch.bfloat16):
-        assert torch.is_autocast_enabled("cuda")
-        assert torch.amp.GradScaler("cuda").is_enabled()
-
-
 def facade():
     owners = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.backends.cudnn,
               torch.cuda.nvtx, torch)
@@ -169,15 +152,6 @@ def test_everything_is_put_back_after_an_error():
     assert [name for name in before if after.get(name) is not before[name]] == []
     with MetaTensorMode():
         assert torch.cuda.current_device() == 0
-
-
-def test_other_threads_get_torchs_own_answers():
-    answers = []
-    with MetaTensorMode():
-        thread = threading.Thread(target=lambda: answers.append((torch.cuda.is_available(), torch.cuda.device_count())))
-        thread.start()
-        thread.join()
-    assert answers == [(torch.cuda.is_available(), torch.cuda.device_count())]
 
 
 def test_a_simulated_host_has_no_accelerator():

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -99,22 +98,6 @@ def test_a_signal_at_the_first_step_of_what_must_not_be_left_halfway(run, recwar
             assert run_with(interrupt, run) in (TimeUp, right), code.co_qualname
             assert observable() == before, code.co_qualname
             assert run() == right, code.co_qualname
-
-
-@pytest.mark.skipif("coverage" in sys.modules and sys.modules["coverage"].Coverage.current() is not None,
-                    reason="an alarm within coverage.py leaves its lock taken, and the process waits for ever")
-def test_alarms_at_random_times(recwarn):
-    train()
-    right, before, times = train(), observable(), random.Random(0)
-    for _ in range(60):
-        signal.setitimer(signal.ITIMER_REAL, times.uniform(.0005, .05))
-        try:
-            assert train() == right
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except TimeUp:
-            pass
-        assert observable() == before
-    assert train() == right
 
 
 @pytest.mark.parametrize("block", [InterruptsDeferred, InterruptsHeld])

@@ -38,22 +38,17 @@ def test_peaks_by_hand(need, mib):
 
 @pytest.mark.parametrize(("need", "said"), [
     (None, "returned None: return a MemoryNeed, as in MemoryNeed(workspace_bytes=x.nbytes)"),
-    (8 * MIB, "returned 8388608: return a MemoryNeed"), ((), "returned (): return a MemoryNeed"),
     (MemoryNeed(None), "workspace_bytes=None: must be a whole number of bytes, at least 0"),
-    (MemoryNeed("8MiB"), "workspace_bytes='8MiB': must be a whole number"),
-    (MemoryNeed(8.0), "workspace_bytes=8.0: must be a whole number"),
     (MemoryNeed(-8), "workspace_bytes=-8: must be a whole number"),
     (MemoryNeed(saved_bytes=True), "saved_bytes=True: must be a whole number"),
     (MemoryNeed(stages=[Stage((8,))]), "stages=[Stage(blocks=(8,), before=None, kept=False)]: must be a tuple"),
     (MemoryNeed(stages=Stage((8,))), "stages=Stage(blocks=(8,), before=None, kept=False): must be a tuple of Stage"),
     (MemoryNeed(stages=(Stage(8),)), "Stage(blocks=8, before=None, kept=False): its blocks must be a tuple"),
     (MemoryNeed(stages=(Stage((8,), 2),)), "Stage(blocks=(8,), before=2, kept=False): this call has outputs 0 to 1"),
-    (MemoryNeed(stages=(Stage((8,), -1),)), "Stage(blocks=(8,), before=-1, kept=False): this call has outputs 0 to 1"),
     (MemoryNeed(stages=(Stage((8,), "out"),)),
      "Stage(blocks=(8,), before='out', kept=False): this call has outputs 0 to 1"),
     (MemoryNeed(output_order=(0,)), "output_order=(0,): must be a tuple that holds each of 0 to 1 once"),
-    (MemoryNeed(output_order=()), "output_order=(): must be"), (MemoryNeed(output_order=0), "output_order=0: must be"),
-    (MemoryNeed(output_order=(0, 5)), "output_order=(0, 5): must be"),
+    (MemoryNeed(output_order=0), "output_order=0: must be"),
     (MemoryNeed(output_order=(-1, 0)), "output_order=(-1, 0): must be")])
 def test_what_no_rule_may_return_is_refused(need, said):
     peak(MemoryNeed())  # the call is known by now: its outputs are made again by recipes

@@ -10,19 +10,6 @@ from analyzer.errors import DataDependentError
 from analyzer.meta.state import MetaOptions
 
 
-def test_a_dtype_that_is_left_out_is_the_default_of_then():
-    """Also where the same call was made before under another default."""
-    before = torch.get_default_dtype()
-    try:
-        with MetaTensorMode():
-            assert torch.empty(3, 5).dtype == torch.float32 and (torch.arange(3) / 2).dtype == torch.float32
-            torch.set_default_dtype(torch.bfloat16)
-            assert torch.empty(3, 5).dtype == torch.bfloat16 and (torch.arange(3) / 2).dtype == torch.bfloat16
-            assert nn.Linear(2, 2).weight.dtype == torch.bfloat16
-    finally:
-        torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("settings", [dict(device="cuda"), dict(device=torch.device("cuda"), dtype=torch.bfloat16),
                                       dict(device="cuda", memory_format=torch.channels_last)], ids=str)
 def test_a_module_moves_by_keywords(settings):

@@ -24,14 +24,6 @@ def stop_at_break(x):
     return step + 1
 
 
-def stop_where_none_is_left(x):
-    for step in range(STEPS):
-        x = x + 1
-        if not (x > 0).any():
-            return step + 1
-    return step + 1
-
-
 def stop_in_nested_if(x):
     done = 0
     for step in range(STEPS):
@@ -67,25 +59,12 @@ def stop_where_nothing_changes(x):
     return step + 1
 
 
-def while_not_finished(x):
-    step = 0
-    while not (x > 0).all():
-        step += 1
-        if step == STEPS:
-            break
-    return step
-
-
-@pytest.mark.parametrize("loop",
-                         [stop_at_break, stop_where_none_is_left, stop_in_nested_if, go_on_with_else, while_unfinished,
-                                  stop_where_nothing_changes, while_not_finished])
+@pytest.mark.parametrize("loop", [stop_at_break, stop_in_nested_if, go_on_with_else, while_unfinished,
+                                  stop_where_nothing_changes])
 def test_a_loop_that_data_would_end_runs_to_its_own_bound(loop):
     with MetaTensorMode(MetaOptions(unknown_condition="false")) as mode:
         assert loop(torch.rand(3)) == STEPS
-        assert [
-            text for text in mode.state.assumptions
-            if "runs to its own bound" in text and "test_unknown_scalar.py" in text
-        ]
+        assert any("runs to its own bound" in a and "test_unknown_scalar.py" in a for a in mode.state.assumptions)
 
 
 @pytest.mark.parametrize("answer", ["false", "true"])
@@ -122,10 +101,7 @@ def test_predicted_durations_are_lengths_that_the_policy_gives(policy, length):
         durations = torch.clamp(torch.round(torch.rand(2, 6).exp()), min=0).long()
         assert torch.zeros(2, durations.sum(dim=1).max()).shape == (2, length)
         assert torch.repeat_interleave(torch.rand(6, 4), durations[0], dim=0).shape == (6, 4)
-        assert len([
-            text for text in mode.state.assumptions
-            if "balanced" in text or "bound given" in text or "1 per element" in text
-        ]) == 2
+        assert sum("balanced" in a or "bound given" in a or "1 per element" in a for a in mode.state.assumptions) == 2
 
 
 @pytest.mark.parametrize("policy", ["worst", "error"])
