@@ -222,7 +222,6 @@ class DefaultGenerators(Sequence[torch.Generator]):
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls
 def simulated_class(original: type[Any], simulated: type[Any], applies: Any) -> type[Any]:
     """A class of ``simulated`` objects, made where ``applies(*args, **kwargs)``, and ``original`` ones, made else."""
-
     class Both(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return (simulated if applies(*args, **kwargs) else original)(*args, **kwargs)
@@ -235,7 +234,6 @@ def simulated_class(original: type[Any], simulated: type[Any], applies: Any) -> 
 
         def __getattr__(cls, name: str) -> Any:
             return getattr(original, name)
-
     return Both(original.__name__, (), {"__doc__": original.__doc__})
 
 

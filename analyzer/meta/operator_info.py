@@ -234,7 +234,6 @@ def registered_need(signature: Signature) -> MemoryNeed | None:
     need = rule(*signature.args, out=outputs[0] if len(outputs) == 1 else outputs, **signature.kwargs)
     def refuse(found: str, problem: str) -> InputError:
         return InputError(f"register_memory_impl({signature.op}): {found}: {problem}")
-
     if not isinstance(need, MemoryNeed):
         raise refuse(f"returned {need!r}", "return a MemoryNeed, as in MemoryNeed(workspace_bytes=x.nbytes)")
     for name in ("workspace_bytes", "saved_bytes"):

@@ -86,7 +86,6 @@ def _slots_of(kind: type) -> list[str]:
 def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
     """The tensors in nested containers, in order, with the steps to each; a container is entered once."""
     seen: set[int] = set()
-
     def walk(value: Any, path: tuple[Access, ...]) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
         if isinstance(value, Tensor):
             yield path, value
@@ -94,7 +93,6 @@ def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
             seen.add(id(value))
             for access, child in children(value):
                 yield from walk(child, (*path, access))
-
     return walk(value, ())
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_wo
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.operator_info import kernel_memory
+from analyzer.meta.spec import Signature, TensorSpec
 
 MIB = 1 << 20
 Program = Callable[[], object]
@@ -113,10 +115,24 @@ def test_what_a_kernel_takes_before_its_outputs_lies_before_them():
             del cached
 
 
+aten = torch.ops.aten
+
+
+def of(shape: tuple[int, ...], dtype: torch.dtype = torch.float32,
+           stride: tuple[int, ...] | None = None) -> TensorSpec:
+    return TensorSpec.of(shape, stride or torch.empty(shape, device="meta").stride(), dtype, "cuda:0")
+
+
+def blocks(op: Any, args: tuple[Any, ...], *outputs: TensorSpec) -> tuple[int, ...]:
+    flat = [t for a in args for t in (a if isinstance(a, list) else [a])]
+    inputs = tuple(t for t in flat if isinstance(t, TensorSpec))
+    return tuple(b for s in kernel_memory(Signature(op, args, {}, inputs, outputs))[0] for b in s.blocks)
+
+
 # Buffers of reductions, against ``setReduceConfig`` of Reduce.cuh followed by hand.
 
 def spec(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
-    return TensorSpec.of(shape, torch.empty(shape, device="meta").stride(), dtype, "cuda:0")
+    return of(shape, dtype)
 
 
 @pytest.mark.parametrize(("x", "dims", "expected"), [
@@ -144,3 +160,69 @@ def test_order_of_equal_dimensions_does_not_matter(shape: list[int], position: i
     wider = [*shape]
     wider.insert(1 + position % len(shape), 1)
     assert reduction_blocks(spec(*wider), dims, 4) == reduction_blocks(spec(*shape), dims, 4)
+
+
+# What kernels of PyTorch allocate inside one operator.
+
+INT = torch.int64
+TRANSPOSED = of((64, 32), stride=(1, 64))
+GRID = of((64, 64), stride=(256, 2))
+
+
+@pytest.mark.parametrize(("op", "args", "outputs", "expected"), [
+    (aten._softmax.default, (of((64, 32)), -1, False), [of((64, 32))], ()),
+    (aten._softmax.default, (TRANSPOSED, -1, False), [of((64, 32))], (8192,)),
+    (aten._safe_softmax.default, (of((2, 8, 8)), -1), [of((2, 8, 8))], (128, 16, 4)),
+    (aten.native_layer_norm.default, (TRANSPOSED, [32], None, None, 1e-5),
+     [of((64, 32)), of((64, 1)), of((64, 1))], (8192,)),
+    # up to 4096 elements in place; one row: indices, and both once more for radix sort; below 128 rows: (index, row)
+    # twice, keys, radix sort; from then on: indices, radix sort
+    (aten.sort.default, (of((8, 4096)),), [], ()),
+    (aten.sort.default, (of((1, 5000)),), [], (40000, 60000)),
+    (aten.sort.default, (of((8, 5000)),), [], (320000, 320000, 160000, 480000)),
+    (aten.sort.default, (of((128, 5000), torch.int64),), [], (5120000, 10240000)),
+    # copied there, and results back
+    (aten.sort.default, (of((5000, 128)), 0), [], (2560000, 2560000, 5120000, 5120000, 7680000)),
+    (aten.topk.default, (of((8, 5000)), 10), [of((8, 10)), of((8, 10), INT)], ()),
+    # 20 rows of 20000 are shared by blocks of 1024 items: 20 each. Four arrays for rows, counts of 256 digits and two
+    # sums for blocks
+    (aten.topk.default, (of((20, 20000)), 10), [of((20, 10)), of((20, 10), INT)],
+     (80, 80, 80, 80, 204800, 1600, 1600)),
+    (aten.topk.default, (of((500, 2500)), 2000), [of((500, 2000)), of((500, 2000), INT)], ()),
+    (aten.topk.default, (of((1, 9000)), 5000), [of((1, 5000)), of((1, 5000), INT)], (40000, 20000, 40000, 60000)),
+    (aten.cumsum.default, (TRANSPOSED, 0), [of((64, 32))], (8192,)),
+    (aten.nonzero.default, (TRANSPOSED,), [], (8192,)),
+    # sorted keys and radix sort; with the inverse also where they were and come from, then a mask and its sums
+    (aten._unique2.default, (of((1000,)),), [], (4000, 4000)),
+    (aten._unique2.default, (of((1000,)), True, True), [], (4000, 8000, 8000, 12000, 4000, 8000, 8000, 8000, 8000)),
+    (aten.unique_consecutive.default, (of((1000,)),), [], ()),
+    # cuDNN: the query's gradient and a sum for each of its rows in float32
+    (aten._scaled_dot_product_cudnn_attention_backward.default,
+     tuple(of((2, 4, 8, 64), torch.bfloat16) for _ in range(4)), [],
+     (2 * 4 * 8 * 65 * 4,)),
+    (aten.mm.default, (TRANSPOSED, of((32, 8))), [of((64, 8))], ()),
+    (aten.mm.default, (GRID, of((64, 8))), [of((64, 8))], (16384,)),
+    (aten.bmm.default, (of((2, 4, 4), stride=(1, 8, 2)), of((2, 4, 4))), [of((2, 4, 4))], (128,)),
+    # 4096 indices of 1000 rows: 409 + 1000 pieces of 8 floats, and six arrays of indices beside two counters
+    (aten.embedding_dense_backward.default, (of((8, 512, 8)), of((8, 512), INT), 1000, -1, False),
+     [of((1000, 8))],
+     (32768, 32768, 32768, 8, 8000, 8000, 8, 8 * 1409, 1409 * 8 * 4)),
+    (aten.embedding_dense_backward.default, (of((4, 512, 8)), of((4, 512), INT), 1000, -1, False),
+     [of((1000, 8))], ()),
+    # 100352 rows of 96: 3136 blocks of 32 rows for each of the two gradients, then their sum
+    (aten.native_layer_norm_backward.default,
+     (of((100352, 96)), of((100352, 96)), [96], of((100352, 1)), of((100352, 1)), None, None, [True] * 3),
+     [of((100352, 96)), of((96,)), of((96,))], (3136 * 96 * 4, 3136 * 96 * 4)),
+    (aten.index_put.default, (of((100, 4)), [of((10,), INT)], of((10, 4)), True), [of((100, 4))],
+     (80, 80, 80, 80, 160)),
+    (aten.index_put.default, (of((100, 4)), [of((10,), INT)], of((10, 4)), False), [of((100, 4))], ()),
+    (aten._foreach_norm.Scalar, ([of((65537,)), of((3,))], 2), [of(()), of(())], (2 * 2 * 4,)),
+])
+def test_blocks_of_kernels(op: Any, args: tuple[Any, ...], outputs: Any, expected: tuple[int, ...]) -> None:
+    found = blocks(op, args, *outputs)
+    assert found[:len(expected)] == expected if op is aten.native_layer_norm_backward.default else found == expected
+
+
+def test_nothing_on_the_host() -> None:
+    x = TensorSpec.of((64, 32), (1, 64), torch.float32, "cpu")
+    assert blocks(aten._softmax.default, (x, -1, False), TensorSpec.of((64, 32), (32, 1), torch.float32, "cpu")) == ()

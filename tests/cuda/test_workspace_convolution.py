@@ -31,10 +31,13 @@ def forward(x: TensorSpec, w: TensorSpec, y: TensorSpec, stride: int = 1, groups
     return [s.blocks for s in kernel_memory(Signature(aten.convolution.default, args, {}, (x, w), (y,)))[0]]
 
 
-def backward(x: TensorSpec, w: TensorSpec, gy: TensorSpec, mask: list[bool]) -> list[Any]:
-    args = (gy, x, w, [w[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask)
-    return [(s.blocks, s.before)
-            for s in kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))[0]]
+def stages_of_gradients(x: TensorSpec, w: TensorSpec, gy: TensorSpec, mask: list[bool], stride: int = 1) -> Any:
+    args = (gy, x, w, [w[0]], [stride] * 2, [0, 0], [1, 1], False, [0, 0], 1, mask)
+    return kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))[0]
+
+
+def backward(*call: Any) -> list[Any]:
+    return [(s.blocks, s.before) for s in stages_of_gradients(*call)]
 
 
 def total(*specs: TensorSpec) -> int:
@@ -114,8 +117,7 @@ WAVE = 132 * 128 * 128 * 4  # bytes of a partial tile of float32 on each multipr
 def test_weight_gradient(call: tuple[Any, ...], expected: Any) -> None:
     *shapes, dtype = call
     x, w, gy = (spec(shape, dtype) for shape in shapes)
-    args = (gy, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
-    (stage,) = kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (w,)))[0]
+    (stage,) = stages_of_gradients(x, w, gy, [False, True, False])
     copies = total(x, gy) + (w.nbytes if w[2] > 1 else 0)
     assert stage.blocks == (expected(copies, w.nbytes),)
 
@@ -124,8 +126,7 @@ def test_16_bit_images_of_3_channels_are_copied_for_the_weight_gradient_alone() 
     """SqueezeNet's first layer, 3x3 with a stride of 2, whose output is not worth copies."""
     x, w, y = (spec(shape, BF16) for shape in ((128, 3, 224, 224), (64, 3, 3, 3), (128, 64, 111, 111)))
     assert forward(x, w, y, 2) == []
-    args = (y, x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
-    (stage,) = kernel_memory(Signature(aten.convolution_backward.default, args, {}, (y, x, w), (w,)))[0]
+    (stage,) = stages_of_gradients(x, w, y, [False, True, False], 2)
     assert stage.blocks == (x.nbytes // 3 * 8 + w.nbytes // 3 * 8 + y.nbytes + WAVE + 4,)
 
 
@@ -165,8 +166,7 @@ def test_a_gradient_of_the_other_memory_format_is_converted_for_both_gradients()
     """
     x, w = spec((2, 4, 8, 8)), spec((16, 4, 4, 4))
     gy = TensorSpec.of((2, 16, 2, 2), (64, 1, 32, 16), torch.float32, "cuda:0")
-    args = (gy, x, w, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
-    stages = kernel_memory(Signature(aten.convolution_backward.default, args, {}, (gy, x, w), (x, w)))[0]
+    stages = stages_of_gradients(x, w, gy, [True, True, False], 4)
     assert stages[0] == ((gy.nbytes,), 0, True) and not any(s.kept for s in stages[1:])
 
 

@@ -5,7 +5,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
@@ -86,6 +85,9 @@ def test_devices_can_be_selected_and_are_put_back(mode):
         assert torch.cuda.current_device() == 0
     torch.cuda.set_device(torch.device("cuda:0"))
     assert torch.cuda.current_device() == 0
+    with torch.cuda.nvtx.range("step"):  # marks and markers do nothing
+        torch.cuda.nvtx.mark("here")
+    torch.cuda.profiler.start()
 
 
 def test_random_state_has_no_data_and_the_hosts_generator_stays_as_it_is(mode):
@@ -105,53 +107,13 @@ def test_random_state_has_no_data_and_the_hosts_generator_stays_as_it_is(mode):
     assert default.set_state(default.get_state()).device == torch.device("cuda", 0)
 
 
-def test_marks_and_markers_do_nothing(mode):
-    with torch.cuda.nvtx.range("step"):
-        torch.cuda.nvtx.mark("here")
-    torch.cuda.profiler.start()
-    torch.cuda.profiler.stop()
-
-
 def test_the_accelerator_api_answers_alike(mode):
     x = torch.empty(1000, device="cuda")
     assert torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
     assert torch.accelerator.device_count() == 1
     torch.accelerator.synchronize()
-    if hasattr(torch.accelerator, "memory_allocated"):  # from torch 2.9 on
-        assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == 4096
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == 4096
     del x
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("preserve_rng_state", [False, True])
-def test_checkpointing_runs_twice_and_keeps_nothing_but_its_input(mode, use_reentrant, preserve_rng_state):
-    layer, drop = torch.nn.Linear(256, 256).cuda(), torch.nn.Dropout(0.1)
-    x = torch.rand(256, 256, device="cuda", requires_grad=True)
-    layer(x)  # the library's workspace
-    before = torch.cuda.memory_allocated()
-    out = checkpoint(lambda a: drop(layer(a).relu()), x, use_reentrant=use_reentrant,
-                     preserve_rng_state=preserve_rng_state)
-    # the output; its booleans and the activation are gone
-    assert torch.cuda.memory_allocated() - before == 256 * 256 * 4
-    out.sum().backward()
-    assert x.grad.shape == x.shape and layer.weight.grad is not None
-
-
-def facade():
-    owners = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.accelerator, torch.backends.cudnn,
-              torch.cuda.nvtx, torch)
-    return {(o.__name__, n): getattr(o, n) for o in owners for n in sorted(vars(o)) if not n.startswith("__")}
-
-
-def test_everything_is_put_back_after_an_error():
-    before = facade()
-    with pytest.raises(ZeroDivisionError), MetaTensorMode():
-        torch.cuda.set_device(3)
-        raise ZeroDivisionError
-    after = facade()
-    assert [name for name in before if after.get(name) is not before[name]] == []
-    with MetaTensorMode():
-        assert torch.cuda.current_device() == 0
 
 
 def test_a_simulated_host_has_no_accelerator():

@@ -5,7 +5,7 @@ import gc
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -15,15 +15,8 @@ from analyzer import profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.intercept.replacement import (
-    InterruptsDeferred,
-    InterruptsHeld,
-    SharedReplacements,
-    _chains,
-    _watch,
-    replace,
-    waiting,
-)
+from analyzer.meta.intercept import replacement
+from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld, SharedReplacements, _watch, waiting
 
 
 class TimeUp(Exception):
@@ -100,23 +93,29 @@ def test_a_signal_at_the_first_step_of_what_must_not_be_left_halfway(run, recwar
             assert run() == right, code.co_qualname
 
 
+class AtLine:
+    """A tracer that acts at the line number ``at`` of those that run of the file of these blocks."""
+
+    def __init__(self, act):
+        self.act, self.lines, self.at = act, 0, 0
+
+    def __call__(self, frame, event, arg):
+        if frame.f_code.co_filename != replacement.__file__ or frame.f_code.co_name == "__call__":
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                self.act()
+        return self
+
+
 @pytest.mark.parametrize("block", [InterruptsDeferred, InterruptsHeld])
 def test_a_signal_at_any_line_on_the_way_out_of_a_block_leaves_nothing(block):
     """Signals of a later run did not wait, since a block was still counted whose handlers were gone."""
-    ours, tracer, lines, at, struck = block.__exit__.__code__.co_filename, sys.gettrace(), 0, 0, 0
-
-    def strike(frame, event, arg):
-        nonlocal lines
-        if frame.f_code.co_filename != ours or frame.f_code.co_name == "__call__":
-            return None
-        if event == "line":
-            lines += 1
-            if lines == at:
-                signal.raise_signal(signal.SIGALRM)
-        return strike
-
-    while at <= lines:  # until a run has fewer lines than this
-        lines, at = 0, at + 1
+    tracer, at, strike = sys.gettrace(), 0, AtLine(lambda: signal.raise_signal(signal.SIGALRM))
+    struck = 0
+    while at <= strike.lines:  # until a run has fewer lines than this
+        strike.lines, strike.at, at = 0, at + 1, at + 1
         try:
             with block():
                 sys.settrace(strike)
@@ -146,31 +145,21 @@ def test_a_block_that_another_thread_ends_lets_signals_through():
 @pytest.mark.parametrize("block", [InterruptsDeferred, InterruptsHeld])
 def test_too_little_memory_at_any_line_on_the_way_into_a_block_leaves_the_handlers(outer, block):
     """Each line of this package that runs in ``__enter__`` raises MemoryError once."""
-    ours, tracer, lines, at = block.__enter__.__code__.co_filename, sys.gettrace(), 0, 0
+    def fail():
+        raise MemoryError
 
-    def strike(frame, event, arg):
-        nonlocal lines
-        if frame.f_code.co_filename != ours:
-            return None
-        if event == "line":
-            lines += 1
-            if lines == at:
-                raise MemoryError
-        return strike
-
-    while at <= lines:  # until a run has fewer lines than this
-        lines, at = 0, at + 1
+    tracer, at, strike = sys.gettrace(), 0, AtLine(fail)
+    while at <= strike.lines:  # until a run has fewer lines than this
+        strike.lines, strike.at, at = 0, at + 1, at + 1
         with outer():
             before = signal.getsignal(signal.SIGALRM), _watch.users, _watch.holds
             entering = block()
             sys.settrace(strike)
-            try:
+            with suppress(MemoryError):
                 entering.__enter__()
-            except MemoryError:
-                sys.settrace(tracer)
-            else:
                 sys.settrace(tracer)
                 entering.__exit__()
+            sys.settrace(tracer)
             assert (signal.getsignal(signal.SIGALRM), _watch.users, _watch.holds) == before, at
         assert (signal.getsignal(signal.SIGALRM), _watch.users, _watch.holds) == (time_up, 0, 0)
     assert at > 3
@@ -215,7 +204,7 @@ def test_a_replacement_that_cannot_be_made_leaves_what_there_was(name):
     def make(original):
         raise MemoryError
 
-    contents, count = dict(vars(Derived)), len(_chains)
+    contents, count = dict(vars(Derived)), len(replacement._chains)
     with pytest.raises(MemoryError):
-        replace(Derived, name, make)
-    assert dict(vars(Derived)) == contents and len(_chains) == count
+        replacement.replace(Derived, name, make)
+    assert dict(vars(Derived)) == contents and len(replacement._chains) == count

@@ -149,10 +149,8 @@ def _composition(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
     def register(impl: Callable[..., Any]) -> Callable[..., Any]:
         def compose(first: Tensor, *args: Any, **kwargs: Any) -> Any:
             return impl(first, *args, **kwargs) if device_of(first).type == "cuda" else NotImplemented
-
         compositions(f"bitsandbytes::{name}", compose)
         return impl
-
     return register
 
 
@@ -174,7 +172,6 @@ def compose_gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksiz
 def _pays(a: Tensor, rows: int, columns: int, depth: int) -> bool:
     """The library's own choice, without its caches: they know a device by its index alone."""
     from bitsandbytes.backends.cuda import ops  # type: ignore[import-not-found,unused-ignore]
-
     choose = ops._gemm_4bit_use_custom_cuda.__wrapped__
     key = simulated_spec().name, a.dtype, rows, columns, depth
     found = _choices.get(key)

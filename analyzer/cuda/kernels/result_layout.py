@@ -27,7 +27,6 @@ def _in_order(name: str, position: int | None = None) -> Callable[..., Any]:
     argument at ``position`` suggests, where one is given.
     """
     op = overloads(name)[0]
-
     def shape(*args: Any, **kwargs: Any) -> Any:
         results = op(*args, **kwargs)
         first, *rest = results if isinstance(results, tuple) else (results,)
@@ -93,7 +92,6 @@ def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any,
 def _normalize_batch(name: str) -> Callable[..., Any]:
     """batch_norm_cpu in Normalization.cpp: moments are empty where running ones are used."""
     in_order, has_mean = _in_order(name, 0), not name.endswith("no_stats")
-
     def shape(input: Tensor, weight: Tensor | None, *args: Any, **kwargs: Any) -> Any:
         out, *moments = _cast_moments(in_order(input, weight, *args, **kwargs), input, weight)
         return (out, *(m.new_empty(0) if has_mean and not args[3] else m for m in moments))

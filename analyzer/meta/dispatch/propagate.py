@@ -216,7 +216,6 @@ def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
     expects = state.follows_expected and call.info.name not in _PRODUCTS
     deferred, unknown = defer_call(call.info.op, call.args, call.kwargs, expects=expects)
     expects = expects and any(not isinstance(r.known, Zeros) for r in deferred.reads)
-
     def contents(position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
         numel = storage_numel(storage, target.dtype)
         if not worth_following(numel) or any(u is not target for u in unknown):
@@ -226,7 +225,6 @@ def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
             return None
         return Written(None if overwritten else storage.known, deferred, position, window_of(target), numel,
                        target.dtype)
-
     return contents
 
 

@@ -250,7 +250,6 @@ def _starting(original: Any) -> Any:
         state = current()
         if state is not None and not state.space.is_shared:  # in which other threads take part
             guard, run = _Guard(state, (thread._args, thread._kwargs)), thread.run  # type: ignore[attr-defined]
-
             def guarded() -> None:
                 try:
                     with guard:
@@ -258,10 +257,8 @@ def _starting(original: Any) -> Any:
                 except InputError as error:
                     if error is not guard.failure:  # of which the thread that runs forward tells
                         raise
-
             thread.run = guarded  # type: ignore[method-assign]
         original(thread)
-
     return start
 
 
@@ -271,13 +268,10 @@ def _submitting(original: Any) -> Any:
         if state is None or state.space.is_shared:
             return original(pool, function, *args, **kwargs)
         guard = _Guard(state, (args, kwargs))
-
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with guard:
                 return function(*args, **kwargs)
-
         return original(pool, guarded, *args, **kwargs)
-
     return submit
 
 
