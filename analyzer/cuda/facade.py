@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,30 +23,16 @@ from analyzer.meta import argument as collective
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current
 
+from . import stream
 from .sdp_choice import CUDNN_VERSION, simulated_capability
-from .stream import (
-    RANDOM_STATE_BYTES,
-    DefaultGenerators,
-    SimulatedDeviceEvent,
-    SimulatedEvent,
-    SimulatedGenerator,
-    SimulatedStream,
-    device_index,
-    is_simulated,
-    set_stream,
-    simulated_class,
-    synchronize,
-)
 
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.streams: dict[int, SimulatedStream] = {}  #: the current one of each device in this thread
+        self.streams: dict[int, stream.SimulatedStream] = {}  #: the current one of each device in this thread
 
 
 _local = _Local()
-
-
 DeviceProperties = namedtuple("DeviceProperties", (
     "name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size", "warp_size", "is_integrated",
     "is_multi_gpu_board", "gcnArchName"), defaults=(32, False, False, ""))
@@ -54,11 +41,11 @@ DeviceProperties = namedtuple("DeviceProperties", (
 
 def _allocator(device: Any = None) -> CachingAllocator:
     active_state().asks_memory = True
-    return active_state().space.allocator(device_index(device))
+    return active_state().space.allocator(stream.device_index(device))
 
 
 def _set_device(device: Any) -> None:
-    _exchange_device(device_index(device))
+    _exchange_device(stream.device_index(device))
 
 
 def _exchange_device(device: int) -> int:
@@ -126,22 +113,22 @@ def _is_acceptable(x: torch.Tensor) -> bool:
 
 
 def _random_state(device: Any = None) -> torch.Tensor:
-    return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8)
+    return torch.empty(stream.RANDOM_STATE_BYTES, dtype=torch.uint8)
 
 
-def _current_stream(device: Any = None) -> SimulatedStream:
-    index = device_index(device)
+def _current_stream(device: Any = None) -> stream.SimulatedStream:
+    index = stream.device_index(device)
     return _local.streams.get(index) or _default_stream(index)
 
 
-def _default_stream(device: Any = None) -> SimulatedStream:
-    return SimulatedStream(device_index(device), stream_id=0)
+def _default_stream(device: Any = None) -> stream.SimulatedStream:
+    return stream.SimulatedStream(stream.device_index(device), stream_id=0)
 
 
-def _set_stream(stream: Any) -> None:
-    if stream is not None:
-        _local.streams[stream.device.index] = stream
-        set_stream(stream.stream_id)
+def _set_stream(given: Any) -> None:
+    if given is not None:
+        _local.streams[given.device.index] = given
+        stream.set_stream(given.stream_id)
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -177,14 +164,15 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     "get_device_properties": _properties,
     "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
-    "synchronize": synchronize, **dict.fromkeys(("init", "_lazy_init", "ipc_collect", "set_sync_debug_mode"), _nothing),
+    "synchronize": stream.synchronize,
+    **dict.fromkeys(("init", "_lazy_init", "ipc_collect", "set_sync_debug_mode"), _nothing),
 }
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "device_count": _device_count,
     "current_accelerator": lambda check_available=False: torch.device("cuda") if _is_there() else None,
     "current_device_index": lambda: active.device_index, "current_device_idx": lambda: active.device_index,
     "set_device_index": _set_device, "set_device_idx": _set_device, "get_memory_info": _mem_get_info,
-    "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": synchronize,
+    "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": stream.synchronize,
     **{name: _MEMORY[name]
        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
                     "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")}}
@@ -232,12 +220,14 @@ def replacements() -> Iterator[Undo]:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ
                 yield answer(owner, name, simulated)
-    yield replace(torch.cuda, "Stream", lambda f: simulated_class(f, SimulatedStream, is_simulated))
-    yield replace(torch.cuda, "Event", lambda f: simulated_class(f, SimulatedEvent, is_simulated))
-    yield replace(torch, "Stream", lambda f: simulated_class(f, SimulatedStream, _times_cuda))
-    yield replace(torch, "Event", lambda f: simulated_class(f, SimulatedDeviceEvent, _times_cuda))
-    yield replace(torch, "Generator", lambda f: simulated_class(f, SimulatedGenerator, _makes_cuda))
-    yield replace(torch.cuda, "default_generators", lambda f: DefaultGenerators(f, is_simulated))
+    for owner, name, kind, applies in (
+            (torch.cuda, "Stream", stream.SimulatedStream, stream.is_simulated),
+            (torch.cuda, "Event", stream.SimulatedEvent, stream.is_simulated),
+            (torch, "Stream", stream.SimulatedStream, _times_cuda),
+            (torch, "Event", stream.SimulatedDeviceEvent, _times_cuda),
+            (torch, "Generator", stream.SimulatedGenerator, _makes_cuda)):
+        yield replace(owner, name, partial(stream.simulated_class, simulated=kind, applies=applies))
+    yield replace(torch.cuda, "default_generators", stream.DefaultGenerators)
     yield replace(torch.cuda.nvtx, "_nvtx", _Quiet)
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.operator_info import device_shapes, host_shapes
-from analyzer.meta.simulated_device import GatedKernels, any_on, closed, is_simulating
+from analyzer.meta.simulated_device import GatedKernels, any_on, closed, is_simulating, reopened
 from analyzer.meta.state import CPU, active, active_state
 from analyzer.meta.tensor import META, device_of, is_around_tensors
 from analyzer.registry import Registry
@@ -60,6 +61,14 @@ def registering(table: Registry[Any, Impl], host: Registry[Any, Impl] | None = N
 
 device_kernel, device_shape = registering(device_kernels, host_kernels), registering(device_shapes, host_shapes)
 host_kernel, host_shape = registering(host_kernels), registering(host_shapes)
+
+
+def set_below_autograd(operator: Any, function: Impl) -> Undo:
+    """Let a higher-order operator run ``function`` below autograd, where a mode is active."""
+    def run(mode: MetaDispatchMode, *args: Any) -> Any:
+        with mode, reopened():
+            return function(*args)
+    return set_entry(operator, operator.python_key_table, MetaDispatchMode, run)
 
 
 def set_entry(operator: Any, table: dict[Any, Any], key: Any, value: Any) -> Undo:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -203,20 +203,16 @@ class SimulatedGenerator(torch.Generator):
 class DefaultGenerators(Sequence[torch.Generator]):
     """``torch.cuda.default_generators``: one a device, simulated under the mode."""
 
-    def __init__(self, original: Sequence[torch.Generator], applies: Callable[[], bool]) -> None:
-        self._original, self._applies = original, applies
+    def __init__(self, original: Sequence[torch.Generator]) -> None:
+        self._original = original
 
     def __len__(self) -> int:
-        return torch.cuda.device_count() if self._applies() else len(self._original)
+        return torch.cuda.device_count() if is_simulated() else len(self._original)
 
     def __getitem__(self, index: Any) -> Any:
-        if not self._applies():
+        if not is_simulated():
             return self._original[index]
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"default_generators[{index}]: there are {len(self)} devices")
-        return SimulatedGenerator(torch.device("cuda", index % len(self)))
+        return SimulatedGenerator(torch.device("cuda", range(len(self))[index]))
 
 
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls

@@ -87,12 +87,6 @@ _PACKED = {"cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_q",
 class OperatorInfo:
     """Facts about one overload, read from its schema once."""
 
-    __slots__ = ("op", "packet", "text", "rules_seen", "has_rule", "name", "silent", "mutated", "cacheable",
-                 "is_random", "filler", "enumerator", "undefined", "overwrites", "composite", "reads_offset",
-                 "data_dependent", "arguments", "host_outputs", "tests_finiteness", "runs_on_host", "returns_list",
-                 "is_foreach", "is_estimated", "bounds_nonzero", "composition", "communicates", "refuses_overlaps",
-                 "packed", "is_followed")
-
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.op, self.packet, self.text = op, op.overloadpacket, str(op)

@@ -11,13 +11,13 @@ import torch.nested._internal.sdpa
 import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py uses it and does not import it
 from torch._C import DispatchKey
 
-from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements, new_on_device_of, set_entry
+from analyzer.cuda import kernel_registry
+from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements, new_on_device_of
 from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, choose_host_backend
 from analyzer.errors import InputError, UnsupportedOperatorError
-from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
-from analyzer.meta.simulated_device import any_on, reopened
+from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
@@ -34,7 +34,9 @@ _EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
 @device_kernel("scaled_dot_product_attention", on_any_device=True)
 def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
            is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:
-    if not _is_valid(query, key, value, attn_mask, is_causal):
+    is_valid = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) >= 2 and (
+        attn_mask is None or not is_causal and attn_mask.dtype in (torch.bool, torch.float32, query.dtype))
+    if not is_valid:  # validate_sdpa_input
         return NotImplemented  # torch says what is wrong
     # torch divides by their number, which ends the process
     if enable_gqa and 0 in (*key.shape[-3:-2], *value.shape[-3:-2]):
@@ -71,13 +73,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     raise RuntimeError(f"No available kernel. Aborting execution. scaled_dot_product_attention({call.describe()}): "
                        "every backend that could run it is switched off; see torch.nn.attention.sdpa_kernel and "
                        "torch.backends.cuda.enable_math_sdp")
-
-
-# validate_sdpa_input
-def _is_valid(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
-    if not query.dtype == key.dtype == value.dtype or min(query.dim(), key.dim(), value.dim()) < 2:
-        return False
-    return mask is None or not is_causal and mask.dtype in (torch.bool, torch.float32, query.dtype)
 
 
 def _scale(query: Tensor, scale: float | None) -> float:  # calculate_scale
@@ -157,8 +152,8 @@ flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 @kernel_replacements.append
 def answer_operator() -> Iterator[Undo]:
     operator = flex.flex_attention
-    yield set_entry(operator, operator.py_kernels, DispatchKey.Autograd, _attend_with_autograd)
-    yield set_entry(operator, operator.python_key_table, MetaDispatchMode, _attend_below_autograd)
+    yield kernel_registry.set_entry(operator, operator.py_kernels, DispatchKey.Autograd, _attend_with_autograd)
+    yield kernel_registry.set_below_autograd(operator, _attend)
 
 
 def _attend_with_autograd(*args: Any) -> Any:
@@ -166,11 +161,6 @@ def _attend_with_autograd(*args: Any) -> Any:
         return flex.flex_attention_autograd(*args)
     *first, score_buffers, mask_buffers = args
     return FlexAttention.apply(*first, mask_buffers, *score_buffers)
-
-
-def _attend_below_autograd(mode: MetaDispatchMode, *args: Any) -> Any:
-    with mode, reopened():
-        return _attend(*args)
 
 
 def _attend(*args: Any) -> Any:

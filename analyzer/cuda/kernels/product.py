@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, kernel_replacements, set_entry
+from analyzer.cuda.kernel_registry import device_shape, kernel_replacements, set_below_autograd
 from analyzer.hardware.catalogue import simulated_spec
-from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.operator_info import device_shapes
-from analyzer.meta.simulated_device import reopened
 from analyzer.meta.spec import compositions
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
@@ -69,14 +67,9 @@ def addmm_dtype(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype
 _module: Any = importlib.import_module("torch._higher_order_ops.out_dtype")
 
 
-def _run(mode: MetaDispatchMode, *args: Any) -> Any:
-    with mode, reopened():
-        return _module.out_dtype_dense(*args)
-
-
 @kernel_replacements.append
 def answer_operator() -> Iterator[Undo]:
-    yield set_entry(_module.out_dtype, _module.out_dtype.python_key_table, MetaDispatchMode, _run)
+    yield set_below_autograd(_module.out_dtype, _module.out_dtype_dense)
 
 
 # Shapes of quantisation, real and simulated, which has no kernels on meta.

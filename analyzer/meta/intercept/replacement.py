@@ -178,23 +178,6 @@ class SharedReplacements:
         self._users = 0
         self._undo: list[Undo] = []
 
-    def install(self) -> None:
-        with self.lock:
-            try:
-                if self._users == 0:
-                    self._undo.extend(self._make())  # no step of Python's between a replacement and its place here
-                self._users += 1
-            except BaseException:
-                if self._users == 0:
-                    self._put_back()
-                raise
-
-    def uninstall(self) -> None:
-        with self.lock:
-            self._users -= 1
-            if self._users == 0:
-                self._put_back()
-
     def _put_back(self) -> None:
         """Undo all, whatever one of them raises."""
         try:
@@ -206,16 +189,26 @@ class SharedReplacements:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        counted = False
+        """A block with one more user."""
+        is_counted = False
         try:
-            with InterruptsHeld():
-                self.install()
-                counted = True
+            with InterruptsHeld(), self.lock:
+                try:
+                    if self._users == 0:
+                        self._undo.extend(self._make())  # no step of Python's between a replacement and its place here
+                    self._users += 1
+                    is_counted = True
+                except BaseException:
+                    if self._users == 0:
+                        self._put_back()
+                    raise
             yield
         finally:
-            if counted:
-                with InterruptsHeld():
-                    self.uninstall()
+            if is_counted:
+                with InterruptsHeld(), self.lock:
+                    self._users -= 1
+                    if self._users == 0:
+                        self._put_back()
 
 
 class _Chain:
