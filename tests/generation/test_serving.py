@@ -52,10 +52,8 @@ def test_a_cache_of_grouped_heads(llama_8b):
     assert per_token * 2 == 131_072  # 128 KiB a token in bfloat16
     plain = profile_generate(llama_8b, 1000, 9, batch_size=4, samples=1)
     assert plain.cache_bytes == 4 * 1008 * per_token * 2
-    paged = profile_generate(llama_8b, 1000, 11, batch_size=4, samples=1, cache="paged")
-    assert paged.used_cache_bytes == 4 * 1010 * per_token * 2
-    assert paged.cache_bytes == 4 * 64 * 16 * per_token * 2  # 64 pages of 16 tokens
     fp8 = profile_generate(llama_8b, 1000, 11, batch_size=4, samples=1, cache="paged", cache_dtype=FP8, block_size=32)
+    # 32 pages of 32 tokens
     assert (fp8.used_cache_bytes, fp8.cache_bytes) == (4 * 1010 * per_token, 4 * 32 * 32 * per_token)
     int8 = profile_generate(llama_8b, 1000, 9, batch_size=4, samples=1, cache="static", cache_dtype=torch.int8)
     # a float of scale for the keys and one for the values of each head
@@ -69,7 +67,6 @@ def test_a_cache_of_windows():
     assert paged.used_cache_bytes == 3 * 4096 * per_token
     assert paged.cache_bytes == 3 * (4096 + 16) * per_token  # a window need not begin where a page does
     assert profile_serving(mistral, 3, 10_000, cache="static").cache_bytes == 3 * 4096 * per_token
-    assert profile_serving(mistral, 3, 1000).used_cache_bytes == 3 * 1000 * per_token
 
 
 def test_a_cache_of_windows_in_every_second_layer():
