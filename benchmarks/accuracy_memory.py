@@ -152,26 +152,21 @@ def case_table(results: list[Result]) -> str:
 # Why predictions are off where they are off by more than 1 %. The allocator also counts the bytes that were asked for,
 # before it rounds them up and gives blocks larger than asked for. Where predicted and measured requests agree to the
 # byte, all that is left is where blocks were placed; where they do not, the difference names the kernel.
-_PLACEMENT = (
-    "placement: the bytes asked for agree, but a free block that is at most 1 MiB too large is given whole, and which "
-    "blocks are free depends on the order of every allocation before and on where segments lie")
-_NOT_AT_A_PEAK = (
-    "placement, or a library's workspace: the bytes asked for agree at the end and the peak of every phase, so what "
-    "differs is where blocks lie, or a workspace that is part of no peak")
-_LATE_WORKSPACE = (
-    "cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images takes a "
-    "workspace that finds no free block; it shows in reserved bytes only, so its size is not known")
+_PLACEMENT = ("placement: the bytes asked for agree, but a free block that is at most 1 MiB too large is given whole, "
+              "and which blocks are free depends on the order of every allocation before and on where segments lie")
+_NOT_AT_A_PEAK = ("placement, or a library's workspace: the bytes asked for agree at the end and the peak of every "
+                  "phase, so what differs is where blocks lie, or a workspace that is part of no peak")
+_LATE_WORKSPACE = ("cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images "
+                   "takes a workspace that finds no free block; it shows in reserved bytes only, so its size is not "
+                   "known")
 _NOT_CONVERTED = ("cuDNN: it makes channels-last copies for fewer of the 1x1 convolutions than predicted, in places "
                   "that are no peak")
-_SPARE = (
-    "cuDNN: weight gradients of groups, or of 1x1 convolutions of few channels over large images, take less than "
-    "predicted: without copies for them it would be 30 MiB; they are no peak, so which is not known")
-_FEWER_TILES = (
-    "cuDNN: the weight gradient of a 1x1 convolution of 2048 and 512 channels takes at most 106 partial tiles, where "
-    "128 are predicted, and placement of what follows")
-_DILATED = (
-    "cuDNN: the weight gradient of a dilated 3x3 convolution over 2048 channels takes five more copies of the "
-    "weights than predicted (partial sums), which no other case shows")
+_SPARE = ("cuDNN: weight gradients of groups, or of 1x1 convolutions of few channels over large images, take less than "
+          "predicted: without copies for them it would be 30 MiB; they are no peak, so which is not known")
+_FEWER_TILES = ("cuDNN: the weight gradient of a 1x1 convolution of 2048 and 512 channels takes at most 106 partial "
+                "tiles, where 128 are predicted, and placement of what follows")
+_DILATED = ("cuDNN: the weight gradient of a dilated 3x3 convolution over 2048 channels takes five more copies of the "
+            "weights than predicted (partial sums), which no other case shows")
 _SPLIT = ("cuDNN: the partial sums of a weight gradient (84 tiles of 128x128 where 132 are predicted), and placement "
           "of what follows")
 _THIRD_STEP = ("the third measured step took one more segment of 394 MiB; two steps are profiled, and both are met to "

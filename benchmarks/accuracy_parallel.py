@@ -83,16 +83,6 @@ def judge(row: dict[str, Any]) -> Prediction | str:  # predict; what went wrong,
         return f"{row['id']}: {traceback.format_exc()}"
 
 
-def predict_all(rows: list[dict[str, Any]], processes: int) -> dict[str, Prediction]:
-    made: dict[str, Prediction] = {}
-    for row, result in zip(rows, map_apart(judge, rows, processes, tasks=4)):
-        if isinstance(result, str):
-            print(result, file=sys.stderr)
-        else:
-            made[row["id"]] = result
-    return made
-
-
 def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
     """The step that was measured beside the predicted one; None where either is not known or not of one rank."""
     measured, family = row["measured"].get("step_s"), family_of(row)
@@ -183,7 +173,12 @@ def main() -> int:
     apart = [row for row in rows if family_of(row) is None or note_of(row, APART) is not None]
     rows = [row for row in rows if row not in apart]
     require_packages(rows)
-    found = predict_all(rows, options.processes)
+    found: dict[str, Prediction] = {}
+    for row, result in zip(rows, map_apart(judge, rows, options.processes, tasks=4)):
+        if isinstance(result, str):
+            print(result, file=sys.stderr)
+        else:
+            found[row["id"]] = result
     judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows if row["id"] in found]
     if not judged:
         return 1

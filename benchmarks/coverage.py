@@ -46,10 +46,9 @@ from .coverage_check import (  # noqa: E402
 from .page import ROOT, markdown, publish  # noqa: E402
 
 #: Each with what lists its models.
-FAMILIES = {"torchvision": ("coverage_torchvision", "torchvision_cases"),
-            "timm": ("coverage_torchvision", "timm_cases"),
-            "transformers": ("coverage_transformers", "transformers_cases"),
-            "diffusers": ("coverage_transformers", "diffusers_cases"), "torch.nn": ("coverage_layers", "layer_cases")}
+FAMILIES = {"torchvision": ("coverage_library", "torchvision_cases"), "timm": ("coverage_library", "timm_cases"),
+            "transformers": ("coverage_library", "transformers_cases"),
+            "diffusers": ("coverage_library", "diffusers_cases"), "torch.nn": ("coverage_layers", "layer_cases")}
 STEPS = ("train", "infer", "trace")
 MEMORY_BYTES = 9 << 30   # that a process may map beyond what it starts with: two of them fit into 20 GB
 

@@ -166,9 +166,6 @@ def _profile(reference: Reference, mode: Literal["train", "infer"]) -> None:
             optimizer=("sgd" if is_sparse else "adamw") if trains else None)
 
 
-# -- trace -------------------------------------------------------------------------------------------------------
-
-
 def _trace(reference: Reference) -> None:
     candidate, real, trains, before, inputs, expected = reference
     if real is None:

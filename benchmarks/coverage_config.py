@@ -48,26 +48,19 @@ _HEATMAP_HEAD = {"upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4,
 # What the default config leaves out though the model asks for it, by model type; checkpoints give it.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
-    "sapiens2": {
-        "head_config": {
-            **_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8],
-            "scale_conv_kernel_sizes": [1, 1], "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]
-        }
-    },
+    "sapiens2": {"head_config": {
+        **_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8],
+        "scale_conv_kernel_sizes": [1, 1], "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]}},
     "tvp": {"num_frames": 4, "max_img_size": 64, "visual_prompt_size": 16},  # whole clips are 48 frames of 448 pixels
     "reformer": {"axial_pos_shape": [4, 4]},  # its product is the length of the text
     "lw_detr": {"projector_scale_factors": [1.0]},
     "hiera": {"decoder_hidden_size": 64, "decoder_depth": 2, "decoder_num_heads": 4},
     "timm_backbone": {"backbone": "resnet10t", "use_pretrained_backbone": False},
-    "hunyuan_vl_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_BASE, "mrope_section": [16, 24, 24]}
-    },
+    "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_BASE,
+                                            "mrope_section": [16, 24, 24]}},
     "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
-    **{
-        kind: {"prediction_length": AHEAD, "context_length": AHEAD,
-               "num_time_features": 2} for kind in ("time_series_transformer", "informer", "autoformer")
-    },
-}
+    **{kind: {"prediction_length": AHEAD, "context_length": AHEAD, "num_time_features": 2}
+       for kind in ("time_series_transformer", "informer", "autoformer")}}
 
 
 def default_fields(model_class: Any) -> dict[str, Any]:
@@ -157,15 +150,10 @@ def scale(fields: dict[str, Any], depth: int | None = DEPTH) -> None:
             if value in widths or 2 * value in widths:
                 part[key] = max(1, value // factor)
         for key, values in part.items():
-            if isinstance(values, list) and values and all(type(v) is int and v % factor == 0
-                                                           for v in values) and sum(values) in widths:
+            if not isinstance(values, list) or not values or any(type(v) is not int or v % factor for v in values):
+                continue
+            if sum(values) in widths or key.endswith("_per_stage") and {values[0], values[-1]} & widths:
                 part[key] = [v // factor for v in values]  # shares of a width
-            elif isinstance(values,
-                            list) and values and all(type(v) is int and v % factor == 0
-                                                     for v in values) and key.endswith(
-                                                                                                    "_per_stage") \
-                    and {values[0], values[-1]} & widths:
-                part[key] = [v // factor for v in values]
     _shrink_images(fields)
     _shrink_tables(fields)
     if depth is not None:
@@ -240,8 +228,8 @@ def shorten(fields: dict[str, Any], depth: int = DEPTH) -> None:
                 part[key] = (kept + value)[:own] if len(kept) <= own else value[:own]
             elif value in taken and before:
                 part[key] = list(range(own - len(value), own))
-            elif isinstance(value, list) and value and all(type(v) is int
-                                                           for v in value) and before and _IS_INDICES.search(key):
+            elif isinstance(value, list) and value and before and _IS_INDICES.search(key) and all(
+                    type(v) is int for v in value):
                 part[key] = list(dict.fromkeys(min(v, own - 1) for v in value))
             elif key in ("depths", "num_blocks", "stage_num_blocks", "blocks_per_stage", "layers") and isinstance(
                     value, list):

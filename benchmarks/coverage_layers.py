@@ -31,10 +31,8 @@ def uncovered_layers() -> set[str]:
     """Classes of torch.nn that no case builds; containers without a forward and base classes do not count."""
     names = {n for n in dir(nn) if isinstance(getattr(nn, n), type) and issubclass(getattr(nn, n), nn.Module)}
     covered = {name.partition("(")[0] for name, _, _ in [*_layers(), *_losses()]}
-    without_forward = {
-        "Module", "Container", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "RNNBase", "RNNCellBase",
-        "CrossMapLRN2d"
-    }  # the last: what LocalResponseNorm was before PyTorch 1.0
+    without_forward = {"Module", "Container", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "RNNBase",
+                       "RNNCellBase", "CrossMapLRN2d"}  # the last: LocalResponseNorm before PyTorch 1.0
     return names - covered - without_forward
 
 

@@ -179,10 +179,6 @@ def _measure(owned: Owned, folder: Path) -> str:
     return f"{found.fwd_flops} {found.bwd_flops} {found.peak_allocated_bytes} {len(found.nodes)}"
 
 
-def _distribute() -> nn.Module:
-    return nn.parallel.DistributedDataParallel(Stack(2).cuda())
-
-
 def _shard() -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
@@ -196,7 +192,8 @@ def _shard() -> nn.Module:
 def _ranks(owned: Owned, folder: Path) -> str:
     from analyzer.parallel import profile_ranks, world
 
-    table = profile_ranks(_distribute, lambda: (torch.rand(4, 8, device="cuda"),), size=4, optimizer="sgd")
+    table = profile_ranks(lambda: nn.parallel.DistributedDataParallel(Stack(2).cuda()),
+                          lambda: (torch.rand(4, 8, device="cuda"),), size=4, optimizer="sgd")
     with world(2, rank=1):
         found = profile(_shard, (owned["x"],), optimizer="adamw", device="h100")
     return f"{table}{tell(found)}"
@@ -285,17 +282,14 @@ def _command(owned: Owned, folder: Path) -> str:
     return f"{codes}{text.getvalue()}{said.getvalue() if any(codes) else ''}"
 
 
-def _factory(folder: Path) -> Owned:
-    return {"model": build, "x": torch.ones(4, 8)}
-
-
 STAGES = {stage.name: stage for stage in (
     Stage("profile", _with(Stack), partial(_profile, optimizer="adamw", device="h200")),
     Stage("profile, hooks", _with(Hooked), partial(
         _profile, optimizer=make_slow, loss_fn=square, autocast=torch.bfloat16, device="h200")),
     Stage("profile, own step", _with(Stack), partial(_profile, optimizer="sgd", step=own_step, reuse=False)),
     Stage("profile, inference", _with(Hooked), partial(_profile, mode="infer", eval=True)),
-    Stage("profile, factory", _factory, partial(_profile, mode="infer", device="a100")),
+    Stage("profile, factory", lambda folder: {"model": build, "x": torch.ones(4, 8)},
+          partial(_profile, mode="infer", device="a100")),
     Stage("mode", lambda folder: {}, _mode),
     Stage("symbolic_trace", _with(Hooked),
           lambda owned, folder: str(symbolic_trace(owned["model"], meta_args={"x": owned["x"]}).graph)),

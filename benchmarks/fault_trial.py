@@ -1,5 +1,7 @@
 """A run is stopped at a line of Python, the n-th time that it is reached, or by a full disk: one fault after the
 other in a stage, each in a process that none has harmed yet, and what was changed by it.
+
+    python -m benchmarks.trust --only faults
 """
 from __future__ import annotations
 
@@ -27,11 +29,40 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import torch
+
 import analyzer
 
 from .fault_fingerprint import Functions, list_changed, read_owned, read_process
-from .fault_stage import Stage
+from .fault_stage import STAGES, Stage
 from .fault_stage import __file__ as OWN_CODE
+from .page import Found
+
+_COUNTS = {"interrupt": 120, "memory": 120, "disk": 6}
+_SECONDS = 240.0  # of processor time, over all stages
+
+
+def measure(count: int | None = None) -> Found:
+    """Faults at every stage, for docs/reliability.md: ``count`` of each kind a stage, or as many as the page has."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    counts = _COUNTS if count is None else {kind: min(count, number) for kind, number in _COUNTS.items()}
+    rows, lost, total = [], list[str](), Counter[str]()
+    for stage in STAGES.values():
+        watched, struck = Watched(stage), Counter[str]()
+        found = [f"{stage.name}: {line}" for line in watched.warm_up()]
+        for trial, is_struck, lines in try_faults(watched, list_trials(stage, watched.run, counts),
+                                                  _SECONDS / len(STAGES)):
+            struck[trial.kind] += is_struck
+            if lines:
+                found.append(f"{stage.name}: {trial.kind} at `{trial.where}`: {'; '.join(lines)[:300]}")
+        total += struck
+        lost += found
+        rows.append(f"| {stage.name} | {' | '.join(str(struck[kind]) for kind in KINDS)} | {len(found)} |")
+        print(rows[-1], *found, sep="\n    ", flush=True)
+    return Found({"faults": total.total()}, lost, "\n".join([
+        f"| stage | {' | '.join(KINDS)} | did not hold |", f"|---|{'---:|' * (len(KINDS) + 1)}", *rows]))
+
 
 PACKAGE = os.path.dirname(os.path.abspath(analyzer.__file__)) + os.sep
 KINDS = ("interrupt", "memory", "disk")

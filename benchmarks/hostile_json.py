@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 Path = tuple[str | int, ...]
@@ -62,7 +64,7 @@ def mutate(data: Any, loose: Callable[[Path], bool] = lambda path: False, is_par
     """
     for path in _list_places(data, skips):
         where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path) or "."
-        value, is_loose = _get(path, data), loose(path)
+        value, is_loose = reduce(getitem, path, data), loose(path)
         for name, other, must_fail in _others(value):
             yield _change(f"{where}: {name}", data, path, other, must_fail and not is_loose)
         if path and isinstance(path[-1], str):
@@ -112,12 +114,6 @@ def _list_places(data: Any, skips: Callable[[Path], bool]) -> list[Path]:
     return list(found.values())
 
 
-def _get(path: Path, data: Any) -> Any:
-    for key in path:
-        data = data[key]
-    return data
-
-
 def _change(name: str, data: Any, path: Path, value: Any, must_fail: bool) -> Mutation:
     if not path:
         return Mutation(name, _write(value), must_fail)
@@ -142,7 +138,7 @@ def _give_twice(data: Any, path: Path) -> bytes:
 @contextmanager
 def _changed(data: Any, path: Path) -> Iterator[tuple[Any, Any]]:
     """The object or list that holds what is at ``path``, and its key there; it is afterwards as it was."""
-    holder, key = _get(path[:-1], data), path[-1]
+    holder, key = reduce(getitem, path[:-1], data), path[-1]
     before = copy.copy(holder)
     try:
         yield holder, key

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
-from benchmarks.megatron_op import define, run, stream_signature
+from benchmarks.megatron_gpt import define, run, stream_signature
 
 Tensor = torch.Tensor
 METRICS = 2  #: LanguageCrossEntropy and LanguagePerplexity, ``use_train_metrics``

@@ -119,9 +119,9 @@ def _first_floating(output: Any) -> torch.Tensor:
 
 
 _optimizers: dict[str, Any] = {"groups": _groups, "foreign": _Foreign}
-_losses: dict[str, Callable[[Any],
-                            torch.Tensor]] = {"square": lambda output: _first_floating(output).float().square().mean(),
-                                              "first": lambda output: _first_floating(output)[0, 0].sum()}
+_losses: dict[str, Callable[[Any], torch.Tensor]] = {
+    "square": lambda output: _first_floating(output).float().square().mean(),
+    "first": lambda output: _first_floating(output)[0, 0].sum()}
 
 
 def show_difference(one: Any, other: Any, length: int = 100) -> str:

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from . import speed_section as section  # noqa: E402
 from .page import ROOT, describe_machine, markdown, publish  # noqa: E402
 from .speed_case import CASES, import_libraries  # noqa: E402
-from .speed_table import Report, format_ratio, judge, say  # noqa: E402
+from .speed_timing import Report, format_ratio, judge, say  # noqa: E402
 
 #: In the order in which they run: others last, for some leave torch patched.
 SECTIONS: dict[str, Callable[[Report], None]] = {

@@ -202,13 +202,6 @@ def prepare_calflops(on: Prepared) -> Run:
     return lambda: calculate_flops(model=on.model, print_results=False, output_as_string=False, **given)
 
 
-def prepare_deepspeed(on: Prepared) -> Run:
-    from deepspeed.profiling.flops_profiler import get_model_profile
-
-    return lambda: get_model_profile(on.model, args=list(on.args), kwargs=on.kwargs, print_profile=False,
-                                     detailed=False, as_string=False, warm_up=0)
-
-
 OURS: dict[str, Callable[[Prepared], Run]] = {
     "bare": lambda on: on.step, "bare + AdamW": prepare_bare_adamw, "profile": lambda on: on.profile,
     "profile, all read": prepare_ours_read, "profile + AdamW": lambda on: lambda: on.profile(optimizer="adamw"),
@@ -217,7 +210,7 @@ OTHERS: dict[str, Callable[[Prepared], Run]] = {
     "MemTracker": prepare_mem_tracker,
     "torch.export": lambda on: lambda: torch.export.export(on.model, on.args, on.kwargs),
     "fx + ShapeProp": prepare_fx, "torchinfo": prepare_torchinfo, "fvcore": prepare_fvcore,
-    "calflops": prepare_calflops, "DeepSpeed": prepare_deepspeed}
+    "calflops": prepare_calflops}
 
 
 def prepare(name: str, on: Prepared) -> Run | str:

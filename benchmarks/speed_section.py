@@ -17,8 +17,22 @@ from analyzer.zoo import MODELS
 from .page import markdown
 from .replay_equality import FIELDS
 from .speed_case import OTHERS, OURS, REUSE_CASES, Prepared, Run, prepare
-from .speed_process import apart, measure_cold, measure_depth, measure_memory, time_imports
-from .speed_table import CPU, MIB, Report, format_ratio, median_known, ratio, say, slope, time_in_turn
+from .speed_timing import (
+    CPU,
+    MIB,
+    Report,
+    apart,
+    format_ratio,
+    measure_cold,
+    measure_depth,
+    measure_memory,
+    median_known,
+    ratio,
+    say,
+    slope,
+    time_imports,
+    time_in_turn,
+)
 
 
 def report_ratios(report: Report) -> None:

@@ -25,7 +25,7 @@ from .page import DOCS, Found, read_block, write_block
 PAGE = "reliability.md"
 #: Sections in the order of the page, each with the module whose `measure` finds it.
 MODULES = {"versions": "matrix", "replay": "replay_equality", "inputs": "trust_inputs",
-           "long-use": "trust_long_use", "programs": "trust_programs", "faults": "trust_faults"}
+           "long-use": "trust_long_use", "programs": "trust_programs", "faults": "fault_trial"}
 
 
 def describe(name: str, found: Found, seconds: float) -> str:

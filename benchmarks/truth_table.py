@@ -1,12 +1,32 @@
-"""Tables of what others measured, in ``truth``."""
+"""Tables of what others measured, in ``truth``, and constants as they are written for the package."""
 from __future__ import annotations
 
 import csv
 import gzip
 import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+import analyzer.hardware.kernel_time
+
+FITTED = Path(analyzer.hardware.kernel_time.__file__).parent / "fitted"
+Constants = dict[str, float]
+
+
+def write_constants(family: str, provenance: Mapping[str, Any], generic: Mapping[str, float],
+                    architectures: Mapping[str, Constants] = {}, devices: Mapping[str, Constants] = {}) -> None:
+    """Write ``fitted/<family>.json``; the command stands first in its provenance."""
+    data = {"provenance": {"command": f"python -m benchmarks.calibration.{family}", **provenance}, "generic": generic,
+            "architectures": architectures, "devices": devices}
+    (FITTED / f"{family}.json").write_text(json.dumps(data, indent=1) + "\n")
+
+
+def rounded(constants: Mapping[str, float], names: Iterable[str] | None = None) -> Constants:
+    """Some of the constants, or all, at four digits."""
+    return {name: float(f"{constants[name]:.4g}") for name in names or constants}
+
 
 TRUTH = Path(__file__).resolve().parent / "truth"
 Run = TypeVar("Run", bound=tuple[Any, ...])

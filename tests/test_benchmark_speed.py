@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer import profile
-from benchmarks import page, speed, speed_process, speed_section, speed_table
+from benchmarks import page, speed, speed_section, speed_timing
 from benchmarks.speed_case import CASES, OTHERS, OURS, REUSE_CASES, Prepared, SpeedCase, prepare
-from benchmarks.speed_table import Timing, median_known, ratio, slope, time_in_turn
+from benchmarks.speed_timing import Timing, median_known, ratio, slope, time_in_turn
 
 TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
 SECONDS = st.floats(1e-3, 1e3)
@@ -21,7 +21,7 @@ few = settings(max_examples=30)
 
 
 def test_examples_in_the_docstrings():
-    found = doctest.testmod(speed_table)
+    found = doctest.testmod(speed_timing)
     assert found.attempted > 0 and found.failed == 0
 
 
@@ -104,7 +104,7 @@ def test_a_fork_gives_its_answer_and_a_failure_is_an_error():
 
 
 def test_resident_memory_is_that_of_this_process():
-    assert 50 * 2**20 < speed_process.resident_bytes() <= speed_process.resident_bytes("VmHWM")
+    assert 50 * 2**20 < speed_timing.resident_bytes() <= speed_timing.resident_bytes("VmHWM")
 
 
 def test_unknown_sections_are_refused():

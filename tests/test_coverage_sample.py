@@ -67,7 +67,7 @@ def test_a_model_that_pytorch_cannot_run_is_not_judged():
 
 
 def test_nms_keeps_the_best_of_boxes_that_overlap():
-    from benchmarks.coverage_torchvision import suppress
+    from benchmarks.coverage_library import suppress
 
     boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 1.9], [3, 3, 4, 4], [0, 0, 1, 1]])
     assert suppress(boxes, torch.tensor([0.5, 0.9, 0.7, 0.1]), 0.5).tolist() == [1, 2, 3]

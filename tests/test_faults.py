@@ -1,4 +1,4 @@
-"""A run that is stopped leaves nothing behind: a sample of benchmarks/trust_faults.py, and the faults that it found."""
+"""A run that is stopped leaves nothing behind: a sample of benchmarks/fault_trial.py, and the faults that it found."""
 from __future__ import annotations
 
 import os

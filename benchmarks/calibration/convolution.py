@@ -24,9 +24,7 @@ from typing import NamedTuple
 from analyzer.hardware import DeviceSpec, PeakRates, find_device, roofline_seconds
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from benchmarks.truth_table import read_rows, read_truth
-
-from .constants import Constants, write_constants
+from benchmarks.truth_table import Constants, read_rows, read_truth, write_constants
 
 DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
            "Tesla P4": "p4"}

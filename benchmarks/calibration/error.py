@@ -17,8 +17,9 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import date
 from typing import NamedTuple
 
+from benchmarks.truth_table import write_constants
+
 from . import attention, collective, matmul, matmul_cases, memory_bound
-from .constants import write_constants
 
 FEWEST = 10  # kernels that tell of a group
 LARGEST = 1.0  # logarithm, of an error that counts: above, another kernel ran than was predicted

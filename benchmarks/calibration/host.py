@@ -31,8 +31,8 @@ from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
 from analyzer.record.log import Log
 from benchmarks.measured_step import MeasuredStep, h200_steps
 from benchmarks.page import keep
+from benchmarks.truth_table import rounded, write_constants
 
-from .constants import rounded, write_constants
 from .matmul_cases import all_cases
 
 START = {"module_seconds": 20e-6, "forward_seconds": 10e-6, "gradient_seconds": 1e-6, "backward_seconds": 10e-6,
@@ -70,11 +70,10 @@ class StepTrace:  # the phases of a step, each with its calls, and how many modu
         found = {}
         for phase, calls in self.phases.items():
             start = max(clock)
-            clock = clock.after(*(
-                Work(round(add_launches(host, paces.get(call.pace, host.update_seconds), call.kernels,
-                                        call.convolutions, call.tensors) * PICOSECONDS),
-                     round((call.seconds + call.kernels * host.gap_seconds) * PICOSECONDS), call.waits,
-                     round(host.synchronize_seconds * PICOSECONDS)) for call in calls))
+            clock = clock.after(*(Work(round(add_launches(host, paces.get(call.pace, host.update_seconds), call.kernels,
+                                                          call.convolutions, call.tensors) * PICOSECONDS),
+                                       round((call.seconds + call.kernels * host.gap_seconds) * PICOSECONDS),
+                                       call.waits, round(host.synchronize_seconds * PICOSECONDS)) for call in calls))
             found[phase] = (max(clock) - start) / PICOSECONDS
         return found
 

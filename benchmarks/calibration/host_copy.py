@@ -9,25 +9,19 @@ distance of a point from its mean, and a factor of two for pageable memory, whic
 """
 from __future__ import annotations
 
-import math
+from statistics import geometric_mean
 
-from benchmarks.truth_table import read_truth
-
-from .constants import rounded, write_constants
+from benchmarks.truth_table import read_truth, rounded, write_constants
 
 _PCIE_5, _PCIE_3 = 64e9, 16e9
 # github.com/mpicbg-scicomp/gearshifft/pull/82: bandwidthTest, pinned, 32 MiB, the processor beside the device
 _P100 = {"to_device": 12150.7e6, "from_device": 12890.6e6}
 # github.com/microsoft/onnxruntime/issues/20947: Nsight Systems, Pageable to Device, MB and seconds
-_PAGEABLE_TO_DEVICE = ((1.573e6, 139392e-9), (0.786e6, 70432e-9), (0.786e6, 68896e-9))
+_PAGEABLE = ((1.573e6, 139392e-9), (0.786e6, 70432e-9), (0.786e6, 68896e-9))
 # github.com/pytorch/pytorch/pull/138018: Memcpy DtoH (Device -> Pageable) in torch.save on an A100, bytes/s
 _PAGEABLE_FROM_DEVICE = 1.4e9
 # the floor of a kernel in a CUDA graph of A100, H100 and H200: smallest products of gemm.csv.gz
 _LATENCY = 2.5e-6
-
-
-def _mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def main() -> None:
@@ -35,12 +29,12 @@ def main() -> None:
     h200 = {"to_device" if name == "host to device" else "from_device": gigabytes * 1e9
             for name, gigabytes in tables["pcie5-x16-h200"]}
     shares = {direction: [h200[direction] / _PCIE_5, _P100[direction] / _PCIE_3] for direction in _P100}
-    means = {direction: _mean(values) for direction, values in shares.items()}
+    means = {direction: geometric_mean(values) for direction, values in shares.items()}
     spread = max(max(share / means[direction], means[direction] / share) - 1
                  for direction, values in shares.items() for share in values)
     constants = {"latency_seconds": _LATENCY, "pinned_to_device_share": means["to_device"],
                  "pinned_from_device_share": means["from_device"], "pinned_spread": 2 * spread,
-                 "pageable_to_device_bandwidth": _mean([size / seconds for size, seconds in _PAGEABLE_TO_DEVICE]),
+                 "pageable_to_device_bandwidth": geometric_mean(size / seconds for size, seconds in _PAGEABLE),
                  "pageable_from_device_bandwidth": _PAGEABLE_FROM_DEVICE, "pageable_spread": 1.0}
     # the device of the table: its own figures, as near as two digits tell
     devices = {"h200": rounded({f"pinned_{direction}_share": rate / _PCIE_5 for direction, rate in h200.items()})}

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .constants import write_constants
+from benchmarks.truth_table import write_constants
 
 FEW, MANY = 4, 36  #: kernels, parameters
 RUNS, CALLS = 100, 20

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
 from analyzer.hardware.kernel_time.estimate import BOUNDS, find_constants
 from analyzer.hardware.kernel_time.matmul import KINDS, ProductMachine
+from benchmarks.truth_table import write_constants
 
-from .constants import write_constants
 from .matmul_cases import FOLDS, Case, all_cases, sample, unaligned_cases
 
 SAMPLE = 280  #: cases of a device and kind that a fit sees

@@ -357,7 +357,7 @@ def test_boxes_are_found_kept_and_cut_out_of_features() -> None:
     from torchvision.models.detection.anchor_utils import AnchorGenerator
     from torchvision.ops import MultiScaleRoIAlign
 
-    from benchmarks.coverage_torchvision import provide_nms
+    from benchmarks.coverage_library import provide_nms
 
     provide_nms()
     torch.manual_seed(0)

@@ -8,17 +8,18 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.flop_models import CASES, Case
 from benchmarks.flop_reference import (
+    CASES,
     GROUPED_BACKWARD,
     NO_FORMULA,
     TRANSPOSED_BACKWARD,
+    Case,
     SignatureLog,
     compare,
     count_meta_run,
     count_real_run,
 )
-from benchmarks.flop_zero_check import ZeroCheck, sweep
+from benchmarks.operator_samples import ZeroCheck, sweep
 
 SAMPLE = ["resnet18", "mobilenet_v3_small", "gpt2", "mamba", "t5"]
 GROUPED = {"mobilenet_v3_small", "mamba"}
