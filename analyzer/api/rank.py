@@ -30,8 +30,8 @@ from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part, walk_modules
-from analyzer.replay.lap.chain import Chain, find_chain
 from analyzer.replay.lap.extension import WholeRun, run_some
+from analyzer.replay.lap.tape import Chain, find_chain
 from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
 from analyzer.results.info import ReplayInfo, ReplayReport

@@ -176,11 +176,10 @@ def list_runs(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
     while i < len(ordered):
         j = i + 1
         step = ordered[j] - ordered[i] if j < len(ordered) else 1
-        while j + 1 < len(ordered) and ordered[j + 1] - ordered[j] == step:
+        while j < len(ordered) and ordered[j] - ordered[j - 1] == step:
             j += 1
-        if j == i + 1 and step > 1 or j >= len(ordered):  # two ranks apart are no run
-            j = i
-            step = 1
-        runs.append((ordered[i], ordered[j], step))
-        i = j + 1
+        if j == i + 2 and step > 1:  # two ranks apart are no run
+            j, step = i + 1, 1
+        runs.append((ordered[i], ordered[j - 1], step))
+        i = j
     return runs

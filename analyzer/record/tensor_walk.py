@@ -1,7 +1,7 @@
 """Tensors, modules and parameters found in what a user gives."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -29,17 +29,12 @@ def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module
     seen: set[int] = set()
     waiting: list[tuple[str, nn.Module]] = [(prefix, root)]
     while waiting:
-        pair = waiting.pop()
-        path, module = pair
-        key = id(module)
-        if key in seen:
-            continue
-        seen.add(key)
-        found.append(pair)
-        children = module._modules
-        if children:
+        path, module = pair = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append(pair)
             above = path + "." if path else ""
-            waiting += [(above + name, child) for name, child in reversed(list(children.items())) if child is not None]
+            waiting += [(above + name, child) for name, child in reversed(module._modules.items()) if child is not None]
     return found
 
 
@@ -47,21 +42,14 @@ def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples, dicts and dataclasses."""
-    found: list[torch.Tensor] = []
-    _collect_tensors(tree, found)
-    return found
-
-
-def _collect_tensors(tree: Any, found: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
-        found.append(tree)
-    elif isinstance(tree, (list, tuple, set, dict)):
-        for x in tree.values() if isinstance(tree, dict) else tree:
-            if type(x) not in LEAVES:
-                _collect_tensors(x, found)
+        return [tree]
+    parts: Iterable[Any] = ()
+    if isinstance(tree, (list, tuple, set, dict)):
+        parts = tree.values() if isinstance(tree, dict) else tree
     elif hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
-        for name in tree.__dataclass_fields__:
-            _collect_tensors(getattr(tree, name, None), found)
+        parts = [getattr(tree, name, None) for name in tree.__dataclass_fields__]
+    return [tensor for part in parts if type(part) not in LEAVES for tensor in tensors_in(part)]
 
 
 def local_part(tensor: Any) -> torch.Tensor:

@@ -19,10 +19,7 @@ hold_over_forks(_lock)
 
 
 class _Watches(threading.local):
-    """The watches of one thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.active: list[_Watch] = []
+    active: tuple[_Watch, ...] = ()  # of one thread, the innermost last
 
 
 _watches = _Watches()
@@ -41,10 +38,10 @@ def watch_reads(root: nn.Module) -> Iterator[set[tuple[str, str]]]:
         with _lock:
             for cls in classes:
                 _wrap(cls, watch)
-        _watches.active.append(watch)
+        _watches.active += watch,
         yield watch[1]
     finally:
-        _watches.active = [other for other in _watches.active if other is not watch]
+        _watches.active = tuple([other for other in _watches.active if other is not watch])
         with _lock:
             for cls in classes:
                 _unwrap(cls, watch)

@@ -137,11 +137,6 @@ class CapturedBlock:
     begins_at: tuple[int, int, int] | None = None
 
     @property
-    def shows_held(self) -> bool:
-        """Whether rows of it stand for parameters or buffers, as views of these do."""
-        return any(self.inputs <= slot < self.inputs + len(self.held) for slot, _ in self.writers)
-
-    @property
     def made(self) -> list[Output]:
         """The tensors that it makes and gives."""
         return [o for o in self.outputs if isinstance(o, Output)]

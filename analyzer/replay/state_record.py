@@ -171,7 +171,10 @@ class StateRecord:
         if isinstance(value, UNREADABLE):
             self.give_up(f"it uses a {kind.__name__}, whose state cannot be read")
         elif isinstance(value, contextvars.ContextVar):
-            return self._take_variable(value)
+            before = value.get(MISSING)
+            self.add_object(value, lambda: id(value.get(MISSING)),
+                            lambda old: value.set(before) if before is not MISSING else None)
+            return () if before is MISSING else (before,)
         elif isinstance(value, threading.local):
             self.add_mapping(vars(value))
             return vars(value).values()
@@ -200,43 +203,33 @@ class StateRecord:
             names = [k for row in slots for k in ((row, ) if isinstance(row, str) else row)]
             held = [name for name in names if name not in ("__dict__", "__weakref__")]
             self.add_places(value, held, [read_slot(value, name, MISSING) for name in held])
-            contents = getattr(value, "__dict__", {})
-            if type(contents) is dict and contents:
+            if type(contents := getattr(value, "__dict__", {})) is dict and contents:
                 self.add_mapping(contents)
             return (*contents.values(), *(read_slot(value, k, None) for k in names))
         return ()
-
-    def _take_variable(self, variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
-        before = variable.get(MISSING)
-        self.add_object(variable, lambda: id(variable.get(MISSING)),
-                        lambda old: variable.set(before) if before is not MISSING else None)
-        return () if before is MISSING else (before, )
 
     def _take_collection(self, found: Any) -> Iterable[Any]:
         """Containers of the standard library that are none of Python's own: weak ones, views on others."""
         is_mapping = isinstance(found, MutableMapping)
 
-        def list_items() -> list[Any]:
-            return list(found.items() if is_mapping else found)
+        def list_values() -> list[Any]:
+            return [x for item in found.items() for x in item] if is_mapping else list(found)
 
-        def list_values(items: list[Any]) -> list[Any]:
-            return [x for item in items for x in item] if is_mapping else items
-
-        items = list_items()
+        values = list_values()
 
         def put_back(old: Any) -> None:
             if isinstance(found, MutableSequence):
-                found[:] = items
+                found[:] = values
                 return
             found.clear()
-            for item in items:
-                if is_mapping:
-                    found[item[0]] = item[1]
-                else:
-                    found.add(item)
+            for i, value in enumerate(values):
+                if not is_mapping:
+                    found.add(value)
+                elif i % 2:
+                    found[values[i - 1]] = value
 
-        self.add_object(found, lambda: [x if type(x) in PLAIN else id(x) for x in list_values(list_items())], put_back)
-        return list_values(items)
+        self.add_object(found, lambda: [x if type(x) in PLAIN else id(x) for x in list_values()], put_back)
+        return values
 
     # ---- comparing
 

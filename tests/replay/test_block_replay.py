@@ -126,13 +126,6 @@ def test_what_could_differ_is_run(model, blocks):
     assert_same(model(), blocks=blocks, args=(X,), optimizer="sgd")
 
 
-def test_requires_grad_and_training_are_differences():
-    model = Stack(Block(i) for i in range(8))
-    for block in model.blocks[:4]:
-        block.up.weight.requires_grad_(False)
-    assert_same(model, blocks=8, args=(X,))
-
-
 class Residual(nn.Module):
     """Gradients reach the blocks from two places, and the first input wants one."""
 
@@ -170,20 +163,6 @@ class PassingOn(Stack):
 @pytest.mark.parametrize(("needs_grad", "blocks"), [(False, 4), (True, 0)])
 def test_an_argument_may_be_passed_on_and_two_with_gradients_are_too_many(needs_grad, blocks):
     assert_same(PassingOn(needs_grad), blocks=blocks, args=(X,))
-
-
-def test_autocast_runs_every_block():
-    assert_same(Stack(Block(i) for i in range(4)), blocks=0, args=(X,), autocast=torch.bfloat16)
-
-
-def test_reads_are_seen_by_path_and_classes_are_as_they_were():
-    model = Stack(Block(i) for i in range(2))
-    before = {cls: cls.__dict__.get("__getattribute__") for cls in (Block, Stack, nn.Linear, nn.ModuleList)}
-    with watch_reads(model) as reads:
-        model(torch.randn(4, 16))
-    assert ("blocks.0", "up") in reads
-    assert ("blocks.0", "index") not in reads
-    assert {cls: cls.__dict__.get("__getattribute__") for cls in before} == before
 
 
 @pytest.mark.parametrize("other", [nullcontext, watch_reads])

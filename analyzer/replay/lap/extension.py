@@ -6,7 +6,6 @@ from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from analyzer.memory.allocator_segment import Span
 from analyzer.meta.address_space import AddressSpace, MetaStorage, next_number, take_numbers
@@ -21,11 +20,9 @@ from analyzer.replay.attribute_watch import watch_reads
 from analyzer.replay.cache_slot import noting_slots
 from analyzer.replay.match import Mismatch
 
-from .chain import REFERENCE, Chain
 from .layout import Layout
-from .naming import Naming
-from .replayed_lap import LapSegment, Regions, ReplayedLap, renamed_module_call, renamed_node
-from .tape import KEPT, ORDERED, STEP, Tape
+from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_module_call, renamed_node
+from .tape import KEPT, ORDERED, REFERENCE, STEP, Chain, Tape
 from .update import LapKind, Stretch, insert, insert_specs, list_positions
 
 
@@ -223,41 +220,28 @@ class WholeRun(NamedTuple):
     space: AddressSpace
 
 
-def _copy_before(log: Log, space: AddressSpace,
-                 live: Iterable[MetaStorage]) -> tuple[Log, AddressSpace, dict[int, tuple[torch.device, Any]]]:
-    """The log and the memory as they are, in copies, and where in that memory storages are, by number."""
-    table = log.lifetime_table.copy()
-    memo: dict[int, Any] = {id(log.lifetime_table): table}
-    memo.update((id(life), life.copy_to(table)) for life in log.storage_table.values())
-    memo.update((id(module), copy(module)) for module in log.modules)
-    before, memory = deepcopy((log, space), memo)
-    return before, memory, {storage.number: (storage.device, deepcopy(storage.region, memo)) for storage in live}
-
-
-def _list_indices(chain: Chain) -> list[tuple[str, str]]:
-    """(path, attribute) of integers in which each block has one more than the block before it."""
-    def value(block: nn.Module, path: str, name: str) -> Any:
-        return vars(block.get_submodule(path)).get(name)
-
-    return [(path, name) for path, name in sorted(chain.unread)
-            if all(value(block, path, name) == value(chain.blocks[REFERENCE], path, name) + place - REFERENCE
-                   for place, block in enumerate(chain.blocks[1:-1], 1))]
-
-
 def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
              stands_in: bool) -> WholeRun:
     """The log and memory of what ``run`` does as if all blocks ran; with gradients of blocks that are not run where
     something ``stands_in`` for them. Raises Mismatch where it cannot be told.
     """
-    space = recorder.space
+    log, space, reference = recorder.log, recorder.space, chain.blocks[REFERENCE]
     listener, space.listener = space.listener, None
-    try:
-        before, memory, regions = _copy_before(recorder.log, space, live)
+    try:  # the log and the memory as they are, and where in that memory storages are
+        table = log.lifetime_table.copy()
+        memo: dict[int, Any] = {id(log.lifetime_table): table}
+        memo.update((id(life), life.copy_to(table)) for life in log.storage_table.values())
+        memo.update((id(module), copy(module)) for module in log.modules)
+        before, memory = deepcopy((log, space), memo)
+        regions = {storage.number: (storage.device, deepcopy(storage.region, memo)) for storage in live}
+        del memo
     finally:
         space.listener = listener
     recorder.mode.state.asks_memory = False
-    reference = chain.blocks[REFERENCE]
-    with noting_slots(reference, _list_indices(chain)) as (indices, filled):
+    # integers in which each block has one more than the block before it
+    counting = [(path, name) for path, name in sorted(chain.unread) if len({
+        vars(block.get_submodule(path))[name] - place for place, block in enumerate(chain.blocks[1:-1])}) == 1]
+    with noting_slots(reference, counting) as (indices, filled):
         tape = Tape(recorder, chain, stands_in, filled)
         with tape.running(), watch_reads(reference) as reads:
             try:

@@ -13,8 +13,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, OUTSIDE
 from analyzer.replay.match import Mismatch
 
-from .chain import REFERENCE, TAIL
-from .tape import LAP, ORDERED, STEP, Cut, Tape
+from .tape import LAP, ORDERED, REFERENCE, STEP, TAIL, Cut, Tape
 from .update import (
     RELEASE,
     UPDATE,
@@ -272,19 +271,17 @@ class Layout:
             for kind, what in stretch.events if stretch.lap is None or stretch.is_open else ():
                 if kind == CALLED and what in self.insertions:
                     self._check_insertion(what)
-                elif any(self._outlives(number) for number in self._speaks_of(kind, what)):
+                    continue
+                call = self.log.call_slots[what] if kind == CALLED else None
+                spoken_of = (*call.inputs, *call.outputs) if call is not None else (
+                    what if kind == DIED else what[0],) if kind in (BORN, DIED) else ()
+                if any(map(self._outlives, spoken_of)):
                     raise Mismatch("something outlives the blocks next to its own")
 
     def _outlives(self, number: int) -> bool:
         """Whether a storage that something outside of laps speaks of is the reference block's; others are missing."""
         origin = self.storages.get(number)
         return origin is not None and origin.block == REFERENCE and number not in self.gradients
-
-    def _speaks_of(self, kind: int, what: Any) -> tuple[int, ...]:
-        if kind == CALLED:
-            call = self.log.call_slots[what]
-            return (*call.inputs, *call.outputs)
-        return (what,) if kind == DIED else (what[0],) if kind == BORN else ()
 
     def _find_reach(self, laps: dict[LapKind, dict[int, Stretch]]) -> int:
         reason = ""

@@ -11,8 +11,7 @@ from analyzer.record.call_table import CallTable, OpCall
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED
 from analyzer.replay.match import Mismatch
 
-from .chain import REFERENCE
-from .tape import STEP
+from .tape import REFERENCE, STEP
 
 UPDATE = "update"  #: laps of what is done to a block's parameters
 RELEASE = "release"  #: laps of deaths, outside of passes, of what a block made
