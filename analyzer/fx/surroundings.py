@@ -25,8 +25,7 @@ from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
 from analyzer.output import hold_over_forks
 from analyzer.record.collector import rare_collections
 from analyzer.record.tensor_walk import walk_modules
-from analyzer.replay.state_fingerprint import CodeRecord
-from analyzer.replay.state_record import StateRecord
+from analyzer.replay.state_fingerprint import CodeRecord, StateRecord
 from analyzer.replay.state_value import MOST_OBJECTS, PLAIN, look_up
 
 _NOT_ENTERED = (type, ModuleType, CodeType, BuiltinFunctionType)

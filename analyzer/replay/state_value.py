@@ -26,8 +26,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import read_slot
+from analyzer.meta.value.known_value import Watched
 
 from .reachable_code import is_standard, is_stateless
 
@@ -153,6 +155,29 @@ def set_value(holder: Any, name: str, value: Any) -> None:
         setattr(holder, name, value)
 
 
+def refill_mapping(mapping: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:
+    """Put back what a dictionary held."""
+    found = [(key, revive(value, mapping.get(key))) for key, value in zip(keys, values)]
+    mapping.clear()
+    mapping.update(found)
+
+
+def replace_items(container: Any, items: Any) -> None:
+    """Put back what a list or set held."""
+    container.clear()
+    if isinstance(items, set):
+        container.update(items)
+    else:
+        container.extend([revive(item, None) for item in items])
+
+
+def set_values(holder: Any, names: Iterable[str], now: Iterable[Any], values: Iterable[Any]) -> None:
+    """Put back what a holder had under names, where that is not what it has now."""
+    for name, present, value in zip(names, now, values):
+        if not are_alike((present,), (value,)):
+            set_value(holder, name, revive(value, present))
+
+
 def refill_of(array: Any) -> Callable[[Any], None]:
     """Puts back the items of an array of the standard library or of numpy."""
     copy = array.copy() if hasattr(array, "copy") and not hasattr(array, "frombytes") else None
@@ -189,3 +214,20 @@ def read_generators() -> tuple[Any, ...]:
         return (random.getstate(), )
     _, keys, *rest = numpy.random.get_state()
     return random.getstate(), keys.tobytes(), *rest
+
+
+def watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[weakref.ref[torch.Tensor], Watched]]:
+    """See from now on whether known contents are read."""
+    found: list[tuple[weakref.ref[torch.Tensor], Watched]] = []
+    for ref in tensors:
+        storage = storage_of(ref())
+        if storage is not None and storage.known is not None:
+            watched = storage.known = Watched(storage.known)
+            found.append((ref, watched))
+    return found
+
+
+def storage_of(tensor: torch.Tensor | None) -> MetaStorage | None:
+    """The storage of a tensor of the mode's."""
+    storage = None if tensor is None or tensor.layout is not torch.strided else find_storage(tensor)
+    return storage if isinstance(storage, MetaStorage) else None
