@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import DataDependentError, InputError, is_count
-from analyzer.fx.graph.graph_module import explain_call
+from analyzer.fx.graph.interpreter import explain_call
 from analyzer.fx.module_borrow import exported_module
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
@@ -27,9 +27,6 @@ from analyzer.meta.tensor import META, MetaTensor, bytes_on_meta, device_of, spa
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
-
-Tensor = torch.Tensor
-
 
 # Weights of bitsandbytes that a move to the GPU quantizes: layers that were only built hold them whole.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -23,7 +23,6 @@ from analyzer.record.tensor_walk import REGISTRIES, walk_modules
 
 from .fake_tensor import FakeTensors, GradientHooks, is_unquantized, quantize_on, restore_generators, save_generators
 
-Tensor = torch.Tensor
 _CONTAINERS = (list, dict, set, deque)
 _EMPTY = frozenset({list, dict, set, OrderedDict})
 _REGISTERED = frozenset(REGISTRIES)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
@@ -29,12 +29,10 @@ from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import tensors_in
 
-from .graph_module import GraphModule, explain_call
+from .graph_module import GraphModule
 from .kept import KeptResults
 from .offload import OffloadedTensors
 from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_blocks, statements_of
-
-Tensor = torch.Tensor
 
 
 class GraphInterpreter(fx.Interpreter):
@@ -132,6 +130,26 @@ class GraphInterpreter(fx.Interpreter):
             return self._run_function(statement.body, dict(zip(inputs, values)), results)  # type: ignore[no-any-return]
 
         self.env.update(zip(results, region.call(run, *[self.env[i] for i in inputs])))
+
+
+def explain_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any],
+                 error: TypeError) -> str:
+    """Why ``name``, a forward of that signature, cannot be called so, and what to give besides.
+
+    >>> signature = inspect.signature(lambda ids, labels: None)
+    >>> print(explain_call("forward", signature, (torch.ones(32, 256),), {}, TypeError()))
+    forward(ids, labels) needs labels too; give it, e.g. --input labels=int64:32 on the command line
+    """
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        lacking = [p.name for p in signature.parameters.values() if p.name not in given and p.default is p.empty
+                   and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    except TypeError:  # too many, or one of no such name
+        said = ", ".join([*[f"{len(args)} by position"] * bool(args), *sorted(kwargs)])
+        return f"{name}{signature} cannot be called with {said}: {error}"
+    batch = next((str(len(t)) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.ndim), "SIZES")
+    inputs = " ".join(f"--input {name}=int64:{batch}" for name in lacking)
+    return f"{name}{signature} needs {', '.join(lacking)} too; give it, e.g. {inputs} on the command line"
 
 
 def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:

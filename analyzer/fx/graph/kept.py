@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -15,7 +15,6 @@ from analyzer.meta.operator_info import describe_operator
 
 from .offload import HostCopy, HostTensor, StorageTable, alias_with_version
 
-Tensor = torch.Tensor
 _CAST = torch.ops.aten._to_copy.default
 
 

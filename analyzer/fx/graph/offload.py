@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from analyzer.meta.state import current
 from analyzer.meta.structure import tensors_of
-
-Tensor = torch.Tensor
 
 
 def alias_with_version(tensor: Tensor) -> Tensor:

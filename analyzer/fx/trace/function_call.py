@@ -10,7 +10,7 @@ from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.graph import _is_from_torch
 from torch.fx.node import _get_qualified_name
 
@@ -158,8 +158,6 @@ def find_by_name(name: str) -> Any:
         found = getattr(found, part, None)
     return found
 
-
-Tensor = torch.Tensor
 
 _OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 _OTHERS = "eq ne lt le gt ge neg pos abs invert getitem setitem".split()

@@ -14,7 +14,7 @@ from inspect import Parameter
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed
@@ -88,7 +88,6 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
     return Bound(parameters, given)
 
 
-Tensor = torch.Tensor
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 

@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils.hooks import RemovableHandle
 
 from analyzer.errors import InputError
@@ -30,8 +30,6 @@ from .function_call import BuildFunction, BuildObject, CallTarget, HeldModule, N
 from .input_check import keep_contents
 from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
 from .region_stack import RegionStack
-
-Tensor = torch.Tensor
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu",
            "gumbel_softmax", "fractional_max_pool")

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx.module_borrow import Borrowed
@@ -40,8 +40,6 @@ from .node_writer import NodeWriter
 from .outline import Site
 from .tracer_impl import BIAS_SPLITS, find_leaf_impl, is_leaf, register_tracer_impl, splits
 from .unknown_size import Run, SizeWatch, forget_contents, known_contents, subscript_of_shape
-
-Tensor = torch.Tensor
 
 
 class Tape(NodeWriter):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -128,8 +128,6 @@ def find_leaf_impl(module: nn.Module) -> Impl | None:
 
 
 # Biases added by a node of their own, so that what can be cut before the addition shows in the graph.
-
-Tensor = torch.Tensor
 
 #: functions of torch, each with a form that adds the bias in a call of its own
 BIAS_SPLITS: dict[Any, Callable[..., Any]] = {}

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -27,7 +27,6 @@ from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Known, Watched, reads
 
-Tensor = torch.Tensor
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 Run = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
