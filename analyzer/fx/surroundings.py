@@ -77,9 +77,7 @@ def _running(walked: list[tuple[str, nn.Module]]) -> Iterator[None]:
 
 
 def leaves_no_tensor(function: Callable[P, R]) -> Callable[P, R]:
-    """Let ``function``, which is given a model or what builds one, put back what building it reaches, and warn of
-    tensors that stay behind where no look at code can find them.
-    """
+    """Let ``function``, given a model or what builds one, put back what the build reaches, and warn of what is left."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

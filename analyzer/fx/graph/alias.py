@@ -123,8 +123,8 @@ _Schema = tuple[int, tuple[tuple[int, str, bool], ...]]
 
 @functools.cache
 def _read_schemas(operator: Any) -> tuple[_Schema, ...]:
-    """Of an operator, or of a name in ATen all that do not write into ``out``: how many arguments it takes, and
-    (position, name, is written to) of those whose memory it shares.
+    """Of an operator, or all of a name but for ``out``: how many arguments, and (position, name, is written to) of
+    those whose memory it shares.
     """
     packet = getattr(torch.ops.aten, operator, None) if operator and isinstance(operator, str) else None
     schemas = [] if packet is None else [getattr(packet, o)._schema for o in packet.overloads()]

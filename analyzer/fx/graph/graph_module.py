@@ -190,9 +190,7 @@ class TracedGraph(fx.Graph):
 
     @property
     def owning_module(self) -> fx.GraphModule | None:
-        """The graph module that it is the graph of. torch's graphs hold theirs, which then waits for the collector with
-        all its weights.
-        """
+        """The graph module, held weakly: with torch's strong reference it waits for the collector with its weights."""
         owner: weakref.ref[fx.GraphModule] | None = self.__dict__.get("_owner")
         return None if owner is None else owner()
 
@@ -298,9 +296,7 @@ class GraphModule(fx.GraphModule):
         self.graph = graph
 
     def expect(self, expected: Iterable[Expected], compares_identity: bool, asked: Iterable[Asked]) -> None:
-        """Set what the arguments of forward must be like, and the modes around it. Where code compares tensors with
-        ``is``, the same ones must be one tensor, too.
-        """
+        """Set what arguments of forward must be like, whether the same ones must be one tensor, and modes around it."""
         self._compares_identity, self._asked = compares_identity, tuple(asked)
         self._expected: dict[str, list[Expected]] = {}
         for e in expected:
@@ -326,9 +322,7 @@ class GraphModule(fx.GraphModule):
         return code
 
     def check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise InputError where arguments are not of the shapes, dtypes and constants that were traced, or a mode that
-        forward asks for is another.
-        """
+        """Raise InputError where shapes, dtypes, constants or modes that are asked for are not those of the trace."""
         for asked in self.__dict__.get("_asked", ()):
             asked.check()
         expected: dict[str, list[Expected]] = self.__dict__.get("_expected") or {}

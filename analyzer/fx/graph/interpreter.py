@@ -169,9 +169,7 @@ class RecordingInterpreter(GraphInterpreter):
         self._paths: dict[fx.Node, str] = {}
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a node. ``x.device`` was written down as the host where the model was traced there: it is
-        the device that its tensors are taken to be on now. One that the model names by a string stays.
-        """
+        """The arguments of a node. A device that was the host when traced is now where tensors are taken to be."""
         adopted = active_state().adopted_device
         found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
             torch.device, lambda device: adopted if device.type in ("cpu", "meta") else device,
@@ -217,9 +215,7 @@ class RecordingInterpreter(GraphInterpreter):
 def run_step(recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], *, mode: str,
              loss_fn: Callable[[Any], Tensor] | None, autocast: torch.dtype | None,
              device_type: str) -> dict[fx.Node, int]:
-    """Run one forward pass, and in training its loss and backward pass, of a graph module under a recorder; the result
-    is the row of each node in the log.
-    """
+    """Run one step of a graph module under a recorder: in training with its backward pass. Returns the nodes' rows."""
     interpreter, holds = RecordingInterpreter(module, recorder), hold_inputs(args, kwargs)
     recorder.planned_calls = max(1, sum(n.op == "call_module" for n in module.graph.nodes))
     recorder.start_step(0, placeholders=False)

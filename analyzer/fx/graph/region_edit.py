@@ -124,10 +124,7 @@ def nodes_in(gm: fx.GraphModule, region: Region) -> list[fx.Node]:
 
 
 def find_nodes(gm: fx.GraphModule, nodes: Nodes, caller: str) -> list[fx.Node]:
-    """The nodes, given themselves or by name, in the order of the graph, each once.
-
-    Raises InputError, which names ``caller``, for one that is not in the graph, and where none is given.
-    """
+    """The nodes, given themselves or by name, in the graph's order. Raises InputError for others, and for none."""
     by_name = {n.name: n for n in gm.graph.nodes}
     chosen = set()
     for node in nodes:

@@ -77,9 +77,7 @@ class CallByName(CallTarget):
 
 
 class BuildObject(CallTarget):
-    """Makes an object of the class ``wrapped`` from its attributes, a list or a mapping from its items too, without its
-    constructor.
-    """
+    """Makes an object of the class ``wrapped`` without its constructor: of attributes, and a container's items."""
 
     def __call__(self, items: list[Any], /, **attributes: Any) -> Any:
         """An object of these attributes, and items, which for a mapping are pairs of key and value."""

@@ -110,9 +110,7 @@ class Expected(NamedTuple):
         return self.argument + "".join(map(str, self.path))
 
     def check(self, value: Any, by_name: bool) -> None:
-        """Raise InputError where ``value``, the whole argument, has something else at this place. Constants among named
-        arguments (``by_name``) may be left out, as others that have a default.
-        """
+        """Raise InputError where the argument ``value`` has something else here; named constants may be left out."""
         try:
             value = self.find(value)
         except (AttributeError, KeyError, IndexError, TypeError):
@@ -271,9 +269,7 @@ class ContentWatch:
                 storage.known = None
 
     def find_changed(self, replaced: frozenset[int]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Tensors whose contents were read and changed, by the id of the user's tensor, each with the contents that it
-        had before the forward; ``replaced`` are ids of replaced buffers.
-        """
+        """By id of the user's, tensors that were read, and changed or ``replaced``, with their contents before that."""
         with without_modes():
             return {id(original): (tensor, contents.flat().as_strided(
                         original.shape, original.stride(), original.storage_offset()))
@@ -319,9 +315,7 @@ _TAKES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "BINARY_SUBSCR", "BINARY_OP")
 
 @functools.lru_cache(4096)
 def compares_identity(code: types.CodeType) -> bool:
-    """Whether code compares two values with ``is``, neither of them a constant or a name of its module, or asks for
-    ``id()`` or ``data_ptr()``.
-    """
+    """Whether code compares by ``is`` what is no constant and no name of its module, or asks for an id or address."""
     found = list(dis.get_instructions(code))
     for i, instruction in enumerate(found):
         if instruction.opname == "IS_OP":

@@ -272,9 +272,7 @@ class NodeWriter:
         self._kept.append(tensor)
 
     def bind(self, value: Any, node: fx.Node, rename: bool = False, around: tuple[Any, ...] = ()) -> None:
-        """Map ``value``, the result of ``node``, and its parts; with ``rename``, ``node`` wrote to none of them. It is
-        in the containers ``around``.
-        """
+        """Map ``value``, which ``node`` gave, and its parts; with ``rename``, ``node`` wrote to none of them."""
         if isinstance(value, Tensor):
             frame = self.regions.frame
             if rename and frame.prefix:

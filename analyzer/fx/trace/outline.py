@@ -156,10 +156,7 @@ def expected_structure(value: Any) -> Any:
 
 
 def keep_structure(value: Any, expected: Any) -> Any:
-    """``value``, which has as many items as when it was traced.
-
-    Raises InputError where data gave another number: the nodes behind are for the number traced.
-    """
+    """``value``. Raises InputError where it has another number of items than was traced, which later nodes expect."""
     if isinstance(expected, list) and len(value) != len(expected):
         raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: "
                          "what takes them one by one must be in the function or module that makes them")
@@ -188,10 +185,7 @@ def numbers_of(value: Any) -> list[tuple[tuple[tuple[Any, bool], ...], Any]]:
 
 
 def keep_numbers(value: Any, numbers: list[tuple[tuple[tuple[Any, bool], ...], Any]], place: str) -> Any:
-    """``value``, which holds the ``numbers`` (of `numbers_of`) that it held when it was traced.
-
-    Raises InputError where data gave another one, which the traced forward itself uses.
-    """
+    """``value``. Raises InputError where it holds other ``numbers`` (of `numbers_of`), which forward itself uses."""
     for path, traced in numbers:
         found = value
         for key, is_attribute in path:
@@ -204,10 +198,7 @@ def keep_numbers(value: Any, numbers: list[tuple[tuple[tuple[Any, bool], ...], A
 
 
 def keep_sizes(tensor: torch.Tensor, sizes: dict[int, int], place: str) -> torch.Tensor:
-    """``tensor``, whose sizes are those that the graph was traced with.
-
-    Raises InputError where data gave others, which the code at ``place`` made constants of the graph.
-    """
+    """``tensor``. Raises InputError where it has other sizes, which the code at ``place`` made constants."""
     for d, size in sizes.items():
         if tensor.shape[d] != size:
             raise InputError(f"a tensor has {tensor.shape[d]} elements in dimension {d}, which depends on data; the "

@@ -126,9 +126,7 @@ class Tape(NodeWriter):
             self.active_impls.discard(func)
 
     def is_leaf(self, module: nn.Module) -> bool:
-        """Whether ``module`` is to be one node: a leaf that is what the graph will find when it calls it. Raises
-        InputError where no other way is.
-        """
+        """Whether ``module`` is one node: a leaf as the graph will find it. Raises InputError where no other way is."""
         if not is_leaf(module) or self.splits_bias and splits(module):
             return False
         found = self.states.are_as_found(module.modules())
@@ -154,9 +152,8 @@ class Tape(NodeWriter):
 
     def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                      module: nn.Module | None = None) -> Any:
-        """Run ``function``, of ``site`` or ``module``, which asks for what depends on data, as one node.
-
-        Where its result shows what that was, code around it is wanted too.
+        """Run ``function``, which asks for what depends on data, as one node. Where its result shows that, code around
+        it is wanted too.
         """
         find_leaks((args, kwargs))
         self.leaks.show()

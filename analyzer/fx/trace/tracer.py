@@ -251,9 +251,7 @@ def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> Non
 
 
 def locate(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> AnalyzerError:
-    """An error of a forward with the module, the line and the arguments that it came from; one that is torch's or the
-    model's own says that the arguments do not fit it, or that it cannot run with them.
-    """
+    """An error of a forward with the module, the line and the arguments that it came from, as one of this package."""
     line = ""
     frame: types.TracebackType | None = error.__traceback__
     while frame is not None:
@@ -271,9 +269,7 @@ def locate(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> Analyz
 
 
 class Assignments:
-    """What the modules of ``borrowed`` and the arguments of forward, by name, hold when it begins, for `write` when it
-    ends.
-    """
+    """What modules and the arguments of forward hold when it begins, for `write` when it ends."""
 
     def __init__(self, borrowed: Borrowed, arguments: Mapping[str, Any]) -> None:
         self.borrowed, self.arguments = borrowed, arguments
