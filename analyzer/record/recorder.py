@@ -101,7 +101,7 @@ class Recorder(ModuleRecorder):
                 self.memory.journal = None
             # a recorder that outlives the run keeps no model
             self.replay_block, self._modules = None, []
-            del self.touched, self.before_backward
+            self.touched, self.before_backward = lambda number, signature: None, lambda is_plain: None
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world
 
