@@ -263,12 +263,6 @@ def forward(self, x):
     assert regions["sum_2"] == (GradRegion(False, inference=True),)
 
 
-def test_traced_under_no_grad() -> None:
-    with torch.no_grad():
-        gm = symbolic_trace(nn.Sequential(Block()), meta_args={"input": X})
-    assert "no_grad" not in gm.code, "the mode around the call of symbolic_trace is the caller's"
-
-
 class Asks(nn.Module):
     def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """Traced graphs in the hands of torch.fx's own tools, and with contents that generated code or pickles trip over."""
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from analyzer import symbolic_profile, symbolic_trace
+from analyzer.api.symbolic_profile import reprofile
 from analyzer.errors import InputError
+from analyzer.fx import CheckpointRegion, nodes_in, set_region
 
-from .conftest import pickle_again, save_and_load
+from .conftest import assert_equal, pickle_again, run, save_and_load
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 NAMES = ["class", "self", 'a"b', "a\nb\\", "a-b"]
@@ -171,3 +174,50 @@ def test_graphs_of_functions_that_have_no_pickle(name: str, again: Callable[[Any
     got = again(gm)(X)
     for g, e in zip(got if isinstance(got, tuple) else [got], expected if isinstance(expected, tuple) else [expected]):
         assert torch.equal(g, e)
+
+
+class Unread(nn.Module):
+    """Results that nobody reads: of a function, of a normalisation that updates its buffers, of random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.layer(x))
+        y.exp().sum()
+        self.norm(y)
+        self.drop(y)
+        torch.poisson(x.abs())
+        torch._standard_gamma(x.abs() + 1)
+        return y + torch.rand(x.shape)
+
+
+def test_dead_code_is_what_has_no_effect() -> None:
+    model = Unread()
+    gm = symbolic_trace(model, meta_args={"x": X})
+    before, expected = [n.name for n in gm.graph.nodes], run(gm, model, (X,), {})
+    region = set_region(gm, ["exp", "sum_1", "norm_1"], CheckpointRegion(0, preserve_rng_state=False))
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    assert set(before) - {n.name for n in gm.graph.nodes} == {"exp", "sum_1"}
+    assert [n.name for n in nodes_in(gm, region)] == ["norm_1"]
+    gm = symbolic_trace(model, meta_args={"x": X})
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    assert_equal(run(gm, model, (X,), {}), expected, "without dead code")
+    gm = symbolic_trace(model.eval(), meta_args={"x": X})
+    gm.graph.eliminate_dead_code()
+    assert not {"exp", "sum_1", "norm_1"} & {n.name for n in gm.graph.nodes}
+
+
+def test_an_edited_graph_is_annotated_again_with_the_arguments_of_last_time() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    gm = symbolic_profile(symbolic_trace(model, meta_args={"input": X}), X, device="h100")
+    before, copied = gm.meta["profile"], copy.deepcopy(gm)
+    set_region(gm, ["_0", "_1"])
+    after = reprofile(gm).meta["profile"]
+    assert gm.code.count("checkpoint.checkpoint(") == 1 and after.recompute_flops > 0 == before.recompute_flops
+    assert after.to_json() == symbolic_profile(copy.deepcopy(gm), X, device="h100").meta["profile"].to_json()
+    with pytest.raises(InputError, match=r"this graph module has not been profiled; call symbolic_profile\(gm, ...\)"):
+        reprofile(copied)
