@@ -124,13 +124,12 @@ def is_functional(signature: Signature) -> bool:
 
 class CallRun(NamedTuple):
     """Calls in a row: where they are in the log, which of `CallTimer.timed` each is (one list for all replays that are
-    alike), whether each may be given the result of a functional collective, and whether they are replayed.
+    alike), and whether each may be given the result of a functional collective.
     """
 
     places: Sequence[int]
     calls: list[int]
     may_wait: Iterable[bool]
-    replayed: bool
 
 
 class CallSequence:
@@ -165,7 +164,7 @@ class CallSequence:
     def _written(self, start: int, stop: int) -> CallRun:
         table = self.log.call_slots
         places = table.written_places(start, stop)
-        return CallRun(places, self.timer.numbers(table, places), repeat(self._waits), False)
+        return CallRun(places, self.timer.numbers(table, places), repeat(self._waits))
 
     def _replayed(self, part: PlacedPart) -> CallRun:
         key = id(part.segment), part.start, part.stop
@@ -174,7 +173,7 @@ class CallSequence:
             results = self._results_in(table) if self._waits else set()
             self._alike[key] = self.timer.numbers(table, places), [
                 not results.isdisjoint(table[place].inputs) for place in places] if results else repeat(False)
-        return CallRun(range(part.first_call, part.first_call + part.calls), *self._alike[key], True)
+        return CallRun(range(part.first_call, part.first_call + part.calls), *self._alike[key])
 
     def __getitem__(self, index: int) -> OpCall:
         """A call with its storages."""

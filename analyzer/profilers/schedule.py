@@ -195,37 +195,3 @@ class Clock(NamedTuple):
             if waits:
                 host = (host if host > device else device) + notice
         return Clock(host, device)
-
-
-NEVER = -10**18
-
-
-class Stretch(NamedTuple):
-    """Many calls as one map of the clock: each end is the latest of the beginnings plus a constant (a matrix of the
-    max-plus algebra), so a replayed part of a step costs the same however long it is.
-
-    ``host_device`` is what the host's end is behind the device's beginning, and so on.
-    """
-
-    host_host: int = 0
-    host_device: int = NEVER
-    device_host: int = NEVER
-    device_device: int = 0
-
-    def then(self, *works: Work) -> Stretch:
-        """The stretch with more calls."""
-        hh, hd, dh, dd = self
-        for cost, device, waits, notice in works:
-            hh += cost
-            hd += cost
-            if device:
-                dh, dd = (hh if hh > dh else dh) + device, (hd if hd > dd else dd) + device
-            if waits:
-                hh, hd = (hh if hh > dh else dh) + notice, (hd if hd > dd else dd) + notice
-        return Stretch(hh, hd, dh, dd)
-
-    def end(self, clock: Clock) -> Clock:
-        """The clock after the stretch."""
-        host, device = clock
-        return Clock(max(host + self.host_host, device + self.host_device),
-                     max(host + self.device_host, device + self.device_device))

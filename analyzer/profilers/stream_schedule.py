@@ -27,7 +27,6 @@ from .schedule import (
     Moment,
     PhaseTime,
     StreamClock,
-    Stretch,
 )
 
 # What of one set of intervals lies beside another: communication that is exposed, time in which nothing runs.
@@ -293,20 +292,10 @@ def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
     """
     works = [call.work for call in timed]
     times: defaultdict[tuple[int, str], PhaseTime] = defaultdict(PhaseTime)
-    stretches: dict[int, Stretch] = {}
-    clock, step = Clock(), NO_STEP
-    for record, runs, _ in sequence.phases:
-        if record.step < first:
-            continue
-        if record.step != step:
-            clock, step = Clock(), record.step
-        start = max(clock)
-        for run in runs:
-            if not run.replayed:
-                clock = clock.after(*[works[number] for number in run.calls])
-                continue
-            if (stretch := stretches.get(id(run.calls))) is None:
-                stretch = stretches[id(run.calls)] = Stretch().then(*[works[number] for number in run.calls])
-            clock = stretch.end(clock)
-        times[step, record.phase] += PhaseTime(max(clock) - start)
+    for step, parts in groupby(sequence.phases, key=lambda phase: phase[0].step):
+        clock = Clock()
+        for record, runs, _ in parts if step >= first else ():
+            start = max(clock)
+            clock = clock.after(*[works[number] for run in runs for number in run.calls])
+            times[step, record.phase] += PhaseTime(max(clock) - start)
     return times

@@ -1,4 +1,4 @@
-"""How much of the peaks rests on workspaces of cuDNN that are in no source: said, ranged, saved."""
+"""Ranges of peaks: `record_stream` holds memory back, and workspaces of cuDNN are in no source."""
 from __future__ import annotations
 
 import json
@@ -7,12 +7,102 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import Profile, profile
+from analyzer import Profile, ProfileOptions, profile
 
-BLOCK, MIB = 512, 2**20
+MIB = 1 << 20
 
 
-def run(model: nn.Module, *shape: int, device: str = "h200", **options: object) -> Profile:
+def run(between, *, keeps=None, **options):
+    """Four times 32 MiB of the default stream are used on a side stream and freed, then ``between(side, event, x)``."""
+    class Model(nn.Module):
+        def forward(self, x):
+            side = torch.cuda.Stream()
+            for _ in range(4):
+                event = torch.cuda.Event()
+                block = torch.empty(32 * MIB, dtype=torch.uint8, device=x.device)
+                if keeps == "event before":
+                    event.record(side)
+                block.record_stream(torch.cuda.current_stream() if keeps == "own stream" else side)
+                del block
+                between(side, event, x)
+            return x + 1
+
+    return profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=1, **options))
+
+
+def nothing(side, event, x): ...
+
+
+def wait_for_side(side, event, x):
+    side.synchronize()
+
+
+def wait_for_all(side, event, x):
+    torch.cuda.synchronize()
+
+
+def wait_for_event(side, event, x):
+    if not event.number:
+        event.record(side)
+    event.synchronize()
+
+
+def read_behind_side(side, event, x):
+    torch.cuda.current_stream().wait_stream(side)
+    x.cpu()
+
+
+def read_beside_side(side, event, x):
+    x.cpu()
+
+
+def empty_cache(side, event, x):
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize(("between", "keeps", "blocks"), [
+    (nothing, None, 4), (wait_for_side, None, 1), (wait_for_all, None, 1), (wait_for_event, None, 1),
+    (wait_for_event, "event before", 2),  # each is after the block before was freed
+    (read_behind_side, None, 1), (read_beside_side, None, 4), (empty_cache, None, 1)])
+def test_blocks_are_held_until_the_host_has_waited_for_the_stream(between, keeps, blocks):
+    p = run(between, keeps=keeps)
+    low, high = p.peak_reserved_bytes_range
+    assert low == p.peak_reserved_bytes == 34 * MIB  # 2 MiB for small tensors
+    assert high == (2 + 32 * blocks) * MIB
+    assert any(text.startswith("record_stream: 4 blocks") and f"up to {high:,} bytes are reserved" in text
+               for text in p.assumptions)
+
+
+def test_no_more_is_reserved_than_there_is():
+    assert run(nothing, capacity_bytes=80 * MIB).peak_reserved_bytes_range == (34 * MIB, 80 * MIB)
+
+
+def test_memory_used_on_its_own_stream_alone_is_not_held_back():
+    p = run(nothing, keeps="own stream")
+    assert p.peak_reserved_bytes_range is None and not any("record_stream" in text for text in p.assumptions)
+
+
+@pytest.mark.usefixtures("replaying_torch")
+def test_the_end_of_a_step_is_waited_for():
+    class Model(nn.Module):
+        def forward(self, x):
+            block = torch.empty(32 * MIB, dtype=torch.uint8, device=x.device)
+            block.record_stream(torch.cuda.Stream())
+            return x + 1
+
+    p = profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=3))
+    assert p.peak_reserved_bytes_range == (34 * MIB, 34 * MIB)
+    assert [row.reason for row in p.replay if row.kind == "step"] == [
+        "it uses streams or events, or waits for the device"]
+    assert Profile.from_json(p.to_json()).peak_reserved_bytes_range == p.peak_reserved_bytes_range
+
+
+# How much of the peaks rests on workspaces of cuDNN that are in no source: said, ranged, saved.
+
+BLOCK = 512
+
+
+def run_convolution(model: nn.Module, *shape: int, device: str = "h200", **options: object) -> Profile:
     return profile(model.to(torch.bfloat16), (torch.empty(shape, dtype=torch.bfloat16, device="meta"),), mode="infer",
                    device=device, **options)
 
@@ -27,7 +117,7 @@ X, W = N * 64 * 56 * 56, 64 * 64 * 9  # elements of input (and output) and weigh
 
 
 def test_a_peak_rests_on_the_copies() -> None:
-    p = run(nn.Conv2d(64, 64, 3, padding=1, bias=False), N, 64, 56, 56)
+    p = run_convolution(nn.Conv2d(64, 64, 3, padding=1, bias=False), N, 64, 56, 56)
     held = blocks(X, X, W)
     copies = 50 * MIB  # 49.07 MiB, of a segment of which less than 1 MiB is left: it is given whole
     assert p.peak_allocated_bytes == held + copies
@@ -42,7 +132,7 @@ def test_a_peak_rests_on_the_copies() -> None:
 
 
 def test_a_workspace_that_is_taken_to_be_none_may_be_some() -> None:
-    p = run(nn.Conv2d(64, 64, 1, bias=False), N, 64, 56, 56)
+    p = run_convolution(nn.Conv2d(64, 64, 1, bias=False), N, 64, 56, 56)
     assert p.peak_allocated_bytes is not None and p.assumptions == ()
     assert p.peak_allocated_bytes_range == (p.peak_allocated_bytes, p.peak_allocated_bytes + blocks(2 * X))
 
@@ -63,7 +153,7 @@ def test_partial_sums_of_the_weight_gradient_count() -> None:
     pytest.param(nn.Conv2d(64, 64, 3), (8, 64, 56, 56), "cpu", id="no cuDNN"),
 ])
 def test_nothing_is_said_where_nothing_is_inferred(model: nn.Module, shape: tuple[int, ...], device: str) -> None:
-    p = run(model, *shape, device=device)
+    p = run_convolution(model, *shape, device=device)
     assert (p.peak_allocated_bytes_range, p.peak_reserved_bytes_range, p.assumptions) == (None, None, ())
 
 
@@ -80,7 +170,7 @@ def test_placement_that_cannot_be_repeated_has_no_range() -> None:
 
 
 def test_replayed_blocks_have_the_range_of_run_ones() -> None:
-    """The events of a replay are those of a run, so that what is asked again is the same."""
+    """The events of a replay are those of a run_convolution, so that what is asked again is the same."""
     def build() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
                                for _ in range(6)))
@@ -93,7 +183,7 @@ def test_replayed_blocks_have_the_range_of_run_ones() -> None:
 
 
 def test_ranges_are_shown_and_saved() -> None:
-    p = run(nn.Conv2d(64, 64, 3, padding=1, bias=False), N, 64, 56, 56)
+    p = run_convolution(nn.Conv2d(64, 64, 3, padding=1, bias=False), N, 64, 56, 56)
     said = "99.07 MiB (49.07 to 99.07) allocated, 104.00 MiB (54.00 to 104.00) reserved"
     assert f"peak memory: {said}" in repr(p) and said in p.screen() and "104.00 MiB (54.00 to 104.00)" in p.summary()
     text = p.to_json()
