@@ -139,8 +139,8 @@ _OF_A_STEP = (
            "none, gradients only)", metavar="NAME"),
     _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
     Option("--convention", "whose way of counting FLOPs: own (default; every operator, forward and backward), "
-           "deepspeed or fvcore (the forward pass alone, as those packages print it)",
-           choices=("own", "deepspeed", "fvcore"), default="own", metavar="NAME"),
+           "deepspeed (the forward pass alone, as that package prints it)",
+           choices=("own", "deepspeed"), default="own", metavar="NAME"),
     _switch("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)"),
     _switch("--cuda-graphs", "each pass is one CUDA graph: with --fused its mode \"reduce-overhead\", alone of eager's "
             "kernels"),

@@ -15,24 +15,23 @@ from analyzer.record.log import Log, Tally
 
 from .annotation import WAYS, Annotation, operator_key
 from .flop_registry import apply_formula, count_call
-from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, per_input, per_output
+from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, per_input
 from .traffic import traffic_bytes
 
-# Ways of counting FLOPs: the project's own, and those of two profilers whose figures are often quoted.
+# Ways of counting FLOPs: the project's own, and DeepSpeed's, whose figures are often quoted.
 #
 # ``own`` is the convention that stands at the head of each file of `operator`: every operator, forward, backward and
-# optimizer. ``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints, and ``fvcore`` what
-# fvcore's ``FlopCountAnalysis`` gives. Both count the forward pass alone, so under them all else is unknown (None), and
-# both know few operators: those with arithmetic that they do not see are listed in `Profile.uncounted`, and count
-# nothing in the totals.
+# optimizer. ``deepspeed`` is what DeepSpeed's FLOPs profiler (and its copy, flops-profiler) prints: it counts the
+# forward pass alone, so under it all else is unknown (None), and knows few operators: those with arithmetic that it
+# does not see are listed in `Profile.uncounted`, and count nothing in the totals.
 #
-# Both look at Python functions where the log holds ATen operators, so where two functions run one operator the common
-# reading is taken: sums and products are written ``a + b`` and ``a * b`` (which DeepSpeed does not see, unlike
-# ``torch.add``), softmax comes from ``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is
-# not seen), ReLU6 from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from
-# ``torch.baddbmm`` rather than the method.
+# It looks at Python functions where the log holds ATen operators, so where two functions run one operator the common
+# reading is taken: sums and products are written ``a + b`` and ``a * b`` (which it does not see, unlike ``torch.add``),
+# softmax comes from ``torch.nn.functional`` (but ``_safe_softmax`` from inside attention, where it is not seen), ReLU6
+# from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from ``torch.baddbmm``
+# rather than the method.
 
-NO_FLOPS = FlopCount(0)
+NO_FLOPS, DEEPSPEED_MEMO = FlopCount(0), "flops of deepspeed"
 Rule = Callable[[Signature], FlopCount | None]
 
 
@@ -63,57 +62,12 @@ def find_convention(name: str) -> Convention:
     return CONVENTIONS[name]
 
 
-def from_table(name: str, table: dict[str, Formula], products: Callable[[FlopCount], FlopCount],
-               sees: Callable[[set[str]], bool]) -> Rule:
-    """Count by the table's formula, else by ``products`` where an operator that it ``sees`` multiplies; else unseen."""
-    memo_key = f"flops of {name}"
-
-    def count(signature: Signature) -> FlopCount | None:
-        if memo_key in signature.memo:
-            return signature.memo[memo_key]  # type: ignore[no-any-return]
-        own, names = count_call(signature), list(map(str, family(signature.op)))
-        formula = next((table[key] for key in names if key in table), None)
-        result = None if formula is None else apply_formula(formula, signature)
-        if result is None and own is not None and (own.macs or not own.flops):
-            result = products(own) if not own.macs or sees(set(names)) else None
-        signature.memo[memo_key] = result
-        return result
-
-    return count
-
-
 def aten(names: str, formula: Formula) -> dict[str, Formula]:
     """One formula for the operators ``names`` of aten."""
     return {f"aten::{name}": formula for name in names.split()}
 
 
-# ---- what both share: normalizations and pooling
-
-
-def pooled_mean(*pooled: list[int]) -> Formula:
-    """A mean over such dimensions is a global average pooling and counts 1 an element; any other mean is not seen.
-
-    ATen's AdaptiveAveragePooling.cpp and AdaptiveAveragePooling3d.cpp write the dimensions so, and user code does not.
-    """
-    return lambda x, dim=None, keepdim=False, *_, **__: (
-        x.numel if keepdim and dim is not None and list(dim) in pooled else None)
-
-
-# 5 an element in training, 2 in evaluation, 1 less without a weight; of `no_stats`, as with the statistics given.
-NORMS: dict[str, Formula] = {
-    **aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
-           lambda x, weight, bias, mean, var, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
-    **aten("_native_batch_norm_legit.no_stats",
-           lambda x, weight, bias, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
-    **aten("_native_batch_norm_legit_no_training _batch_norm_no_update",
-           lambda x, weight=None, *_, **__: x.numel * (2 - (weight is None))),
-    **aten("_batch_norm_with_update native_group_norm",
-           lambda x, weight=None, *_, **__: x.numel * (5 - (weight is None))),
-    **aten("native_layer_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (5 - (weight is None)))}
-
-
-# ---- DeepSpeed: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8
-
+# DeepSpeed's formulas: deepspeed/profiling/flops_profiler/profiler.py, version 0.19.8.
 
 def biased_convolution_flops(x: Spec, weight: Spec, bias: Any, stride: Any, padding: Any, dilation: Any,
                              transposed: bool = False, output_padding: Any = None, groups: int = 1, *_: Any, out: Spec,
@@ -151,8 +105,20 @@ def one_layer_flops(weight: list[Spec], mode: int, hidden_size: int) -> int:
 
 
 DEEPSPEED: dict[str, Formula] = {
-    **NORMS,
-    **aten("mean.dim", pooled_mean([-1, -2], [-1, -2, -3])),
+    # norms: 5 an element in training, 2 in evaluation, 1 less without a weight; of `no_stats`, as with statistics given
+    **aten("native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
+           lambda x, weight, bias, mean, var, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
+    **aten("_native_batch_norm_legit.no_stats",
+           lambda x, weight, bias, training, *_, **__: x.numel * (2 + 3 * training - (weight is None))),
+    **aten("_native_batch_norm_legit_no_training _batch_norm_no_update",
+           lambda x, weight=None, *_, **__: x.numel * (2 - (weight is None))),
+    **aten("_batch_norm_with_update native_group_norm",
+           lambda x, weight=None, *_, **__: x.numel * (5 - (weight is None))),
+    **aten("native_layer_norm", lambda x, _shape, weight=None, *_, **__: x.numel * (5 - (weight is None))),
+    # 1 an element of a global average pooling, whose dimensions ATen's AdaptiveAveragePooling.cpp and
+    # AdaptiveAveragePooling3d.cpp write so, and user code does not; any other mean is not seen
+    **aten("mean.dim", lambda x, dim=None, keepdim=False, *_, **__: (
+        x.numel if keepdim and dim is not None and list(dim) in ([-1, -2], [-1, -2, -3]) else None)),
     **aten("convolution _convolution cudnn_convolution convolution_overrideable", biased_convolution_flops),
     **aten("baddbmm", lambda x, a, b, *_, **__: FlopCount(2 * a.numel * b[-1] + x.numel, a.numel * b[-1])),
     **aten(
@@ -179,30 +145,20 @@ DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_en
 DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
 
 
-# ---- fvcore: fvcore/nn/flop_count.py and jit_handles.py, version 0.1.5
+def count_as_deepspeed(signature: Signature) -> FlopCount | None:
+    """By the table's formula, else products of any operator; what else it does, and layers in one call, is not seen."""
+    if DEEPSPEED_MEMO not in signature.memo:
+        own, names = count_call(signature), list(map(str, family(signature.op)))
+        formula = next((DEEPSPEED[key] for key in names if key in DEEPSPEED), None)
+        result = None if formula is None else apply_formula(formula, signature)
+        if result is None and own is not None and (own.macs or not own.flops):
+            result = FlopCount(2 * own.macs, own.macs) if DEEPSPEED_UNSEEN.isdisjoint(names) else None
+        signature.memo[DEEPSPEED_MEMO] = result
+    return signature.memo[DEEPSPEED_MEMO]  # type: ignore[no-any-return]
 
 
-FVCORE: dict[str, Formula] = {
-    **NORMS,
-    **aten("mean.dim", pooled_mean([-1, -2])),
-    **aten("_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d", per_input(1)),
-    **aten("upsample_nearest2d", per_output(1)),
-    **aten("upsample_bilinear2d grid_sampler_2d cudnn_grid_sampler", per_output(4))}
-# The kernels behind the functions that it knows: linear, matmul, einsum and convolution.
-FVCORE_PRODUCTS = {f"aten::{name}" for name in (
-    "mm", "bmm", "mv", "dot", "addmm", "addmv", "_addmm_activation", "linear", "mkldnn_linear", "convolution",
-    "_convolution", "cudnn_convolution", "convolution_overrideable")}
-
-
-CONVENTIONS = {
-    c.name: c for c in (
-        Convention("own", count_call),
-        # products of any operator, attention kernels too; what else they do, and layers in one call, is not seen
-        Convention("deepspeed", from_table("deepspeed", DEEPSPEED, lambda own: FlopCount(2 * own.macs, own.macs),
-                                           DEEPSPEED_UNSEEN.isdisjoint), forward_only=True, hidden=DEEPSPEED_HIDDEN),
-        # a multiply-add counts as one FLOP; attention kernels and recurrent layers are not seen
-        Convention("fvcore", from_table("fvcore", FVCORE, lambda own: FlopCount(own.macs, own.macs),
-                                        lambda names: not FVCORE_PRODUCTS.isdisjoint(names)), forward_only=True))}
+CONVENTIONS = {"own": Convention("own", count_call), "deepspeed": Convention(
+    "deepspeed", count_as_deepspeed, forward_only=True, hidden=DEEPSPEED_HIDDEN)}
 
 
 # FLOPs and MACs per node, module, operator and phase.
@@ -221,9 +177,8 @@ def profile_flops(log: Log) -> Annotation:
 
 
 def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
-    """A profiler that counts as ``convention`` says: ``own``, ``deepspeed`` or ``fvcore`` (see `flop_convention`).
-
-    The last two count the forward pass alone: what they say nothing of is None. Raises InputError for another name.
+    """A profiler that counts as ``convention`` says: ``own``, or ``deepspeed``, under which all but the forward pass is
+    None. Raises InputError for another name.
     """
     chosen = find_convention(convention)
     return lambda log: _Count(log, chosen).run()

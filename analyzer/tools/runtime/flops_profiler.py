@@ -26,7 +26,7 @@ class FlopsProfiler:
     """Measures what a model does between `start_profile` and `stop_profile`: latency, FLOPs, MACs, bytes, by module.
 
     Forward, backward and optimizer steps are told apart. Counts are those of the forward pass under DeepSpeed's way of
-    counting unless ``convention`` says otherwise (``own``, ``fvcore``). Without `step` all that ran is one step. With
+    counting unless ``convention`` says otherwise (``own``). Without `step` all that ran is one step. With
     `step` called at the end of each training step, latencies are the mean of the steps, and counts those of the last;
     with ``start_step`` and ``end_step`` (the last one that is measured) recording begins and ends by itself, whenever
     `start_profile` was called before. ``ds_engine`` is anything with DeepSpeed's ``world_size``, ``dp_world_size``,

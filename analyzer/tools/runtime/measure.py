@@ -120,7 +120,7 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
 
     The arguments are those of `analyzer.profile`, with real tensors. ``warm_up`` steps run first; the mean of the
     ``steps`` after them is told in seconds, and what the last of them ran in FLOPs and bytes. ``convention`` is a way
-    of counting FLOPs (``own``, ``deepspeed``, ``fvcore``). Seconds come from the host's clock, less what the profiler
+    of counting FLOPs (``own``, ``deepspeed``). Seconds come from the host's clock, less what the profiler
     itself took, or from events of the accelerator. Afterwards parameters, gradients, buffers and random number
     generators are as they were. Raises InputError for arguments that cannot be used, and whatever the model itself
     raises.
