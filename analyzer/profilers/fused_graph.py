@@ -229,7 +229,8 @@ class _Builder:
         for phase, record in enumerate(self.log.phases):
             if record.step == self.log.steps - 1 and record.phase in COMPILED:
                 part = [(i, calls[i]) for i in range(record.first_call, record.last_call)]
-                passes.append((phase, record.end_event, [(i, call) for i, call in part if runs_kernel(call)]))
+                passes.append((phase, record.end_event, [(i, call) for i, call in part if not is_view(call) and (
+                    plan_of(call.signature).total != NOTHING or waits_for_device(call.signature))]))
         for place, (_, _, part) in enumerate(passes):
             for _, call in part:
                 self.users.update(set(call.inputs))
@@ -368,11 +369,6 @@ class _Builder:
             if (died is None or died > end) and self.last_use.get(number, -1) <= index:
                 self.buffers[self.realize(number)].is_result = True
                 self.left.add(number)
-
-
-def runs_kernel(call: OpCall) -> bool:
-    """Whether a call moves anything."""
-    return not is_view(call) and (plan_of(call.signature).total != NOTHING or waits_for_device(call.signature))
 
 
 def written_tensors(call: OpCall) -> list[tuple[int, TensorSpec]]:

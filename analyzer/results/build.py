@@ -190,7 +190,12 @@ class ProfileBuilder:
             rows = self._merge((a.modules for a in self.annotations), may_end=True)
             tree = ModuleTree(self.log, self.shape, self.paths, rows, operators, self.totals.get("optimizer_seconds"))
             calls = list_module_calls(self.log, self.paths, self._merge(a.module_calls for a in self.annotations))
-            return {"modules": tree.build(), "module_calls": calls, "operators": _sum_operators(operators)}
+            total: dict[tuple[str, str], OperatorInfo] = {}  # what is unknown in one is unknown in the sum
+            for record in chain.from_iterable(operators.values()):
+                key = record.phase, record.operator
+                total[key] = total[key] + record if key in total else record
+            return {"modules": tree.build(), "module_calls": calls, "operators": tuple(sorted(
+                total.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))}
 
     def _find_communication(self) -> dict[str, Any]:
         """A record for each call of the last step that communicates, of phases that ended; None where unknown."""
@@ -316,15 +321,6 @@ def _list_aliases(log: Log, index: int, node: LogNode, held: Mapping[tuple[int, 
         elif (name := held.get((node.step, number), node.name)) != node.name:
             found.append(name)
     return tuple(dict.fromkeys(found))
-
-
-def _sum_operators(by_module: dict[int, list[OperatorInfo]]) -> tuple[OperatorInfo, ...]:
-    """The same over all modules; what is unknown in one is unknown in the sum."""
-    found: dict[tuple[str, str], OperatorInfo] = {}
-    for r in chain.from_iterable(by_module.values()):
-        key = r.phase, r.operator
-        found[key] = found[key] + r if key in found else r
-    return tuple(sorted(found.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))
 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:

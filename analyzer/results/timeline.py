@@ -94,7 +94,8 @@ def read_memory(log: Log,
     changes = [*_what_was_there(log), *log.allocator_events[:end]]
     if not changes:
         return (), ()
-    first_call = _first_call_shown(log)
+    reaching = [record.step for record in log.phases if record.peak_allocated_bytes == log.peak_bytes]
+    first_call = next((record.first_call for record in log.phases if reaching and record.step == max(reaching)), 0)
     start = next((i for i, change in enumerate(changes) if change[3] >= first_call), len(changes))
     owners = _find_owners(log, changes)
     names = _Names(log)
@@ -102,11 +103,6 @@ def read_memory(log: Log,
     points = tuple(_points(log, changes, start, first_call, len(events) - start, host_starts))
     events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
     return points, tuple(events)
-
-
-def _first_call_shown(log: Log) -> int:
-    steps = [record.step for record in log.phases if record.peak_allocated_bytes == log.peak_bytes]
-    return next((record.first_call for record in log.phases if record.step == max(steps)), 0) if steps else 0
 
 
 def _what_was_there(log: Log) -> Iterator[AllocatorEvent]:

@@ -344,14 +344,11 @@ X = spec(4, 6)
     (lambda: of(aten._cdist_forward.default, spec(3, 4), spec(5, 4), 2.0, None, out=spec(3, 5)), 15 * 4 * 3),
     # Optimizers, 8 elements.
     (lambda: of(aten._fused_adamw_.default, [spec(3), spec(5)], [], [], [], [], [], lr=1e-3, beta1=0.9, beta2=0.99,
-                weight_decay=0.01,
-                eps=1e-8, amsgrad=False, maximize=False, out=()), 8 * 14),
+                weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False, out=()), 8 * 14),
     (lambda: of(aten._fused_adam_.default, [spec(3), spec(5)], [], [], [], [], [], lr=1e-3, beta1=0.9, beta2=0.99,
-                weight_decay=0.0,
-                eps=1e-8, amsgrad=True, maximize=False, out=()), 8 * 14),
+                weight_decay=0.0, eps=1e-8, amsgrad=True, maximize=False, out=()), 8 * 14),
     (lambda: of(aten._fused_sgd_.default, [spec(3), spec(5)], [], [], weight_decay=0.1, momentum=0.9, lr=0.1,
-                dampening=0.0, nesterov=False,
-                maximize=False, is_first_step=False, out=()), 8 * 6),
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False, out=()), 8 * 6),
     (lambda: of(aten._amp_foreach_non_finite_check_and_unscale_.default, [spec(3), spec(5)], spec(1), spec(1), out=()),
      8),
 ])

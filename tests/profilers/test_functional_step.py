@@ -82,8 +82,7 @@ STEPS = {
     *((linear, X, gradient_per_sample(loss)) for loss in (cross_entropy, nll)),
     *((make, x, kind(cross_entropy)) for make, x in ((Convnet, IMAGES), (Embedded, IDS))
       for kind in (gradient_of, gradient_per_sample)),
-    *((linear, X, step) for step in STEPS.values()),
-    *((Convnet, IMAGES, STEPS[name]) for name in ("jvp", "dual")),
+    *((linear, X, step) for step in STEPS.values()), *((Convnet, IMAGES, STEPS[name]) for name in ("jvp", "dual")),
 ])
 def test_products_are_those_of_a_run_on_data(make, args, step):
     model = make()

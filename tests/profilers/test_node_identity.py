@@ -174,8 +174,7 @@ def test_by_hand() -> None:
     p = gm.meta["profile"]
     assert saved(p) == {
         "x": [("x:0", "input", "float32[2, 3, 8, 8]", False)],
-        "conv": [("conv:0", "activation", "float32[2, 8, 6, 6]", False),
-                 ("x:0", "input", "float32[2, 3, 8, 8]", True),
+        "conv": [("conv:0", "activation", "float32[2, 8, 6, 6]", False), ("x:0", "input", "float32[2, 3, 8, 8]", True),
                  ("conv.weight", "parameter", "float32[8, 3, 3, 3]", True)],
         "norm": [("norm:0", "activation", "float32[2, 8, 6, 6]", False),
                  ("norm:1", "activation", "float32[8]", True), ("norm:2", "activation", "float32[8]", True),
