@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from analyzer import NodeInfo, Profile, ProfileOptions, profile, symbolic_profile, symbolic_trace
 from analyzer.api.argument import argument_names
-from tests.report.test_sums import IDS, MODELS
+from tests.report.test_sums import IDS, MODELS, SMALL, image, text, torchvision_model, transformers_model
 
 SUMMED = ("flops", "macs", "read_bytes", "written_bytes", "comm_bytes", "seconds")
 KERNEL = 1.019e-6  # seconds of one that fills a few elements, on an H100
@@ -69,7 +69,9 @@ def run(model: nn.Module, args: Any, kwargs: Any, mode: Any, is_traced: bool, **
     return found
 
 
-REAL = {name: MODELS[name] for name in ("resnet18", "convnext_tiny", "bert", "mixtral")}
+REAL = {"resnet18": (torchvision_model("resnet18"), image(32)), "mixtral": MODELS["mixtral"],
+        "convnext_tiny": (torchvision_model("convnext_tiny"), image(32)),
+        "bert": (transformers_model("Bert", **SMALL), text())}
 REAL["t5"] = MODELS["t5, with tied embeddings"][0], ((), {"input_ids": IDS, "labels": IDS.clone()})
 
 
