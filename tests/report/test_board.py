@@ -4,16 +4,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import nn
 
-from analyzer import symbolic_trace
 from analyzer.cli import main
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel import pipeline_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.report.page.document import Part, build_page, choice_part, unpack
-from analyzer.tools.solver import FrontierPoint, Plan, Planner, PlanRegion, SavedBytes, StepInfo, StepMemory
+from analyzer.tools.solver import FrontierPoint, Plan, PlanRegion, SavedBytes, StepInfo, StepMemory
 from analyzer.tools.sweep import SweepResult
 
 
@@ -225,21 +222,3 @@ def test_a_plan_by_hand():
      ["verdict", "plan_memory", "text"])])
 def test_a_plan_of_which_little_is_known_has_fewer_parts(plan, parts):
     assert kinds(plan.to_html()) == parts
-
-
-def test_curves_and_modules_of_a_plan_are_what_its_replay_measured():
-    model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.GELU())))
-    gm = symbolic_trace(model, meta_args={"input": torch.empty(512, 64)})
-    planner = Planner(gm, (torch.empty(512, 64),))
-    plan = planner.solve(0.7)
-    memory, kept = (facts(plan.to_html(), kind) for kind in ("plan_memory", "plan_kept"))
-    for name, step in (("without", plan.unplanned), ("with", plan.planned)):
-        curve = memory[name]
-        assert max(curve["activations"]) == step.peak_activation_bytes
-        assert max(map(sum, zip(curve["activations"], curve["others"]))) == step.peak_bytes
-        assert 0 < curve["forward"] < len(curve["node"]) == len(curve["others"])
-    assert kept["before"][0] == sum(node.incremental_bytes for node in planner.profile.nodes) > kept["after"][0]
-    below = [sum(column[i] for i, depth in enumerate(kept["depth"]) if depth == 1)
-             for column in (kept["before"], kept["after"])]
-    inputs = 512 * 64 * 4  # of the model itself: what the first layer saves
-    assert below == [kept["before"][0] - inputs, kept["after"][0] - inputs]

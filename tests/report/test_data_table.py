@@ -206,9 +206,3 @@ def test_one_table_of_one_profile(capsys, tmp_path, resnet, words, header, first
     path = tmp_path / "table.csv"
     assert run(capsys, "show", resnet, "--report", *words, "--output", str(path)) == (0, "", "")
     assert path.read_text() == out
-
-
-def test_text_is_as_without_a_format(capsys, resnet):
-    words = "show", resnet, "--report", "modules", "--depth", "1"
-    plain = run(capsys, *words)
-    assert plain == run(capsys, *words, "--format", "text") and "├─conv1" in plain[1]

@@ -241,6 +241,3 @@ def test_bert_under_torchinfos_way_of_counting():
 def test_table_without_known_runs_is_the_tree(mlp):
     rows = rows_of(replace(mlp, module_calls=()).report("torchinfo"))
     assert [row[0] for row in rows] == ["Net", "Sequential: 1-1", "Linear: 2-1", "ReLU: 2-2", "Linear: 1-2"]
-
-
-# ---- notebooks

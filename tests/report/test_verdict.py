@@ -22,11 +22,8 @@ def card():
         yield register_device(DeviceSpec("card", memory_bytes=8 * GIB))
 
 
-def test_no_device_no_verdict(bare):
-    assert bare.verdict is None and "fits" not in repr(bare)
-
-
 def test_the_smallest_devices_come_first(bare):
+    assert bare.verdict is None and "fits" not in repr(bare)
     v = replace(bare, device="t4", peak_reserved_bytes=20 * GIB).verdict
     sizes = [find_device(name).memory_bytes for name in v.devices]
     others = sorted(spec.memory_bytes for spec in register_device
@@ -128,16 +125,6 @@ def test_holders_by_module_class():
     assert (weights.modules, weights.bytes) == (60, 60 * 16 * MIB)
     assert "60 Linears: 960.00 MiB (parameter)" in p.summary()
     assert any(g.type == "Sigmoid" and g.modules >= 40 and g.bytes == g.modules * 16 * MIB for g in groups.values())
-
-
-def test_an_out_of_memory_report_has_no_rows_of_dashes():
-    p = profile(nn.Linear(2048, 2048, bias=False), args=(torch.empty(2048, 2048),),
-                options=ProfileOptions(capacity_bytes=60 * MIB))
-    assert p.out_of_memory.phase == "forward"
-    rows = [line.split("  ") for line in p.summary().splitlines() if line.startswith("  ")]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert [row for row in cells if len(row) > 1 and set(row[1:]) == {"-"}] == []
-    assert "Needed in all\n  at least" in p.summary() and "Time (" not in p.summary()
 
 
 def test_fits_only_where_it_fits(card):
