@@ -142,8 +142,7 @@ def test_what_data_decides_is_refused(run: Callable[[], Any], text: str) -> None
 
 def test_they_claim_the_device_of_their_values() -> None:
     with MetaTensorMode():
-        a = torch.sparse_coo_tensor(torch.zeros(2, 5, dtype=torch.long, device="cuda"), torch.rand(5, device="cuda"),
-                                    (10, 10))
-        assert [str(t.device) for t in (a, a.t(), a @ torch.rand(10, 3, device="cuda"))] == ["cuda:0"] * 3
+        a = COO.cuda()
+        assert [str(t.device) for t in (a, a.t(), a @ torch.rand(SIZE, 3, device="cuda"))] == ["cuda:0"] * 3
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            a @ torch.rand(10, 3)
+            a @ torch.rand(SIZE, 3)

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from analyzer import MetaTensorMode, profile
+from analyzer import MetaTensorMode
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
 from analyzer.meta.state import MetaOptions
@@ -116,17 +116,10 @@ def test_the_accelerator_api_answers_alike(mode):
     del x
 
 
-def test_a_simulated_host_has_no_accelerator():
-    found = []
-
-    class Asks(torch.nn.Module):
-        def forward(self, x):
-            found.append((torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available(),
-                          torch.accelerator.current_accelerator(), torch.backends.cudnn.is_available(),
-                          torch.cuda.is_bf16_supported()))
-            return x
-
-    for device in ("cpu", "h200"):
-        profile(Asks(), args=(torch.ones(1),), mode="infer", device=device)
-    assert found[0] == (False, 0, False, None, False, False)
-    assert found[-1] == (True, 1, True, torch.device("cuda"), True, True)
+@pytest.mark.parametrize(("device", "found"), [
+    ("cpu", (False, 0, False, None, False, False)), ("h200", (True, 1, True, torch.device("cuda"), True, True))])
+def test_a_simulated_host_has_no_accelerator(mode, device, found):
+    with simulating(find_device(device)):
+        assert found == (torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available(),
+                         torch.accelerator.current_accelerator(), torch.backends.cudnn.is_available(),
+                         torch.cuda.is_bf16_supported())
