@@ -36,7 +36,6 @@ class Reader(NamedTuple):
     make: Callable[[Path], str]
     read: Callable[[Path], Any]
     use: Callable[[Any], object] = repr
-    suffix: str = ".json"
     loose: Callable[[Place], bool] = lambda place: False  #: any value there may be right
     is_partial: bool = False  #: fields may be left out
     repeats: str = "hostile"  #: what its errors repeat: the file, or the section that they are about

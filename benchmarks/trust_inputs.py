@@ -43,7 +43,7 @@ def list_wrong(reader: Reader) -> list[Mutation]:
 
 def try_reader(reader: Reader, wrong: Iterable[Mutation], folder: Path) -> tuple[Counter[str], list[str]]:
     """How many inputs were refused in words, how many taken, and a line for each that was neither."""
-    path = folder / f"hostile{reader.suffix}"
+    path = folder / "hostile.json"
     counts: Counter[str] = Counter()
     lost = []
     for mutation in wrong:

@@ -120,7 +120,7 @@ def test_files_that_were_taken_and_failed_later_are_refused(readers, tmp_path, r
     found = readers[reader]
     data = json.loads(found.sample)
     change(data)
-    path = tmp_path / f"changed{found.suffix}"
+    path = tmp_path / "changed.json"
     path.write_text(json.dumps(data) + "\n")
     with pytest.raises(AnalyzerError, match=said):
         found.read(path)

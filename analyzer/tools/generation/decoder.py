@@ -172,14 +172,7 @@ def is_of_transformers(model: nn.Module) -> bool:
 
 
 def check_positions(model: nn.Module, asked: str, tokens: int) -> None:
-    """Raise InputError where the model has a table of positions for fewer ``tokens`` than ``asked`` takes."""
-    if (positions := count_positions(model)) is not None and tokens > positions:
-        raise InputError(f"{asked}: {type(model).__name__} has {positions:,} positions, and together these take "
-                         f"{tokens:,}; give fewer")
-
-
-def count_positions(model: nn.Module) -> int | None:
-    """How many tokens the learned table of positions of a model is for; None where it has none."""
+    """Raise InputError where the model has a learned table of positions for fewer ``tokens`` than ``asked`` takes."""
     # the tables of OPT and BART begin with `offset` rows that no position takes
     sizes = [table.num_embeddings - getattr(table, "offset", 0) for path, table in model.named_modules()
              if isinstance(table, nn.Embedding) and _POSITIONS.search(path)]
@@ -188,7 +181,9 @@ def count_positions(model: nn.Module) -> int | None:
         said = next((size for name in ("max_position_embeddings", "max_target_positions")
                      if (size := getattr(config.get_text_config(decoder=True), name, None)) is not None), None)
         sizes = [size for size in sizes if size == said]
-    return min(sizes, default=None)
+    if sizes and tokens > min(sizes):
+        raise InputError(f"{asked}: {type(model).__name__} has {min(sizes):,} positions, and together these take "
+                         f"{tokens:,}; give fewer")
 
 
 def find_logits(output: Any) -> Tensor:
@@ -230,11 +225,19 @@ ATTENTION = "analyzer_cached"  # its name among transformers' attention function
 
 
 class StoredDecoder(TransformersDecoder):
-    """Reads tokens over a `StoredLayer` a layer, with room for ``sequences`` (None: for those that are first read)."""
+    """Reads tokens over a `StoredLayer` a layer, with room for ``sequences`` (None: for those that are first read).
+    Raises InputError for a model whose attention cannot be that of an engine.
+    """
 
     def __init__(self, model: Any, form: CacheForm, tokens: int, sequences: int | None = None) -> None:
         super().__init__(model, "dynamic", tokens)
-        check_backend(model, form)
+        asked = f"cache={form.kind!r}" + (f", cache_dtype={form.dtype}" if form.dtype is not None else "")
+        if model.config.is_encoder_decoder:
+            raise InputError(f"{asked}: {type(model).__name__} has an encoder, and only models that are a decoder "
+                             "alone are run so; give 'dynamic' or 'static' and no cache_dtype")
+        if not model._can_set_attn_implementation():
+            raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of "
+                             "transformers' attention functions; give 'dynamic' or 'static' and no cache_dtype")
         self.cache_kind = form.kind
         self._make_cache = partial(make_stored_cache, model.config.get_text_config(decoder=True), form, tokens,
                                    sequences)
@@ -310,14 +313,3 @@ class StoredDecoder(TransformersDecoder):
                 x[..., :x.shape[3] - scale_bytes(x.dtype)].to(dtype) for x in (latents, rotated)))
             return expanded
         return latents, rotated
-
-
-def check_backend(model: Any, form: CacheForm) -> None:
-    """Raise InputError for a model whose attention cannot be that of an engine."""
-    asked = f"cache={form.kind!r}" + (f", cache_dtype={form.dtype}" if form.dtype is not None else "")
-    if model.config.is_encoder_decoder:
-        raise InputError(f"{asked}: {type(model).__name__} has an encoder, and only models that are a decoder alone "
-                         "are run so; give 'dynamic' or 'static' and no cache_dtype")
-    if not model._can_set_attn_implementation():
-        raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of transformers' "
-                         "attention functions; give 'dynamic' or 'static' and no cache_dtype")

@@ -167,7 +167,16 @@ def run_steps(session: Session, model: torch.nn.Module, args: tuple[Any, ...], k
         if list_compiled(model) and not recorder.is_simulated:
             with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast,
                                                                          enabled=autocast is not None):
-                compiled_seconds = time_runs(lambda: model(*args, **kwargs), recorder.clock, len(steps))
+                model(*args, **kwargs)
+                time = recorder.clock
+                start = time.pause()
+                time.go()
+                for _ in steps:
+                    model(*args, **kwargs)
+                end = time.pause()
+                time.go()
+                time.settle()
+                compiled_seconds = time.seconds(start, end) / len(steps)
         return make_profile(recorder, steps, convention, mode=mode, optimizer=session.facts["optimizer"],
                             autocast=None if autocast is None else str(autocast).removeprefix("torch."),
                             compiled_seconds=compiled_seconds)
@@ -227,19 +236,6 @@ def list_compiled(model: torch.nn.Module) -> list[str]:
     """Paths of the compiled parts of a model, its class for the whole of it."""
     return [path or type(uncompiled(module)).__name__ for path, module in model.named_modules()
             if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None]
-
-
-def time_runs(run: Callable[[], Any], clock: Clock, count: int) -> float:
-    """The mean seconds of ``count`` runs, after one that is not measured."""
-    run()
-    start = clock.pause()
-    clock.go()
-    for _ in range(count):
-        run()
-    end = clock.pause()
-    clock.go()
-    clock.settle()
-    return clock.seconds(start, end) / count
 
 
 @contextlib.contextmanager
