@@ -17,6 +17,7 @@ from analyzer.distributed.world_state import LiveStorages
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import active_state
@@ -25,12 +26,13 @@ from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.collector import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer
+from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT
 from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part, walk_modules
-from analyzer.replay.lap.extension import WholeRun, run_some
+from analyzer.replay.lap.extension import run_some
 from analyzer.replay.lap.tape import Chain, find_chain
 from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
@@ -222,15 +224,15 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         replay, whole = _run_blocks(steps, live, reason, stands_in)
     host = mode.space.host
     if whole is not None:
-        whole.log.assumptions, whole.log.world = recorder.log.assumptions, recorder.log.world
-        whole.log.listed_samples = recorder.log.listed_samples
-        recorder.log, host = whole.log, whole.space.host
+        log, host = whole[0], whole[1].host
+        log.assumptions, log.world = recorder.log.assumptions, recorder.log.world
+        log.listed_samples, recorder.log = recorder.log.listed_samples, log
     return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before,
                      host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])
 
 
 def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
-                stands_in: bool) -> tuple[ReplayReport, WholeRun | None]:
+                stands_in: bool) -> tuple[ReplayReport, tuple[Log, AddressSpace] | None]:
     """Run all blocks for a ``reason``, or some: then the second result is what a run of all is."""
     recorder, module = steps.recorder, steps.model
     chain: Chain | None = None

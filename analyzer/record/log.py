@@ -239,8 +239,7 @@ class Log:
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category, of those that are written out."""
-        code = self.lifetime_table.code_of.get(category)
-        return [lifetime for lifetime in self.storage_table.values() if lifetime.is_for(code)]
+        return [lifetime for lifetime in self.storage_table.values() if lifetime.category == category]
 
     @property
     def calls(self) -> Sequence[OpCall]:
@@ -258,7 +257,12 @@ class Log:
     def nodes(self) -> list[LogNode]:
         """The rows of the node tables of all steps."""
         self.write_out()
-        self._name_nodes()
+        for node in self.node_slots[self._named:]:  # names of each step's nodes are unique, as torch.fx makes them
+            assert node is not None
+            count = self._names.get((node.step, node.base), 0)
+            self._names[node.step, node.base] = count + 1
+            node.name = f"{node.base}_{count}" if count else node.base
+        self._named = len(self.node_slots)
         return self.node_slots  # type: ignore[return-value]
 
     @property
@@ -328,14 +332,3 @@ class Log:
             ordered = sorted(self.storage_table.values(), key=attrgetter("born"))
             self.storage_table.clear()
             self.storage_table.update((lifetime.number, lifetime) for lifetime in ordered)
-
-    def _name_nodes(self) -> None:
-        """Make the names of each step's nodes unique, as torch.fx does."""
-        nodes, names = self.node_slots, self._names
-        for i in range(self._named, len(nodes)):
-            node = nodes[i]
-            assert node is not None
-            count = names.get((node.step, node.base), 0)
-            names[node.step, node.base] = count + 1
-            node.name = f"{node.base}_{count}" if count else node.base
-        self._named = len(nodes)

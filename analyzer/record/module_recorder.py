@@ -297,6 +297,6 @@ class ModuleRecorder(MemoryRecorder):
         lifetime = None if storage is None else self.log.storage_table.get(storage.number)
         if lifetime is not None:
             if lifetime.category in self.undecided:
-                lifetime.belongs(category, label, index)
+                lifetime.category, lifetime.label, lifetime.module = category, label, index
             self.log.number_of_label[label] = lifetime.number
             lifetime.requires_grad = tensor.requires_grad

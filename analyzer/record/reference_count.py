@@ -103,20 +103,17 @@ def _measure(holding: Holding) -> tuple[int, ...]:
     found: list[tuple[int, ...]] = []
     kept: list[torch.Tensor] = []
 
-    class Receives(torch.autograd.Function):
+    class Copies(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
 
+    class Receives(Copies):
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> None:
             found.extend(counts for counts in _count(grads) if counts is not None)
 
-    class Gives(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
+    class Gives(Copies):
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
             made = torch.empty_strided((2, 2), (2, 1))

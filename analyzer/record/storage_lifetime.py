@@ -252,14 +252,6 @@ class StorageLifetime:
                      '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
     module = _Column(_MODULE, "that made it, an index in `Log.modules`")
 
-    def belongs(self, category: str, label: str, module: int) -> None:
-        """Set what it is for, its name and the module that holds it."""
-        self.category, self.label, self.module = category, label, module
-
-    def is_for(self, code: int | None) -> bool:
-        """Whether its category is that of a code."""
-        return self.table.numbers[self.row + _CATEGORY] == code
-
     @property
     def label(self) -> str:
         """Its name, where it has one."""

@@ -1,5 +1,4 @@
-"""Blocks that fill one slot of a key-value cache of the library transformers: the cache that a capture gets, and what
-replaying does to the real one.
+"""Blocks that fill one slot of a key-value cache of the library transformers.
 
 A cache is an object that a forward pass changes, and the index of a slot an attribute in which alike blocks differ.
 Neither keeps a block from being replayed where all that it does is to fill its own, empty slot: the capture gets a

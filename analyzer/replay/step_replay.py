@@ -1,15 +1,10 @@
-"""Replays the first step's forward and backward pass: the same calls and the same lifetimes of storages, at whatever
-addresses are free now.
-
-A steady-state step runs the operators of the first step in the same order; what differs is what is in memory before it.
-So the second step need not run the model's code: its events are repeated on the simulated allocator, several times
-faster than Python can run a model.
+"""Replays the first step's forward and backward pass. A steady-state step runs the operators of the first one in the
+same order; what differs is what is in memory before it. So its events are repeated on the simulated allocator.
 """
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +36,7 @@ class StepReplay:
     def __init__(self, recorder: Recorder, events: list[Event], first_node: int) -> None:
         self.recorder, self.events = recorder, events
         self.nodes = range(first_node, len(recorder.log.node_slots))
-        self._left: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = {}
+        self._left: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors like gradients, and the parameters
         self._survivors: set[int] = set()
         self._closed = True  # nothing that was there before died, and all that is left has a storage of its own
         self._live: Segment | None = None
@@ -60,19 +55,18 @@ class StepReplay:
             if kind == TAKEN:
                 self._survivors.update(*[numbers for _, numbers in what.survivors])
 
-    def leave(self, tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> None:
-        """Say that the stretch leaves ``tensor`` behind; when it is replayed, ``receive`` gets its like."""
-        if tensor.layout is not torch.strided:
-            self._closed = False  # a sparse gradient is several tensors
-            return
-        number = number_of(tensor)
-        self._closed = self._closed and number not in self._left
-        self._left[number] = (template(tensor), receive)
-
-    def is_whole(self) -> bool:
-        """Whether all that outlives the stretch is known to `leave`, each on a storage of its own, and nothing older
-        died in it.
+    def leave(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Let the gradients of parameters be what the stretch leaves behind: replayed, it leaves their like. Whether
+        that is all that outlives it, each on a storage of its own, and nothing older died in it.
         """
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                if gradient.layout is not torch.strided:  # a sparse gradient is several tensors
+                    return False
+                number = number_of(gradient)
+                self._closed = self._closed and number not in self._left
+                self._left[number] = template(gradient), parameter
         return self._closed and self._survivors == self._left.keys()
 
     def replay(self) -> None:
@@ -109,12 +103,12 @@ class StepReplay:
                     slots[place:place + len(theirs)] = [mine[slot] for slot in theirs]
             births += stop.birth - start.birth
         with without_modes():
-            for number, (like, receive) in self._left.items():
+            for number, (like, parameter) in self._left.items():
                 held = slots[self._slot_of[number]]  # a span of the accelerator's allocator, or another memory's block
                 claim = self._live.claim_of(self._slot_of[number])
                 log.expect(numbers[number], like.untyped_storage().nbytes(), str(claim))
                 block = recorder.memory.block_of(held, space.stream) if isinstance(held, Span) else held
-                receive(revive(like, claim, numbers[number], block, space))
+                parameter.grad = revive(like, claim, numbers[number], block, space)
 
     def _compile(self) -> Segment:
         """Make the parts that the allocator can replay: stretches of live events, whose segment this gives, and blocks
@@ -261,11 +255,9 @@ class ReplayedStep(EagerStep):
         finally:
             recorder.events = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                replay.leave(parameter.grad, functools.partial(setattr, parameter, "grad"))
+        is_whole = replay.leave(self.parameters)
         self.step_reason = USES_STREAMS if len(recorder.log.streams) > marks else self._why_run_again(before)
-        if self.step_reason is None and not replay.is_whole():
+        if self.step_reason is None and not is_whole:
             self.step_reason = "something that it makes outlives it, or something older dies in it"
         return replay if self.step_reason is None else None
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -211,19 +211,10 @@ class Extension:
         self.log.streams.write(call, action, stream, event)
 
 
-# Runs some blocks of a chain, and gives the log of a run of all.
-
-class WholeRun(NamedTuple):
-    """The log of a run of all blocks, and the memory that it leaves."""
-
-    log: Log
-    space: AddressSpace
-
-
 def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
-             stands_in: bool) -> WholeRun:
-    """The log and memory of what ``run`` does as if all blocks ran; with gradients of blocks that are not run where
-    something ``stands_in`` for them. Raises Mismatch where it cannot be told.
+             stands_in: bool) -> tuple[Log, AddressSpace]:
+    """The log of what ``run`` does as if all blocks ran, and the memory that it leaves; with gradients of blocks that
+    are not run where something ``stands_in`` for them. Raises Mismatch where it cannot be told.
     """
     log, space, reference = recorder.log, recorder.space, chain.blocks[REFERENCE]
     listener, space.listener = space.listener, None
@@ -262,6 +253,6 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
     if recorder.mode.state.asks_memory:
         raise Mismatch("a step asks how much memory is in use, or gives it back")
     try:
-        return WholeRun(Extension(tape, before, memory, regions).write(), memory)
+        return Extension(tape, before, memory, regions).write(), memory
     except torch.OutOfMemoryError as error:
         raise Mismatch("memory ran out") from error
