@@ -18,7 +18,6 @@ from analyzer.meta.spec import TensorSpec as Spec
 from .pointwise import moved_bytes, unmeasured, with_copies
 from .registration import (
     FlopCount,
-    Formula,
     OfSignature,
     first,
     multiply_adds,
@@ -151,35 +150,27 @@ def grid_point_flops(dims: int) -> int:
     return int(5 * dims + 2 ** dims * (dims - 1))
 
 
-def grid_sampler(dims: int) -> Formula:
+def grid_sampler_flops(x: Spec, grid: Spec, interpolation_mode: int = 0, *_: Any, out: Spec, **__: Any) -> int:
     """Modes: 0 d-linear (2ᵈ products, 2ᵈ - 1 sums), 1 nearest (no arithmetic but the coordinates), 2 bicubic."""
-    def grid_sampler_flops(x: Spec, grid: Spec, interpolation_mode: int = 0, *_: Any, out: Spec, **__: Any) -> int:
-        points: int = prod(grid[:-1])
-        if interpolation_mode == 1:
-            return 4 * dims * points  # scaled (3) and rounded
-        if interpolation_mode == 2:
-            # and four cubic weights of 4 FLOPs for each coordinate
-            return 5 * CUBIC_FLOPS * out.numel + 19 * dims * points
-        return int(out.numel * (2 * 2 ** dims - 1) + points * grid_point_flops(dims))
-
-    return grid_sampler_flops
+    dims, points = len(x) - 2, prod(grid[:-1])
+    if interpolation_mode == 1:
+        return 4 * dims * points  # scaled (3) and rounded
+    if interpolation_mode == 2:
+        return 5 * CUBIC_FLOPS * out.numel + 19 * dims * points  # and four cubic weights of 4 FLOPs for each coordinate
+    return int(out.numel * (2 * 2 ** dims - 1) + points * grid_point_flops(dims))
 
 
-def grid_sampler_backward(dims: int) -> Formula:
+def grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, padding_mode: int = 0,
+                                align_corners: bool = False, output_mask: Any = (True, True), *_: Any,
+                                out: Any = None, **__: Any) -> int:
     """Each tap: weight × grad summed into x's gradient (2), and for each coordinate of the grid's, the tap's value ×
     grad × the other weights, summed (dims + 1).
     """
-    def grid_sampler_backward_flops(grad: Spec, x: Spec, grid: Spec, interpolation_mode: int = 0, padding_mode: int = 0,
-                                    align_corners: bool = False, output_mask: Any = (True, True), *_: Any,
-                                    out: Any = None, **__: Any) -> int:
-        nearest = interpolation_mode == 1
-        taps = int({0: 2 ** dims, 1: 1, 2: 16}[interpolation_mode])
-        of_input = 2 * taps if output_mask[0] else 0
-        of_grid = dims * (dims + 1) * taps if output_mask[1] and not nearest else 0
-        of_point = 4 * dims if nearest else grid_point_flops(dims)
-        return grad.numel * (of_input + of_grid) + prod(grid[:-1]) * of_point
-
-    return grid_sampler_backward_flops
+    dims, nearest = len(x) - 2, interpolation_mode == 1
+    taps = int({0: 2 ** dims, 1: 1, 2: 16}[interpolation_mode])
+    of_input = 2 * taps if output_mask[0] else 0
+    of_grid = dims * (dims + 1) * taps if output_mask[1] and not nearest else 0
+    return grad.numel * (of_input + of_grid) + prod(grid[:-1]) * (4 * dims if nearest else grid_point_flops(dims))
 
 
 for _name, _flops in UPSAMPLE_FLOPS.items():
@@ -190,13 +181,11 @@ for _name, _support in SUPPORT.items():
     register_each(f"_upsample_{_name}_aa", lambda x, *_, out, support=_support, **__: filtered_flops(x, out, support))
     register_each(f"_upsample_{_name}_aa_backward",  # the transposed filter meets the same taps
                   lambda grad, *_, out, support=_support, **__: filtered_flops(out, grad, support))
-for _dims in (2, 3):
-    register_each(f"grid_sampler_{_dims}d", grid_sampler(_dims))
-    register_each(f"grid_sampler_{_dims}d_backward", grid_sampler_backward(_dims))
-register_each("cudnn_grid_sampler _grid_sampler_2d_cpu_fallback", grid_sampler(2))
-register_each("cudnn_grid_sampler_backward",
-    lambda x, grid, grad, *_, **__: grid_sampler_backward(2)(grad, x, grid))
-register_each("_grid_sampler_2d_cpu_fallback_backward", grid_sampler_backward(2))  # which is given no output mask
+register_each("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler _grid_sampler_2d_cpu_fallback", grid_sampler_flops)
+register_each("cudnn_grid_sampler_backward", lambda x, grid, grad, *_, **__: grid_sampler_backward_flops(grad, x, grid))
+# the fallback's is given no output mask
+register_each("grid_sampler_2d_backward grid_sampler_3d_backward _grid_sampler_2d_cpu_fallback_backward",
+              grid_sampler_backward_flops)
 # Each point's homogeneous coordinates by theta [n, d, d + 1]
 register_each("affine_grid_generator cudnn_affine_grid_generator",
     lambda theta, *_, out, **__: multiply_adds(out.numel * theta[-1]))
