@@ -61,7 +61,7 @@ class RankProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="analyzer-rank-")
         self._path = Path(self._folder.name)
         (self._path / "job.pickle").write_bytes(pickle.dumps(job))
-        own = str(Path(__file__).parents[2])
+        own = str(Path(__file__).parents[3])
         path = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (self._path / "output.txt").open("wb") as kept:
             self._process = subprocess.Popen(  # nosec B603 # a list of words, which no shell reads
