@@ -1,8 +1,6 @@
 """`symbolic_trace`: from a module to a graph."""
 from __future__ import annotations
 
-import contextlib
-import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -144,11 +142,8 @@ class _Attempt:
         module, bound = self.module, self.bound
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
-        # functions under torch.compile run as they are written
-        as_written = (torch.compiler.set_stance("force_eager") if "torch._dynamo.eval_frame" in sys.modules
-                      else contextlib.nullcontext())
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
-              borrow_module(module) as borrowed, tracing_patches(self.outlined), as_written):
+              borrow_module(module) as borrowed, tracing_patches(self.outlined)):
             self.put_back = found.put_back_all
             lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
             if lazy:
