@@ -15,6 +15,7 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 torch.set_num_threads(1)  # the tests run in parallel processes
 define_torchvision_ops()
+collect_ignore = ["dryrun/scripts"]  # which run only under a dry run
 settings.register_profile("analyzer", deadline=None)  # a first call warms caches and would look slow
 settings.load_profile("analyzer")
 

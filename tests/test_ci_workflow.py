@@ -13,7 +13,7 @@ import yaml
 
 from analyzer import Profile
 from analyzer.cli import main, make_parser
-from analyzer.report.check import parse_condition
+from analyzer.report.check import parse_limit
 from benchmarks.matrix import PYTHONS, TORCHES
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def test_its_commands_are_those_of_the_command_line() -> None:
     ours = [words for step in STEPS for words in commands_of(step) if words[0] == "analyzer"]
     parsed = [make_parser().parse_args(words[1:]) for words in ours]
     assert [arguments.command for arguments in parsed] == ["profile", "profile", "compare"]
-    fields = [parse_condition(text, []).quantity.field for text in parsed[2].fail_if]
+    fields = [parse_limit(text, [], is_condition=True).quantity.field for text in parsed[2].fail_if]
     assert fields == ["peak_allocated_bytes", "step_seconds", "hardware_flops", "peak_reserved_bytes"]
     # it is triggered by pull requests (YAML 1.1 reads "on" as true), and what it checks out is where it is profiled
     assert WORKFLOW[True] == "pull_request" and WORKFLOW["permissions"] == {"contents": "read"}
