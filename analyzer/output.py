@@ -16,7 +16,6 @@ from typing import Any
 
 from analyzer.errors import OutputError
 
-# Locks over forks: a child has one thread, and none in it gives back what another thread of its parent held.
 
 def hold_over_forks(lock: Any) -> None:  # of `threading`
     """Let a fork wait for who holds ``lock``: the child would find it taken for good, and what it guards halfway. A
@@ -25,8 +24,6 @@ def hold_over_forks(lock: Any) -> None:  # of `threading`
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
-
-# Names of a package that are imported when they are used first.
 
 def find_later(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of ``package`` (PEP 562) for the names in ``places``, which says in which module each is.
@@ -43,9 +40,6 @@ def find_later(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
 
     return find
 
-
-# Where output goes: a file, whether one can be written is said before the work, and each is written whole or not; or
-# a terminal, whose encoding need not have what tables are drawn with.
 
 def check_output(path: str | Path | None) -> None:
     """Raise OutputError where no file can be written at ``path``; None is no file.
@@ -88,29 +82,26 @@ def write_output(path: str | Path, content: str | bytes) -> None:
     check_output(path)
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
-        if _is_replaced(Path(path)):
-            _replace(Path(os.path.realpath(path)), data)
-        else:
+        if not _is_replaced(Path(path)):
             Path(path).write_bytes(data)
+            return
+        target = Path(os.path.realpath(path))
+        beside = target.with_name(f".analyzer-{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with beside.open("xb") as file:
+                file.write(data)
+            if target.exists():
+                beside.chmod(target.stat().st_mode)
+            os.replace(beside, target)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OutputError(f"{str(path)!r}: could not be written: {error.strerror or error}") from error
 
 
 def _is_replaced(target: Path) -> bool:
     return target.is_file() or not target.exists()
-
-
-def _replace(target: Path, data: bytes) -> None:
-    beside = target.with_name(f".analyzer-{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with beside.open("xb") as file:
-            file.write(data)
-        if target.exists():
-            beside.chmod(target.stat().st_mode)
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 #: What stands for characters that an encoding does not have: of the same width where tables are drawn with them.

@@ -86,10 +86,8 @@ class FlopsProfilerConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerConfig:
-        """Of a whole configuration or the path of its file; a section that is not there is not enabled. Raises
-        InputError for what is no configuration and for settings that there are not.
-        """
-        section = read_config(config).get(SECTION, {})
+        """Of a whole configuration or its file. Raises InputError for what is none, and for unknown settings."""
+        section = _read_config(config).get(SECTION, {})
         if not isinstance(section, Mapping):
             raise InputError(f'"{SECTION}": {section!r}: must be an object of settings')
         known = [field.name for field in fields(cls)]
@@ -106,8 +104,7 @@ class FlopsProfilerConfig:
         return found
 
 
-def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """A whole configuration. Raises InputError where there is none."""
+def _read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
     if not isinstance(config, (str, Path)):
@@ -124,8 +121,6 @@ def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
 
 
 class _ConfiguredProfiler(FlopsProfiler):
-    """Profiles one step of a training loop, prints its report and ends."""
-
     def __init__(self, model: torch.nn.Module, config: FlopsProfilerConfig, engine: Any) -> None:
         super().__init__(model, engine, config.recompute_fwd_factor, start_step=config.profile_step,
                          end_step=config.profile_step)
@@ -134,7 +129,6 @@ class _ConfiguredProfiler(FlopsProfiler):
             self.start_profile()
 
     def step(self) -> None:
-        """A training step has ended."""
         super().step()
         config = self.config
         if self.started and self._step > config.profile_step:
@@ -150,7 +144,7 @@ def profile_with_config(model: torch.nn.Module, config: Mapping[str, Any] | str 
     ``output_file``) and ends. Batch sizes and ``wall_clock_breakdown`` are read of the configuration too. It does
     nothing unless ``enabled``. Raises InputError as `FlopsProfilerConfig.read`.
     """
-    whole = read_config(config)
+    whole = _read_config(config)
 
     def count_steps() -> int:
         return int(whole.get("gradient_accumulation_steps", 1))

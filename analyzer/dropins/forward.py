@@ -79,9 +79,7 @@ def observe_forward(make_observer: Callable[[], Any], model: torch.nn.Module, ar
 @contextmanager
 def watching_modules(enter: Callable[[torch.nn.Module], None],
                      leave: Callable[[torch.nn.Module, tuple[Any, ...], Any], None]) -> Iterator[None]:
-    """Tell of each call of a module in this thread: ``enter(module)``, and ``leave(module, args, result)`` with its
-    positional arguments where it returned.
-    """
+    """Tell of each call of a module in this thread: ``enter(module)``, then ``leave(module, args, result)``."""
     thread = threading.get_ident()
 
     def make(original: Any) -> Any:

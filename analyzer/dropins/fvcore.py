@@ -23,7 +23,7 @@ A = TypeVar("A", bound="JitModelAnalysis")
 _TRACER_MODES = ("all", "no_tracer_warning", "none")
 
 
-class OperatorRun(NamedTuple):
+class _OperatorRun(NamedTuple):
     """One call of an operator, and the modules that were running, by path from the outermost."""
 
     name: str
@@ -32,16 +32,13 @@ class OperatorRun(NamedTuple):
     modules: tuple[str, ...]
 
 
-class OperatorList:
-    """The operators of one forward pass."""
-
+class _OperatorList:
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
-        self.runs: list[OperatorRun] = []
+        self.runs: list[_OperatorRun] = []
         self._names, self._open = names, [""]
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Listen for the length of a block."""
         with watching_modules(self._enter, self._leave), watching_operators(self._ran):
             yield
 
@@ -52,7 +49,7 @@ class OperatorList:
         self._open.pop()
 
     def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self.runs.append(OperatorRun(*describe_call(func, args, kwargs, result), tuple(self._open)))
+        self.runs.append(_OperatorRun(*describe_call(func, args, kwargs, result), tuple(self._open)))
 
 
 class _Statistics(NamedTuple):
@@ -69,6 +66,8 @@ class JitModelAnalysis:
     places by the first. Raises KeyError for a name that no module has.
     """
 
+    _counted: Mapping[str, Handle] = {}
+
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"{type(self).__name__}({type(model).__name__}): must be a torch.nn.Module")
@@ -78,9 +77,9 @@ class JitModelAnalysis:
         self._canonical: dict[str, str] = {}
         for path, module in model.named_modules(remove_duplicate=False):  # one that stands in several places in each
             self._canonical[path] = self._first_path.setdefault(module, path)
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, Handle] = dict(self._counted)
         self._ignored = set(IGNORED)
-        self._runs: list[OperatorRun] | None = None
+        self._runs: list[_OperatorRun] | None = None
         self._found: _Statistics | None = None
         self._warns_of_unsupported = self._warns_of_uncalled = True
         self._tracer_warnings, self._ancestors = "no_tracer_warning", "owner"
@@ -102,9 +101,7 @@ class JitModelAnalysis:
         return self._statistics().counts
 
     def unsupported_ops(self, module_name: str = "") -> Counter[str]:
-        """How often each operator ran that no handle counts, without those that are ignored. What a model computes of
-        sizes are numbers here, and not among them.
-        """
+        """How often each operator ran that no handle counts, nor is ignored. Arithmetic on sizes is none."""
         return self._statistics().unsupported[self.canonical_module_name(module_name)]
 
     def uncalled_modules(self) -> set[str]:
@@ -143,9 +140,7 @@ class JitModelAnalysis:
         return self
 
     def ancestor_mode(self: A, mode: str) -> A:
-        """Whose an operator is: of the innermost running module and the modules that hold it (``"owner"``), or of all
-        running modules (``"caller"``).
-        """
+        """Whose an operator is: the innermost module's and its holders' (``"owner"``), or of all (``"caller"``)."""
         if mode not in ("owner", "caller"):
             raise InputError(f"ancestor_mode({mode!r}): must be 'owner' or 'caller'")
         self._ancestors, self._found = mode, None
@@ -181,14 +176,14 @@ class JitModelAnalysis:
             with warnings.catch_warnings():
                 if self._tracer_warnings == "none":
                     warnings.simplefilter("ignore")
-                self._runs = observe_forward(lambda: OperatorList(self._first_path), self._model,
+                self._runs = observe_forward(lambda: _OperatorList(self._first_path), self._model,
                                              self._inputs).runs
         if self._found is None:
             self._found = self._sum(self._runs)
             self._warn(self._found)
         return self._found
 
-    def _sum(self, runs: list[OperatorRun]) -> _Statistics:
+    def _sum(self, runs: list[_OperatorRun]) -> _Statistics:
         paths = list(self._first_path.values())
         found = _Statistics({path: Counter() for path in paths}, {path: Counter() for path in paths}, set(paths))
         seen = {""}
@@ -235,17 +230,13 @@ class FlopCountAnalysis(JitModelAnalysis):
     (13000, Counter({'linear': 10000, 'conv': 3000}), 10000)
     """
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
-        super().__init__(model, inputs)
-        self._handles.update(FLOP_HANDLES)
+    _counted = FLOP_HANDLES
 
 
 class ActivationCountAnalysis(JitModelAnalysis):
     """Elements of the results of convolutions and matrix products."""
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
-        super().__init__(model, inputs)
-        self._handles.update(ACTIVATION_HANDLES)
+    _counted = ACTIVATION_HANDLES
 
 
 def flop_count(model: nn.Module, inputs: tuple[Any, ...],

@@ -9,7 +9,6 @@ from typing import Any, Union
 import numpy
 import torch
 
-# Arguments and results of operators in the form in which handles of fvcore read them.
 
 class Value:
     """An argument or a result of an operator, with the methods of a ``torch._C.Value`` that handles call."""
@@ -17,7 +16,7 @@ class Value:
     def __init__(self, value: Any) -> None:
         self._type, self._parts = None, []
         if isinstance(value, torch.Tensor):
-            self._type, value = TensorType(value), None
+            self._type, value = _TensorType(value), None
         elif isinstance(value, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in value):
             self._parts, value = [Value(part) for part in value], None
         self._value = value
@@ -26,7 +25,7 @@ class Value:
         """Whether it is a tensor."""
         return self._type is not None
 
-    def type(self) -> TensorType | None:
+    def type(self) -> _TensorType | None:
         """Shape and dtype of a tensor; None of anything else."""
         return self._type
 
@@ -43,28 +42,22 @@ class Value:
         return self._parts
 
 
-class TensorType:
-    """What is known of a tensor."""
-
+class _TensorType:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._sizes, self._strides, self._dtype = list(tensor.shape), None, tensor.dtype
         if tensor.layout is torch.strided:
             self._strides = list(tensor.stride())
 
     def sizes(self) -> list[int]:
-        """Its shape."""
         return self._sizes
 
     def strides(self) -> list[int] | None:
-        """None where it has none."""
         return self._strides
 
     def dim(self) -> int:
-        """How many sizes there are."""
         return len(self._sizes)
 
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
         return self._dtype
 
 
@@ -150,14 +143,9 @@ def count_einsum(inputs: list[Value], outputs: list[Value]) -> int | float:
         return math.prod(shapes[0]) * shapes[-1][-1]
     if renamed == "abc,adc->adb":
         return math.prod(shapes[0]) * shapes[-1][1]
-    return float(estimate_einsum(renamed, shapes) // 2)
-
-
-def estimate_einsum(equation: str, shapes: list[list[int]]) -> float:
-    """FLOPs in the best order, as NumPy's report rounds them."""
-    report = numpy.einsum_path(equation, *(numpy.broadcast_to(numpy.zeros(()), shape) for shape in shapes),
+    report = numpy.einsum_path(renamed, *(numpy.broadcast_to(numpy.zeros(()), shape) for shape in shapes),
                                optimize="optimal")[1]
-    return next(float(line.rpartition(":")[2]) for line in report.splitlines() if "optimized flop" in line.lower())
+    return next(float(line.rpartition(":")[2]) // 2 for line in report.splitlines() if "optimized flop" in line.lower())
 
 
 def make_norm_handle(weight_index: int) -> Handle:

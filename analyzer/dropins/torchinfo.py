@@ -36,8 +36,6 @@ from .forward import observe_forward, watching_modules
 __all__ = ["ColumnSettings", "FormattingOptions", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "Units",
            "Verbosity", "clear_cached_forward_pass", "summary"]
 
-# Rows of the table: one for each run of a module, and for the containers between that are not run.
-
 class Mode(str, Enum):
     """Names of training and evaluation."""
 
@@ -121,10 +119,6 @@ class LayerInfo:
         """Its parameters without those of the rows below it."""
         return self._leave_over("num_params")
 
-    def leftover_trainable_params(self) -> int:
-        """The trained ones of these."""
-        return self._leave_over("trainable_params")
-
     def _leave_over(self, name: str) -> int:
         below = (c for c in self.children if not c.is_recursive)
         return int(getattr(self, name) - sum(getattr(c, name) if c.is_leaf_layer else c._leave_over(name)
@@ -149,7 +143,7 @@ def measure_size(value: Any, batch_dim: int | None = None) -> tuple[list[int], i
     return size, value.element_size()
 
 
-class LayerList:
+class _LayerList:
     """The rows of one forward pass. A module that stands in several places has the last one's name."""
 
     def __init__(self, model: nn.Module, batch_dim: int | None = None) -> None:
@@ -170,7 +164,6 @@ class LayerList:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Listen for the length of a block."""
         with watching_modules(self._enter, self._leave):
             yield
 
@@ -197,13 +190,11 @@ class LayerList:
         return layer
 
     def list_all(self) -> list[LayerInfo]:
-        """Rows of all modules, of which none is run."""
         for place in self.places:
             self._list(place)
         return self._number()
 
     def list_run(self) -> list[LayerInfo]:
-        """Rows of the modules that ran, below those of the containers that hold them."""
         ran, self.layers = self.layers, []
         above: dict[int, LayerInfo] = {}
         for layer in ran:
@@ -254,12 +245,10 @@ class ModelStatistics(Statistics):
             # each output of a layer with parameters, and its gradient
             sum(2 * layer.output_bytes for layer in leaves if layer.num_params > 0),
             sum(max(0, layer.num_params if layer.is_leaf_layer else layer.leftover_params()) for layer in counted),
-            sum(max(0, layer.trainable_params if layer.is_leaf_layer else layer.leftover_trainable_params())
+            sum(max(0, layer.trainable_params if layer.is_leaf_layer else layer._leave_over("trainable_params"))
                 for layer in counted),
             sum(layer.param_bytes for layer in counted if layer.is_leaf_layer), sum(layer.macs for layer in leaves))
 
-
-# The call.
 
 _NEED_INPUT = (ColumnSettings.INPUT_SIZE, ColumnSettings.OUTPUT_SIZE, ColumnSettings.MULT_ADDS)
 _cached: dict[str, list[LayerInfo]] = {}
@@ -295,12 +284,12 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
         layers = _cached[name]
     elif given:
         with set_training(model, training), torch.no_grad():
-            layers = observe_forward(lambda: LayerList(model, batch_dim), model, args,
+            layers = observe_forward(lambda: _LayerList(model, batch_dim), model, args,
                                      {**call_kwargs, **kwargs}).list_run()
         if cache_forward_pass:
             _cached[name] = layers
     else:
-        layers = LayerList(model).list_all()
+        layers = _LayerList(model).list_all()
     tensors = [t for t in pytree.tree_leaves((args, call_kwargs)) if isinstance(t, torch.Tensor)]
     found = ModelStatistics(layers, _list_sizes(input_size, input_data), sum(t.nbytes for t in tensors),
                             FormattingOptions(depth, verbose, columns, col_width, rows))

@@ -20,9 +20,6 @@ from .quantity import OF_MODEL, QUANTITIES, SETTINGS, find_quantity, read_quanti
 from .summary import describe_run
 from .text_width import escape_controls
 
-# Limits of a quantity as users write them: `peak_allocated_bytes +2%`, `step_seconds +5ms`, `param_bytes 40GiB`; and
-# conditions, which say what is refused: `peak_allocated_bytes > +2%`, `tokens_per_second < -5%`.
-
 GRAMMAR = "'FIELD +N%', 'FIELD +N' or 'FIELD N'"
 CONDITION_GRAMMAR = "'FIELD > +N%', 'FIELD > +N' or 'FIELD > N', with >, >=, < or <="
 _AMOUNT = r"([+-]?)\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*|%)\s*"
@@ -39,9 +36,7 @@ _UNITS = {"bytes": "bytes, as in 512, 100MiB or 40GiB", "count": "plain numbers,
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a quantity may be (or the least): an amount of its own, or the baseline's value plus a share or an
-    amount.
-    """
+    """The most or least that a quantity may be: an amount, or the baseline's value plus a share or an amount."""
 
     text: str
     quantity: Column
@@ -68,14 +63,7 @@ class Limit:
 
 def parse_limit(text: str, profiles: Sequence[Profile], is_condition: bool = False) -> Limit:
     """Read a limit of a quantity that one of ``profiles`` has; or a condition, which says what is refused, also of a
-    quantity that only says what was run (``batch_size``). Raises InputError, which repeats the text and says how to
-    write it.
-
-    >>> parse_limit("step_seconds +5ms", []).added, parse_limit("param_bytes 1 KiB", []).most
-    (Fraction(1, 200), Fraction(1024, 1))
-    >>> condition = parse_limit("peak_allocated_bytes > +2%", [], is_condition=True)
-    >>> condition.apply(1000), condition.is_passed(1020, Fraction(1020)), condition.is_passed(1021, Fraction(1020))
-    (Fraction(1020, 1), False, True)
+    quantity that only says what was run (``batch_size``). Raises InputError, which says how to write it.
     """
     where = f"{'--fail-if' if is_condition else '--max'} {text!r}"
     match = (_CONDITION if is_condition else _LIMIT).fullmatch(text) if isinstance(text, str) else None
@@ -105,8 +93,6 @@ def _parse_amount(number: str, unit: str, quantity: Column, where: str) -> Fract
         raise InputError(f"{where}: {number + unit!r} is no amount of {quantity.field}, which is in "
                          f"{_UNITS[quantity.unit]}") from error
 
-
-# Limits of a profile, alone or against a baseline: what a change of a model may cost before CI refuses it.
 
 #: What must not grow where no limit is given.
 MAIN = ("params", "param_bytes", "buffer_bytes", "optimizer_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
@@ -165,9 +151,7 @@ def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequenc
 
 def judge_limit(limit: Limit, now: Profile, baseline: Profile | None,
                 sides: tuple[str, str] = ("in the baseline", "now")) -> CheckRow:
-    """What became of a limit: it does not hold where the quantity is beyond it, and where that cannot be told, on which
-    of the ``sides`` it is unknown.
-    """
+    """What became of a limit: whether it holds, or on which of the ``sides`` the quantity is unknown."""
     name = limit.quantity.field
     values = [None if profile is None else read_quantity(profile, name) for profile in (baseline, now)]
     ended = [profile is not None and profile.out_of_memory is not None and name not in OF_MODEL

@@ -20,9 +20,7 @@ LONG_TABLES = "--show summary,modules,table, --html FILE, --json FILE"
 
 
 def read_shown(text: str, flag: str = "--show", given: Collection[str] = ()) -> list[str]:
-    """Names of reports. Raises InputError, before any work, where there is none, one that is not registered, or that of
-    a run's cost without the run among the options that are ``given``.
-    """
+    """Names of reports. Raises InputError, before any work, for an unknown one, and for a cost without a run."""
     shown = [word.strip() for word in text.split(",") if word.strip()]
     if not shown:
         raise InputError(f"{flag} {text!r}: nothing to print; give some of {', '.join(register_report)}")
@@ -61,9 +59,7 @@ def emit(text: str, output: Path | None) -> None:
 
 
 def end_with_verdict(verdict: Verdict | None, is_told: bool = False) -> int:
-    """Print the verdict, unless it was told, as the last of a command's output, and give the command's exit code: 3
-    where a step does not fit.
-    """
+    """Print the verdict last, unless it was told, and give the command's exit code: 3 where a step does not fit."""
     if verdict is not None and not is_told:
         print(f"\n{verdict}")
     return 3 if verdict is not None and verdict.fits is False else 0

@@ -15,8 +15,6 @@ from analyzer.units import format_bytes, format_ends
 from .node_table import check_layout, format_quantity, print_rows
 from .text_width import escape_controls
 
-# Peaks of memory as text, with their ranges where these say something.
-
 _TOLD = 0.01  #: a range is told where it is wider than this share of the peak
 
 
@@ -50,8 +48,6 @@ def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:
             yield what, format_peak(nbytes, known)
 
 
-# The table of devices that a step fits on.
-
 _HEADERS = ("Device", "Memory", "Needed", "Free", "Fits", "Peak in")
 _ANSWERS = {True: "yes", False: "no", None: "not known"}
 
@@ -71,8 +67,6 @@ def describe_fits(table: FitTable) -> str:
     """What was profiled, the table, and the devices that it fits on in a line."""
     return escape_controls(f"{table.title}\n\n{print_fits(table)}\n\n{table.said}")
 
-
-# Whether a step fits in the memory of a device, line by line.
 
 @register_view.shipped("fit")
 def format_fit(info: FitInfo) -> str:
@@ -126,15 +120,7 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
 
 
 def find_least_need(profile: Profile) -> int | None:
-    """What a step that memory ran out in needs at least; None where memory did not run out or nothing is known of it.
-
-    >>> from analyzer.results.info import OutOfMemoryInfo
-    >>> oom = OutOfMemoryInfo("placing the model", "setup", requested_bytes=6, short_bytes=4, capacity_bytes=16)
-    >>> find_least_need(Profile(name="demo", mode="infer", out_of_memory=oom))
-    20
-    >>> find_least_need(Profile(name="demo", mode="infer", out_of_memory=oom, param_bytes=100))
-    100
-    """
+    """What a step that memory ran out in needs at least; None where it did not, or nothing is known of it."""
     oom = profile.out_of_memory
     if oom is None:
         return None

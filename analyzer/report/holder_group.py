@@ -12,8 +12,6 @@ from analyzer.units import add_quantities, format_ends, format_seconds
 
 from .node_table import Column, check_layout, format_quantity, print_rows
 
-# What holds memory, grouped by the class of the modules that made it.
-
 _SHOWN = 10
 
 
@@ -62,8 +60,6 @@ def print_groups(groups: Iterable[HolderGroup]) -> str:
     return "\n".join(lines)
 
 
-# What ranks communicate, as text: totals by kind, group and phase.
-
 _TEXT = (Column("kind", "Kind", "text"), Column("group", "Group", "text"), Column("phase", "Phase", "text"))
 _FIGURES = (Column("calls", "Calls", "count"), Column("bytes", "Bytes", "bytes"),
             Column("wire_bytes", "On the wire", "bytes"), Column("seconds", "Time", "seconds"),
@@ -85,9 +81,7 @@ def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "tex
 
 
 def sum_exposed(profile: Profile) -> float | None:
-    """Seconds of a step in which a rank communicates and computes nothing; None where it does not communicate, or that
-    is not known.
-    """
+    """Seconds of a step in which a rank communicates and computes nothing; None where that is nothing, or not known."""
     seconds = [phase.exposed_comm_seconds for phase in profile.step_phases.values()]
     return add_quantities(seconds) if profile.comm else None
 
@@ -116,8 +110,6 @@ def print_totals(totals: Sequence[CommTotal], fmt: str = "text") -> str:
     left = [i for i, header in enumerate(headers) if header in ("Kind", "Group", "Phase")]
     return print_rows(headers, cells, left=left, fmt=fmt, total=last)
 
-
-# The second estimate of a step's time, compiled, as text.
 
 def title_fused(fused: FusedInfo) -> str:
     """What a second estimate is of, as a title."""

@@ -15,8 +15,6 @@ from analyzer.units import UNKNOWN, format_share
 
 from .node_table import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
 
-# Rows of a module report: the tree in order, with what each module does outside its submodules as a row of its own.
-
 OWN = "(own)"
 Ignored = Collection[str | type]
 SortKey = Callable[[ModuleInfo], float | None]
@@ -106,12 +104,7 @@ def describe_type(module: ModuleInfo) -> str:
     return module.type if module.shared_with is None else f"{module.type} (same as {module.shared_with})"
 
 
-def format_shapes(tensors: Sequence[TensorInfo]) -> str:
-    """The shapes of some tensors; that of several are separated by commas, and unknown ones are unknown.
-
-    >>> format_shapes((TensorInfo((2, 3), "float32", "cpu"), TensorInfo((), "int64", "cpu"))), format_shapes(())
-    ('[2, 3], []', '-')
-    """
+def _format_shapes(tensors: Sequence[TensorInfo]) -> str:
     return ", ".join(str(list(tensor.shape)) for tensor in tensors) or UNKNOWN
 
 
@@ -129,8 +122,6 @@ def plain(value: object) -> str:
     """A number as it is."""
     return UNKNOWN if value is None else str(value)
 
-
-# The module tree as a table in which every parent is its children plus its own row.
 
 DEFAULT_COLUMNS = (Column("params", "Params", "count"), Column("param_bytes", "Param size", "bytes"),
                    Column("fwd_macs", "Fwd MACs", "count"), Column("fwd_flops", "Fwd FLOPs", "count"),
@@ -155,8 +146,8 @@ _FACTS = (Column("flops_per_second", "Fwd FLOPS", "count"), Column("calls", "Cal
 COLUMNS = name_columns(*_COSTS, *_SHARES, *_FACTS)
 CHOSEN = name_columns(*_COSTS, *_FACTS)  # which help lists
 _OF_MODULE: dict[str, Callable[[ModuleInfo], Any]] = {
-    "calls": lambda module: module.calls, "input_shapes": lambda module: format_shapes(module.inputs),
-    "output_shapes": lambda module: format_shapes(module.outputs), "extra_repr": lambda module: module.extra_repr,
+    "calls": lambda module: module.calls, "input_shapes": lambda module: _format_shapes(module.inputs),
+    "output_shapes": lambda module: _format_shapes(module.outputs), "extra_repr": lambda module: module.extra_repr,
     "kernel_size": lambda module: "" if module.kernel_size is None else str(list(module.kernel_size))}
 _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 

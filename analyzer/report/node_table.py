@@ -22,8 +22,6 @@ from analyzer.units import UNKNOWN, add_quantities, format_bytes, format_count, 
 from .screen.layout import find_width
 from .text_width import escape_controls, fit_table, measure_width
 
-# The columns of the reports: which field, under which heading, in which unit.
-
 T = TypeVar("T")
 _FORMATS: dict[str, Callable[..., str]] = {
     "bytes": format_bytes, "Mb": partial(format_bytes, style="Mb"), "count": format_count, "seconds": format_seconds,
@@ -58,11 +56,7 @@ class Column:
 
 
 def format_quantity(value: object, unit: str) -> str:
-    """Text of one value in its unit.
-
-    >>> format_quantity(None, "bytes"), format_quantity("conv1", "text")
-    ('-', 'conv1')
-    """
+    """Text of one value in its unit."""
     if value is None:
         return UNKNOWN
     return str(value) if unit == "text" else _FORMATS[unit](value)
@@ -138,15 +132,9 @@ def print_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: C
 
 
 def guard_formula(text: str) -> str:
-    r"""A cell of text for a spreadsheet, which takes what begins so for a formula; an apostrophe makes it text.
-
-    >>> guard_formula("=HYPERLINK(1)"), guard_formula("\t=1"), guard_formula("conv1"), guard_formula(UNKNOWN)
-    ("'=HYPERLINK(1)", "'\t=1", 'conv1', '-')
-    """
+    """A cell of text for a spreadsheet, which takes what begins so for a formula; an apostrophe makes it text."""
     return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) and text != UNKNOWN else text
 
-
-# The node table: ten columns that every version keeps, in their order.
 
 TEN_COLUMNS = (Column("op", "Op type", "text"), Column("name", "Op", "text"),
                Column("accumulate_bytes", "Accumulate size", "bytes"),
@@ -159,8 +147,6 @@ COLUMNS = name_columns(*TEN_COLUMNS, Column("fwd_macs", "Fwd MACs", "count"), Co
                        Column("bwd_comm_bytes", "Bwd comm", "bytes"), Column("fwd_seconds", "Fwd time", "seconds"),
                        Column("bwd_seconds", "Bwd time", "seconds"), Column("module_path", "Module", "text"),
                        Column("target", "Target", "text"), Column("source", "Source", "text"))
-
-
 COMMUNICATION = (COLUMNS["fwd_comm_bytes"], COLUMNS["bwd_comm_bytes"])
 
 

@@ -101,7 +101,6 @@ class _Noted:
         self._stream, self._bar, self._is_result = stream, bar, stream is sys.stdout
 
     def write(self, text: str) -> int:
-        """Write ``text``, once the bar is out of the way."""
         self._bar.note_output(text, self._is_result)
         return self._stream.write(text)
 

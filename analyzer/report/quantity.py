@@ -31,8 +31,6 @@ from .node_table import (
 )
 from .speed import RATES, read_rate
 
-# The quantities of a profile by name: ``peak_allocated_bytes``, ``phases.forward.flops``.
-
 #: Those of the whole step.
 QUANTITIES = name_columns(
     Column("params", "Params", "count"), Column("param_bytes", "Param size", "bytes"),
@@ -62,9 +60,7 @@ _PHASED = ("phases", "first_step")
 
 
 def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column:
-    """The quantity of that name, which at least one of ``profiles`` has a place for. Raises InputError, with the names
-    that resemble it, for another.
-    """
+    """The quantity of that name in any of ``profiles``. Raises InputError, with the names that resemble it."""
     if found := QUANTITIES.get(name) or SUMS.get(name):
         return found
     names = list_names(profiles)
@@ -122,10 +118,8 @@ def read_known(profile: Profile, name: str) -> float | None:
     return None if profile.out_of_memory is not None and name not in OF_MODEL else read_quantity(profile, name)
 
 
-# Nodes, modules and other rows of a profile as tables for other programs and for papers: modules by their paths,
-# nothing drawn, and in CSV every quantity unrounded under the name of its field, an empty cell where it is unknown.
-
 ROOT = "(model)"  # the path of the whole model; an empty cell would be an unknown one
+_DRAWN = ("text", "simple")  # formats for a terminal, where the names of modules stand in a drawn tree
 _MODULE_COLUMNS = name_columns(*(TREE_COLUMNS[name] for name in TREE_COLUMNS if name in CostInfo.__slots__))
 
 
@@ -134,11 +128,6 @@ class DataTable(NamedTuple):
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
-
-
-def is_drawn(fmt: str) -> bool:
-    """Whether tables of this format are for a terminal, where the names of modules stand in a drawn tree."""
-    return fmt in ("text", "simple")
 
 
 def read_nodes(profile: Profile, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
@@ -175,7 +164,7 @@ def read_modules(profile: Profile, is_whole: bool = True, sort: str | None = Non
 def draw_nodes(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
                columns: Sequence[str] | None = None) -> str:
     """The node table where it is for a terminal, else `read_nodes`."""
-    if is_drawn(fmt):
+    if fmt in _DRAWN:
         return profile.table(sort, depth, columns=columns or (), fmt=fmt)
     check_layout(depth, 1, fmt, "table()")
     return print_data(*read_nodes(profile, fmt == "csv", sort, depth, columns), fmt)
@@ -185,7 +174,7 @@ def draw_nodes(profile: Profile, *, fmt: str = "text", sort: str | None = None, 
 def draw_modules(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
                  columns: Sequence[str] | None = None) -> str:
     """The tree of modules where it is for a terminal, else `read_modules`."""
-    if is_drawn(fmt):
+    if fmt in _DRAWN:
         return profile.module_tree(depth, sort, columns=columns or (), fmt=fmt)
     check_layout(depth, 0, fmt, "module_tree()")
     return print_data(*read_modules(profile, fmt == "csv", sort, depth, columns), fmt)

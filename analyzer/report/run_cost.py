@@ -120,11 +120,7 @@ def describe_cost(cost: RunCost) -> str:
 
 
 def _format(value: float | None) -> str:
-    """Two decimals, and more where that would say nothing.
-
-    >>> _format(12345.678), _format(0.00012345), _format(0.0)
-    ('12,345.68', '0.000123', '0.00')
-    """
+    """Two decimals, and more where that would say nothing."""
     if value is None:
         return UNKNOWN
     return f"{value:,.2f}" if not value or abs(value) >= 0.1 else f"{value:.3g}"

@@ -14,8 +14,6 @@ from analyzer.results.run_cost import Roofline, RooflinePeak, RooflineRow
 from analyzer.results.view import register_view
 from analyzer.units import add_quantities, format_count, format_ends, format_percent, format_rate, format_seconds
 
-# What bounds a step, and what would help.
-
 #: What each part of a step's time is, and what makes it less.
 _REMEDIES = {
     "launch": "the device waits for the host: larger batches, torch.compile or CUDA graphs (--fused --cuda-graphs "
@@ -25,8 +23,6 @@ _REMEDIES = {
               "device with more bandwidth",
     "latency": "kernels too small to fill the device: larger batches, fused kernels",
     "communication": "collectives: fewer bytes, groups within a host, overlap with kernels"}
-
-
 _FORMATS = (("TF32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("FP8", "float8_e4m3fn"))
 
 
@@ -40,13 +36,7 @@ def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
 
 
 def find_remedy(profile: Profile) -> str | None:
-    """What would help most: what is said of the longest part of the whole step; None where it is not known.
-
-    >>> from analyzer.results.info import PhaseInfo
-    >>> p = Profile(name="demo", mode="infer", phases={"forward": PhaseInfo(launch_seconds=3e-3, memory_seconds=1e-3)})
-    >>> find_remedy(p).partition(":")[0]
-    'launch, 75.0 %'
-    """
+    """What would help most: what is said of the longest part of the whole step; None where it is not known."""
     found = find_longest(profile)
     return found and f"{found[0]}, {format_percent(found[1])}: {describe_bound(profile, found[0])}"
 
@@ -88,8 +78,6 @@ def find_longest(profile: Profile) -> tuple[str, float] | None:
     longest = longest_bound(totals)
     return None if longest is None else (longest, totals[longest] / sum(totals.values()))
 
-
-# What share of a device's peak a step reaches.
 
 #: parts of a step whose products count, by the name of the measure
 _PARTS = {"mfu": ("forward", "backward"), "hfu": ("forward", "backward", "recompute")}
@@ -153,19 +141,12 @@ def find_product_dtype(profile: Profile) -> str | None:
     return max(numel, key=lambda name: numel[name], default=None)
 
 
-# How fast a step is: its time with its range, and the rates that it reaches.
-
 RATES = ("samples_per_second", "tokens_per_second", "model_flops_per_second", "mfu", "hfu")
 _OWN_WORDS = ("predicted", "measured", "not timed")  # with which a method says so itself
 
 
 def read_rate(profile: Profile, name: str) -> float | None:
-    """One of `RATES`; None where it is unknown, or the profile's device is.
-
-    >>> p = Profile(name="demo", mode="infer", device="h100", autocast="bfloat16", fwd_macs=10**12, step_seconds=0.01)
-    >>> round(read_rate(p, "mfu"), 3), read_rate(p, "tokens_per_second")
-    (0.202, None)
-    """
+    """One of `RATES`; None where it is unknown, or the profile's device is."""
     if name not in ("mfu", "hfu"):
         rate: float | None = getattr(profile, name)
         return rate
@@ -201,12 +182,7 @@ def describe_seconds(profile: Profile) -> str:
 
 
 def note_prediction(profile: Profile) -> str | None:
-    """A line for the layouts of tools that only measure, where the profile's times were not; None where they were, or
-    there are none.
-
-    >>> note_prediction(Profile(name="demo", mode="infer", device="t4", fwd_seconds=1.0, seconds_method="roofline"))
-    'latencies are predicted for t4, not measured'
-    """
+    """A line for the layouts of tools that only measure, where the profile has times that were not measured."""
     if profile.measured_steps is not None or profile.fwd_seconds is None:
         return None
     said = describe_seconds(profile).partition(":")[0]
@@ -214,11 +190,7 @@ def note_prediction(profile: Profile) -> str | None:
 
 
 def format_step(profile: Profile) -> str:
-    """The wall time of the step, with its range where one is known.
-
-    >>> format_step(Profile(name="demo", mode="train", step_seconds=0.052, step_seconds_range=(0.047, 0.058)))
-    '52.00 ms (47.00 to 58.00)'
-    """
+    """The wall time of the step, with its range where one is known."""
     text = format_seconds(profile.step_seconds)
     if profile.step_seconds is None or profile.step_seconds_range is None:
         return text
@@ -242,9 +214,7 @@ def describe_speed(profile: Profile) -> list[str]:
 
 # The roofline of a profile, as Williams, Waterman and Patterson draw it (CACM 52:4, 2009).
 
-class _Peaks(NamedTuple):
-    """FLOP/s of products, of convolutions and of all else."""
-
+class _Peaks(NamedTuple):  # FLOP/s
     products: float | None
     convolutions: float | None
     others: float | None

@@ -12,23 +12,14 @@ from analyzer.results.run_cost import sum_communication
 from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN
 
+from . import holder_group as holders
 from .fits import check_fit, find_least_need, format_peak, list_peaks
-from .holder_group import (
-    describe_fused,
-    describe_world,
-    group_holders,
-    list_fused_times,
-    print_groups,
-    print_totals,
-    title_fused,
-)
 from .node_table import Column, check_layout, format_quantity, print_rows
 from .quantity import find_quantity, print_data, read_known
 from .speed import describe_seconds, describe_speed, find_remedy, format_step, list_bounds, list_rates
 from .text_width import escape_controls
 from .verdict import judge
 
-# A profile in a few lines.
 
 def title_run(profile: Profile) -> str:
     """What was run in a line: the model, its mode and device, optimizer and autocast."""
@@ -57,7 +48,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
         known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
         if known:
             lines.append(f"  {what}: {', '.join(known)}")
-    lines += [f"  {line}" for line in (*describe_speed(p), *describe_fused(p.fused))]
+    lines += [f"  {line}" for line in (*describe_speed(p), *holders.describe_fused(p.fused))]
     verdict = judge(p, is_brief=True) if has_verdict else None
     return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
 
@@ -71,7 +62,7 @@ def describe_for_verdict(profile: Profile) -> str:
     verdict = judge(profile, is_brief=True)
     if verdict is None or verdict.fits is not False or not profile.holders:
         return text
-    return f"{text}\n\nheld where the most is needed\n{print_groups(group_holders(profile))}"
+    return f"{text}\n\nheld where the most is needed\n{holders.print_groups(holders.group_holders(profile))}"
 
 
 @register_report.shipped("replay")
@@ -79,8 +70,6 @@ def explain_replay(profile: Profile) -> str:
     """Which parts were run once and replayed, and why the others were run."""
     return "What was replayed is not saved." if profile.replay is None else profile.replay.explain()
 
-
-# Several profiles as one table with a row each: models, or one model under several settings.
 
 #: Of FLOPs those that run, as the first screen has them by phase: with what checkpoints run again.
 DEFAULT_COLUMNS = ("params", "peak_allocated_bytes", "hardware_flops", "step_seconds")
@@ -108,8 +97,6 @@ def model_table(profiles: Sequence[tuple[str, Profile]], columns: Sequence[str] 
     return print_data([Column("model", "Model", "text"), *_FACTS, *shown, *told], rows, fmt)
 
 
-# The totals of a profile as text.
-
 PHASE_COLUMNS = (Column("allocated_bytes", "Allocated at end", "bytes"),
                  Column("peak_allocated_bytes", "Peak allocated", "bytes"),
                  Column("peak_reserved_bytes", "Peak reserved", "bytes"), Column("flops", "FLOPs", "count"),
@@ -132,7 +119,7 @@ def describe_run(profile: Profile) -> list[str]:
     """Lines that say what was profiled, on what and by which versions."""
     lines = [f"{profile.name}: one {profile.mode} step" + (f" on {profile.device}" if profile.device else "")]
     if profile.world is not None and profile.world.size > 1:
-        lines.append(describe_world(profile.world))
+        lines.append(holders.describe_world(profile.world))
     lines += [f"input {name}: {tensor} on {tensor.device}" for name, tensor in profile.inputs.items()]
     facts = (("optimizer", profile.optimizer), ("autocast", profile.autocast),
              ("torch", profile.torch_version), ("analyzer", profile.analyzer_version))
@@ -178,10 +165,10 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     if rates := list(list_rates(p)):
         yield "Speed", _print(("", "Rate"), rates)
     if p.fused is not None:
-        yield title_fused(p.fused), _print(("", "Time"), list(list_fused_times(p.fused)))
+        yield holders.title_fused(p.fused), _print(("", "Time"), list(holders.list_fused_times(p.fused)))
     if p.comm:
         yield ("Communication (whole bytes of each kind and group in a step)",
-               print_totals(sum_communication(p.comm, by_phase=False)))
+               holders.print_totals(sum_communication(p.comm, by_phase=False)))
     assumed = [textwrap.fill(f"- {line}", 116, subsequent_indent="  ", break_long_words=False)
                for line in p.assumptions]
     yield "Assumptions", "\n".join(assumed) or "none"
@@ -195,7 +182,7 @@ def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[t
     if peak:
         yield "Peak memory" + (" until it ran out" if ended else ""), peak
     if ended and p.holders:
-        yield "When memory ran out, by module class", print_groups(group_holders(p))
+        yield "When memory ran out, by module class", holders.print_groups(holders.group_holders(p))
     if p.peak_by_category:
         total = sum(p.peak_by_category.values())
         ordered = [*sorted(p.peak_by_category.items(), key=lambda item: -item[1]), ("total", total)]
@@ -215,9 +202,7 @@ def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[t
 
 
 def _list_beyond(p: Profile) -> Iterator[tuple[str, str]]:
-    """For a rank of a job: what the device has in use, as nvidia-smi shows it: reserved, and what the driver and the
-    libraries take (`analyzer.hardware.unseen`), as far as that is known.
-    """
+    """What a rank's device has in use, as nvidia-smi shows it: reserved, and what `analyzer.hardware.unseen` knows."""
     if p.device is None or p.out_of_memory is not None or p.peak_reserved_bytes is None or (
             p.world is None or p.world.size < 2):
         return

@@ -7,8 +7,6 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 
-# Text in the columns of a terminal: how many it takes, and what is shown of it where there are fewer.
-
 _STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories of controls, formats, surrogates and breaks
 _CODE = re.compile(r"\x1b\[\d+m")
 _CUT = "..."  # an ellipsis that each encoding has, of the same width in all
@@ -52,11 +50,7 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def cut_start(text: str, width: int) -> str:
-    """A path in at most ``width`` columns on one line: of a longer one, its end, which says most.
-
-    >>> cut_start("model.layers.11.self_attention.out_proj", 24)
-    '...lf_attention.out_proj'
-    """
+    """A path in at most ``width`` columns on one line: of a longer one, its end, which says most."""
     text = clean(text)
     return text if measure_width(text) <= width else _CUT + _take(text[::-1], width - len(_CUT))[::-1]
 
@@ -85,8 +79,6 @@ def clean(text: str) -> str:
     """
     return escape_controls(text).replace("\n", "\\n").replace("\t", "\\t")
 
-
-# Tables as wide as the terminal.
 
 _STEPS = ((2, 24), (1, 16))  # gap between columns, and how narrow one of texts may become for it; the first that fits
 

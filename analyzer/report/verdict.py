@@ -14,8 +14,6 @@ from analyzer.results.view import register_view
 from .node_table import format_quantity, print_rows
 from .text_width import escape_controls
 
-# The verdict on a profile: whether it fits on its device, where its peak is, and which devices would hold it.
-
 _DEVICES_NAMED = 3
 _WIDTH = 120  # of a terminal
 
@@ -32,9 +30,7 @@ class Place(NamedTuple):
 @register_view.shipped("verdict")
 def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: int | None = None, *,
           is_brief: bool = False) -> Verdict | None:
-    """The verdict on ``device``, by default the profile's own; None where there is none. ``is_brief`` leaves out what
-    has to be looked for: the place of the peak and other devices.
-    """
+    """The verdict on a device, else on the profile's own. ``is_brief`` leaves out the peak and other devices."""
     device = profile.device if device is None else device
     if device is None:
         return None
@@ -47,7 +43,7 @@ def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: 
         device=spec.name, fits=info.fits, needed_bytes=info.needed_bytes if is_known else None,
         capacity_bytes=info.capacity.bytes, free_bytes=info.free_bytes, phase=place.phase, operator=place.operator,
         node=place.node, module_path=place.module_path,
-        devices=() if is_brief or not is_known else name_smallest(profile, world_size),
+        devices=() if is_brief or not is_known else _name_smallest(profile, world_size),
         is_out_of_memory=oom is not None, is_least=oom is not None or any(line.bytes is None for line in info.needs))
 
 
@@ -62,8 +58,7 @@ def _find_spec(profile: Profile, device: str | DeviceSpec) -> DeviceSpec:
         return DeviceSpec(profile.device, memory_bytes=None if oom is None else oom.capacity_bytes)
 
 
-def name_smallest(profile: Profile, world_size: int | None = None) -> tuple[str, ...]:
-    """The smallest devices of the catalogue on which the step fits as it was profiled."""
+def _name_smallest(profile: Profile, world_size: int | None = None) -> tuple[str, ...]:
     if profile.out_of_memory is not None:
         return ()  # it ended before its peak
     held = [spec for spec in register_device if profile.fits(spec, world_size).fits]
@@ -87,9 +82,7 @@ def find_peak(profile: Profile) -> Place:
 
 
 def _name_operator(root: ModuleInfo | None, node: NodeInfo, phase: str | None) -> str | None:
-    """What a node runs: its function, or the only operator of its module that writes in that phase, else that module's
-    class.
-    """
+    """Its function, or the only operator of its module that writes in that phase, else that module's class."""
     if node.op != "call_module":
         return node.target
     module = next((m for m in ([] if root is None else root.walk()) if m.path == node.module_path), None)
@@ -113,15 +106,17 @@ def format_verdict(verdict: Verdict) -> str:
 
 
 def describe_fit(verdict: Verdict) -> str:
-    """Whether it fits, with the sizes.
-
-    >>> describe_fit(Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30,
-    ...                      free_bytes=-5 * 2**30))
-    'does NOT fit on t4: 20.00 GiB needed, 15.00 GiB there, 5.00 GiB short'
-    """
-    said = {True: f"fits on {verdict.device}", False: f"does NOT fit on {verdict.device}",
-            None: f"cannot be told whether it fits on {verdict.device}"}[verdict.fits]
-    return f"{said}: {', '.join(_list_sizes(verdict))}"
+    """Whether it fits, with the sizes."""
+    v, least = verdict, "at least " if verdict.is_least else ""
+    said = {True: "fits", False: "does NOT fit", None: "cannot be told whether it fits"}[v.fits]
+    sizes = ["what it needs is not known" if v.needed_bytes is None else
+             f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed",
+             "the device's memory is not known" if v.capacity_bytes is None else
+             f"{format_quantity(v.capacity_bytes, 'bytes')} there"]
+    if v.free_bytes is not None:
+        word = "left" if v.free_bytes >= 0 else "short"
+        sizes.append(f"{least if word == 'short' else ''}{format_quantity(abs(v.free_bytes), 'bytes')} {word}")
+    return f"{said} on {v.device}: {', '.join(sizes)}"
 
 
 def describe_devices(verdict: Verdict) -> str | None:
@@ -135,25 +130,11 @@ def describe_devices(verdict: Verdict) -> str | None:
     return None
 
 
-def _list_sizes(v: Verdict) -> list[str]:
-    least = "at least " if v.is_least else ""
-    sizes = ["what it needs is not known" if v.needed_bytes is None else
-             f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed",
-             "the device's memory is not known" if v.capacity_bytes is None else
-             f"{format_quantity(v.capacity_bytes, 'bytes')} there"]
-    if v.free_bytes is not None:
-        word = "left" if v.free_bytes >= 0 else "short"
-        sizes.append(f"{least if word == 'short' else ''}{format_quantity(abs(v.free_bytes), 'bytes')} {word}")
-    return sizes
-
-
 def describe_place(place: Verdict | Place) -> str:
     """The phase and what runs in it."""
     inside = ", ".join(f"{what} {name}" for what, name in (("node", place.node), ("module", place.module_path)) if name)
     return str(place.phase) + (f", at {place.operator}" if place.operator else "") + (f" ({inside})" if inside else "")
 
-
-# What could be changed about a step, as a table and in three lines.
 
 _WORDS = {True: "yes", False: "no", None: "?"}
 LEFT = (0, 1, 6)  #: columns of text in the table

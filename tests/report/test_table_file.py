@@ -65,7 +65,7 @@ def test_markdown_and_latex_are_in_units(mlp):
         r"segment\_alloc", str(0x7F0000000000), "2.00 MiB", "", ""]
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)"])
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
 def test_a_text_in_csv_is_no_formula(text):
     """What a name begins with makes no spreadsheet compute, and numbers stay numbers."""
     span = SpanInfo(text, "kernel", text, text, None, "", "forward", -1e-3, 2e-6)

@@ -11,17 +11,12 @@ from analyzer.results.info import ModuleInfo
 WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
             "FullyShardedDataParallel": "_fsdp_wrapped_module", "CheckpointWrapper": "_checkpoint_wrapped_module"}
 
-# Two module trees as one: each module of the first beside that of the second which takes its place.
-
 Pair = tuple[ModuleInfo | None, ModuleInfo | None]
-_Key = Callable[[ModuleInfo], Hashable]
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedModule:
-    """A module in both profiles; None where only the other has it. Wrappers (compiled, data-parallel and checkpointed
-    modules) are a part of what they wrap.
-    """
+    """A module in both profiles; None where only the other has it. Wrappers are a part of what they wrap."""
 
     before: ModuleInfo | None
     after: ModuleInfo | None
@@ -61,10 +56,6 @@ def _name(module: ModuleInfo) -> str:
     return module.path.rpartition(".")[2]
 
 
-def _type(module: ModuleInfo) -> str:
-    return list_layers(module)[-1].type
-
-
 def _measure(module: ModuleInfo) -> Hashable:
     inner = list_layers(module)[-1]
     return inner.type, module.params, sum(1 for _ in inner.walk())
@@ -72,7 +63,8 @@ def _measure(module: ModuleInfo) -> Hashable:
 
 def _pair(before: Sequence[ModuleInfo], after: Sequence[ModuleInfo]) -> Iterator[Pair]:
     """Modules that belong together, in the order of the second profile, those of the first alone last."""
-    keys: tuple[_Key, ...] = (lambda module: (_name(module), _type(module)), _measure, _name)
+    keys: tuple[Callable[[ModuleInfo], Hashable], ...] = (
+        lambda module: (_name(module), list_layers(module)[-1].type), _measure, _name)
     partner: dict[int, int] = {}  # index in ``before`` by index in ``after``
     for key in keys:
         free: dict[Hashable, list[int]] = {}
@@ -83,15 +75,10 @@ def _pair(before: Sequence[ModuleInfo], after: Sequence[ModuleInfo]) -> Iterator
         for j, module in enumerate(after):
             if j not in partner and free.get(key(module)):
                 partner[j] = free[key(module)].pop(0)
-    for j, module in enumerate(after):
-        yield (before[partner[j]] if j in partner else None, module)
+    yield from ((before[partner[j]] if j in partner else None, module) for j, module in enumerate(after))
     taken = set(partner.values())
-    for i, module in enumerate(before):
-        if i not in taken:
-            yield module, None
+    yield from ((module, None) for i, module in enumerate(before) if i not in taken)
 
-
-# Parts of an aligned tree: modules that are alike, as the blocks of a transformer, are one part.
 
 ALL = "*"  # stands for numbers that differ between the modules of a part
 
@@ -101,9 +88,7 @@ _Names = tuple[str, str]  # in the second and in the first profile
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Modules in the same place of alike modules; ``path`` is in the second profile where that has them, else in the
-    first.
-    """
+    """Modules in the same place of alike modules; ``path`` is in the second profile where that has them."""
 
     path: str
     former_path: str
@@ -120,33 +105,26 @@ class Part:
         return self.modules[0].type
 
     @property
-    def former_type(self) -> str:
-        """Their class in the first profile."""
-        return self.modules[0].former_type
-
-    @property
     def is_in_one(self) -> bool:
         """Whether only one profile has any of them."""
         return all(module.before is None for module in self.modules) or all(
             module.after is None for module in self.modules)
 
     def split(self, alike: Alike) -> list[Part]:
-        """Its children by name; numbered ones that are ``alike`` together: blocks of one class, or single layers where
-        all are of one class (in a sequence of different layers, each has a place of its own).
-        """
+        """Its children by name; numbered ones that are ``alike`` together: blocks, or layers all of one class."""
         by_name: dict[_Names, list[AlignedModule]] = {}
         for module in self.modules:
             for child in module.children:
                 by_name.setdefault((child.name, child.former_name), []).append(child)
         numbers = sum(1 for name, _ in by_name if name.isdecimal())
-        return [self._make_child(group, [child for names in group for child in by_name[names]], numbers)
-                for group in _group(by_name, alike)]
-
-    def _make_child(self, names: list[_Names], modules: list[AlignedModule], numbers: int) -> Part:
-        paths = [join_path(path, _fold([pair[i] for pair in names], numbers))
-                 for i, path in enumerate((self.path, self.former_path))]
-        is_removed = all(module.after is None for module in modules)
-        return Part(paths[1 if is_removed else 0], paths[1], tuple(modules))
+        parts = []
+        for group in _group(by_name, alike):
+            paths = [join_path(path, _fold([pair[i] for pair in group], numbers))
+                     for i, path in enumerate((self.path, self.former_path))]
+            modules = tuple([child for names in group for child in by_name[names]])
+            is_removed = all(module.after is None for module in modules)
+            parts.append(Part(paths[1 if is_removed else 0], paths[1], modules))
+        return parts
 
 
 def _group(by_name: dict[_Names, list[AlignedModule]], alike: Alike) -> list[list[_Names]]:

@@ -12,28 +12,26 @@ from analyzer.report.module_tree import OWN, list_holders
 from analyzer.report.node_table import Column, sort_by
 from analyzer.report.quantity import find_quantity, join_path, read_known
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
-from analyzer.results.info import CostInfo, ModuleInfo
+from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
 from .alignment import AlignedModule, Part, align
 
-# Quantities of a module tree: what each module has of them, with all that is below it.
-
-_Cost = Callable[[CostInfo], float | None]
+_Read = Callable[[int, ModuleInfo], float | None]  # of a module, 0 of the first profile, 1 of the second
 
 
-def _sum(*names: str) -> _Cost:
-    return lambda costs: add_quantities(getattr(costs, name) for name in names)
+def _sum(*names: str) -> _Read:
+    return lambda side, costs: add_quantities(getattr(costs, name) for name in names)
 
 
-def _take_time(costs: CostInfo) -> float | None:
+def _take_time(side: int, costs: ModuleInfo) -> float | None:
     """Of the device, forward and backward: in kernels and waiting for the host, which measured seconds have in them."""
     return add_quantities([costs.fwd_seconds, costs.bwd_seconds, costs.launch_seconds or 0.0])
 
 
 #: Those of `CostInfo`, under the name of the step's quantity; time is compared with that of the whole step.
-_COSTS: tuple[tuple[Column, _Cost], ...] = (
+_COSTS: tuple[tuple[Column, _Read], ...] = (
     *[(find_quantity(name, [], "compare()"), cost) for name, cost in (
         ("params", _sum("params")), ("saved_bytes", _sum("saved_bytes")),
         ("hardware_flops", _sum("fwd_flops", "bwd_flops", "recompute_flops")),
@@ -49,25 +47,19 @@ class Measure:
     column: Column
     category: str | None
     whole: str                                                 #: the step's quantity that it is a part of
-    read: Callable[[int, ModuleInfo], float | None]            #: (0 for the first profile, 1 for the second; module)
+    read: _Read
 
 
 def list_measures(before: Profile, after: Profile) -> Iterator[Measure]:
     """The quantities whose change modules explain: costs, and bytes at the peak by category."""
     for column, cost in _COSTS:
-        yield Measure(column, None, "step_seconds" if column.unit == "seconds" else column.field,
-                      partial(_read_cost, cost))
+        yield Measure(column, None, "step_seconds" if column.unit == "seconds" else column.field, cost)
     if any(profile.out_of_memory is not None or not profile.holders for profile in (before, after)):
         return  # what is held where memory ran out is not what is held at the peak
     for category in dict.fromkeys([*before.peak_by_category, *after.peak_by_category]):
         held = [_add_up(profile, category) for profile in (before, after)]
         column = Column(f"peak_by_category.{category}", f"Peak: {category}", "bytes")
-        yield Measure(column, category, "peak_allocated_bytes",
-                      partial(_read_held, held))
-
-
-def _read_cost(cost: _Cost, side: int, module: ModuleInfo) -> float | None:
-    return cost(module)
+        yield Measure(column, category, "peak_allocated_bytes", partial(_read_held, held))
 
 
 def _read_held(held: Sequence[Counter[str]], side: int, module: ModuleInfo) -> int:
@@ -82,8 +74,6 @@ def _add_up(profile: Profile, category: str) -> Counter[str]:
                 found[path] += holder.bytes
     return found
 
-
-# The deepest modules that explain the change of a quantity.
 
 #: Parts of a module change alike where they are this near to the module's own ratio, as a share of its difference.
 _UNEVEN = 0.2
@@ -109,9 +99,7 @@ class Explainer:
             yield self._make_row(part.title, part, values)
 
     def explain(self, part: Part) -> Iterator[QuantityChange]:
-        """A row for each of the deepest parts that changed: a module itself where what is in it changed alike, or where
-        only one profile has it, else what changed in it.
-        """
+        """The deepest parts that changed: a module itself where all in it changed alike, or one profile has it."""
         values = self._read(part)
         if part.is_in_one:
             yield from self.list_whole(part)
@@ -205,9 +193,9 @@ def list_structure(part: Part) -> Iterator[ModuleChange]:
     if first.name != first.former_name:
         yield ModuleChange(kind="renamed", module=part.path, type=part.type, modules=len(part.modules),
                            before=part.former_path)
-    if part.type != part.former_type:
+    if first.type != first.former_type:
         yield ModuleChange(kind="replaced", module=part.title, type=part.type, modules=len(part.modules),
-                           before=part.former_type)
+                           before=first.former_type)
     for inner in part.split(lambda one, other: _outline(one) == _outline(other)):
         yield from list_structure(inner)
 
@@ -216,8 +204,6 @@ def _outline(module: AlignedModule) -> tuple[object, ...]:
     return (module.type, module.former_type, module.before is None, module.after is None,
             tuple([(child.name, child.former_name, _outline(child)) for child in module.children]))
 
-
-# What changed between two profiles: the step's quantities, memory by category, and the modules that explain it.
 
 #: Quantities of the step that are always looked at.
 TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds", "fwd_seconds", "bwd_seconds",

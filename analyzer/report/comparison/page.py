@@ -17,31 +17,13 @@ from analyzer.results.info import TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
-from .text import (
-    BY_CATEGORY,
-    CONDITION_HEADERS,
-    HEADERS,
-    describe_ended,
-    describe_first,
-    describe_result,
-    is_explaining,
-    list_cells,
-    list_changed,
-    list_condition_cells,
-    list_sides,
-    list_structure_lines,
-    list_unchanged,
-)
-
-# Memory over two steps on one axis: phases that both run stand above each other.
+from . import text as words
 
 _MOST_POINTS = 3000  # of each step: twice what a window shows
 
 
 def describe_both(before: Profile, after: Profile) -> dict[str, Any] | None:
-    """The moments of both steps, and where phases begin, from 0 to 1; None where a profile has no timeline. Where the
-    steps run different phases, each is stretched to the whole axis.
-    """
+    """The moments of both steps from 0 to 1, phase by phase where these are alike; None where one has no timeline."""
     runs = [_list_phases(profile) for profile in (before, after)]
     if not all(runs):
         return None
@@ -67,28 +49,15 @@ def _describe(title: str, profile: Profile, phases: Sequence[tuple[str, list[Tim
               widths: Sequence[float]) -> dict[str, Any]:
     modules = {node.name: node.module_path for node in profile.nodes}
     points = [point for _, group in phases for point in group]
-    return {"title": title, "x": list(_place([len(group) for _, group in phases], widths)),
+    return {"title": title,
+            "x": [sum(widths[:phase]) + widths[phase] * i / len(group)  # at equal distances in each phase
+                  for phase, (_, group) in enumerate(phases) for i in range(len(group))],
             "allocated": [point.allocated_bytes for point in points],
             "label": [str(point.label) for point in points],
             "module": [modules.get(str(point.label), "") for point in points],
             "phase": [point.phase or "" for point in points],
             "seconds": [point.seconds for point in points]}
 
-
-def _place(counts: Sequence[int], widths: Sequence[float]) -> Iterator[float]:
-    """Moments at equal distances in each phase.
-
-    >>> list(_place([2, 1], [0.5, 0.5]))
-    [0.0, 0.25, 0.5]
-    """
-    start = 0.0
-    for count, width in zip(counts, widths, strict=True):
-        for i in range(count):
-            yield start + width * i / count
-        start += width
-
-
-# A comparison as one HTML page: what changed, memory over both steps, and the modules that explain it.
 
 _FIELDS = ("module", "type", "modules", "before", "after", "difference")
 _Table = tuple[Sequence[str], list[Sequence[str]]]  # headers and rows
@@ -119,7 +88,7 @@ def _list_parts(change: ProfileChange) -> Iterator[Part]:
     if change.modules or change.structure:
         quantities = list(_list_quantities(change.modules))
         built = "".join([f"<li>{_text(kind)}: {_text(', '.join(said))}</li>"
-                         for kind, said in list_structure_lines(change.structure, 20)])
+                         for kind, said in words.list_structure_lines(change.structure, 20)])
         yield Part("module_change", "Modules", {"quantities": quantities}, lead=f"<ul>{built}</ul>" if built else "",
                    has_chart=bool(quantities))
     yield Part("text", "As text", lead=f"<pre>{_text(change.render())}</pre>", has_chart=False)
@@ -130,33 +99,33 @@ def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]
     found: dict[str, list[QuantityChange]] = {}
     for row in rows:
         found.setdefault(row.quantity, []).append(row)
-    for group in sorted(found.values(), key=lambda group: not is_explaining(group[0])):
+    for group in sorted(found.values(), key=lambda group: not words.is_explaining(group[0])):
         yield {"title": group[0].header, "unit": group[0].unit, **columns_of(group, _FIELDS),
                "percent": [None if row.relative is None else round(100 * row.relative, 2) for row in group]}
 
 
 def _find_headline(change: ProfileChange) -> Headline:
-    said = [describe_first(change), *[f"Not profiled alike: {text}" for text in change.settings],
-            describe_ended(change)]
-    return Headline.of(not change.failed if change.conditions else None, describe_result(change),
+    said = [words.describe_first(change), *[f"Not profiled alike: {text}" for text in change.settings],
+            words.describe_ended(change)]
+    return Headline.of(not change.failed if change.conditions else None, words.describe_result(change),
                        [escape_controls(line) for line in said if line])
 
 
 def _write_runs(change: ProfileChange) -> str:
-    return "<br>".join([_text(f"{side}: {line}") for side, profile in list_sides(change)
+    return "<br>".join([_text(f"{side}: {line}") for side, profile in words.list_sides(change)
                         for line in describe_run(profile)])
 
 
 def _list_tables(change: ProfileChange) -> Iterator[_Table]:
     if change.conditions:
-        yield CONDITION_HEADERS, [list_condition_cells(row) for row in change.conditions]
-    for title, rows in zip(("Step", BY_CATEGORY), list_changed(change)):
+        yield words.CONDITION_HEADERS, [words.list_condition_cells(row) for row in change.conditions]
+    for title, rows in zip(("Step", words.BY_CATEGORY), words.list_changed(change)):
         if rows:
-            yield (title, *HEADERS[1:]), [(row.header, *list_cells(row)) for row in rows]
+            yield (title, *words.HEADERS[1:]), [(row.header, *words.list_cells(row)) for row in rows]
 
 
 def _write_unchanged(change: ProfileChange) -> str:
-    same = list_unchanged(change)
+    same = words.list_unchanged(change)
     return f'<p class="note">Unchanged: {_text(", ".join(same))}.</p>' if same else ""
 
 

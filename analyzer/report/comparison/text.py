@@ -16,8 +16,6 @@ from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileCh
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_view
 
-# What tables of a comparison say of a row.
-
 HEADERS = ("", "Before", "After", "Change")
 MODULE_HEADERS = ("Module", "Type", "Quantity", *HEADERS[1:])
 CONDITION_HEADERS = ("Fails if", "Before", "After", "Limit", "Verdict")
@@ -29,13 +27,7 @@ _LEAST_SHARE = 0.001
 
 
 def list_cells(row: QuantityChange) -> tuple[str, str, str]:
-    """Before, after, and the difference with its sign and share, or on which side the quantity is not known.
-
-    >>> list_cells(QuantityChange(quantity="q", unit="bytes", before=2048, after=3072))
-    ('2.00 KiB', '3.00 KiB', '+1.00 KiB (+50.0%)')
-    >>> list_cells(QuantityChange(quantity="q", unit="bytes", before=None, after=3072))
-    ('-', '3.00 KiB', 'unknown before')
-    """
+    """Before, after, and the difference with its sign and share, or on which side the quantity is not known."""
     if row.difference is None:
         said = "unknown" if row.is_unknown else f"unknown {'before' if row.before is None else 'after'}"
     else:
@@ -60,8 +52,7 @@ def describe_share(relative: float) -> str:
     return f"{relative:+.2%}" if abs(relative) < 0.001 else f"{relative:+.1%}"
 
 
-def name_modules(row: QuantityChange | ModuleChange) -> str:
-    """The path of a row's modules, with how many they are."""
+def _name_modules(row: QuantityChange | ModuleChange) -> str:
     return f"{row.module} ({row.modules})" if row.modules > 1 else f"{row.module}"
 
 
@@ -69,11 +60,10 @@ def describe_result(change: ProfileChange) -> str:
     """What became of the conditions, or whether anything changed."""
     if change.failed:
         return f"{len(change.failed)} of {len(change.conditions)} conditions failed"
-    return f"{describe_extent(change)}, all conditions hold" if change.conditions else describe_extent(change)
+    return f"{_describe_extent(change)}, all conditions hold" if change.conditions else _describe_extent(change)
 
 
-def describe_extent(change: ProfileChange) -> str:
-    """Whether anything changed, as far as it is known."""
+def _describe_extent(change: ProfileChange) -> str:
     if change.is_changed:
         return "changed"
     return "nothing is known of either step" if all(row.is_unknown for row in change.totals) else "nothing changed"
@@ -105,9 +95,7 @@ def is_explaining(row: QuantityChange) -> bool:
 
 
 def list_changed(change: ProfileChange) -> tuple[list[QuantityChange], list[QuantityChange]]:
-    """The step's quantities that changed, the size of parameters only where it is not their number that did, and the
-    categories of memory that did.
-    """
+    """What changed of the step (not the size of parameters where their number did), and of memory by category."""
     rows = [row for row in change.totals if row.is_changed]
     if any(row.quantity == "params" and row.difference is not None for row in rows):
         rows = [row for row in rows if row.quantity != "param_bytes"]
@@ -125,7 +113,7 @@ def list_structure_lines(rows: Sequence[ModuleChange], most: int = 4) -> list[tu
     """By kind of change, the modules in words, and how many kinds of place more there are."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        name = name_modules(row)
+        name = _name_modules(row)
         said = {"renamed": f"{row.before} -> {name}", "replaced": f"{name}: {row.before} -> {row.type}"}
         found.setdefault(row.kind, []).append(said.get(row.kind, f"{name}: {row.type}"))
     return [(kind, [*said[:most], *([f"{len(said) - most} more"] if len(said) > most else [])])
@@ -133,9 +121,7 @@ def list_structure_lines(rows: Sequence[ModuleChange], most: int = 4) -> list[tu
 
 
 def list_notes(change: ProfileChange, most: int) -> Iterator[tuple[str, list[str]]]:
-    """What else is said of modules, each under its title: quantities that changed as a whole and none of their parts
-    alone, each with its ratio; what was built otherwise; and the quantities that only one profile's modules know.
-    """
+    """Under titles: what changed as a whole, what was built otherwise, and what only one profile's modules know."""
     whole = [row for row in change.modules if row.module == ROOT]
     throughout = [f"{row.header}{'' if row.relative is None else ' ' + describe_share(row.relative)}"
                   for row in whole if row.difference is not None]
@@ -164,8 +150,6 @@ def describe_condition(row: ConditionResult) -> str:
             f"{limit}")
 
 
-# A comparison as one table.
-
 # a row's unit is its own: figures are written out before they become cells
 _COLUMNS = [Column("quantity", "Quantity", "text"), Column("category", "Category", "text"),
             Column("module", "Module", "text"), Column("type", "Type", "text"), Column("modules", "Modules", "text"),
@@ -189,8 +173,6 @@ def list_changes(change: ProfileChange, fmt: str = "text") -> str:
                          *figures])
     return print_data(_COLUMNS, rows, fmt)
 
-
-# A comparison as text whose first screen, 40 lines of 120 characters, answers.
 
 _WIDTH, _HEIGHT = 120, 40
 _LEAST_ROWS, _MOST_CATEGORIES = 3, 6
@@ -217,7 +199,7 @@ def render_comparison(change: ProfileChange) -> str:
         room -= sections[-1].count("\n") + 2
     if modules:
         shown = _list_notable(modules)[:max(_LEAST_ROWS, room)]
-        sections.append(print_rows(MODULE_HEADERS, [(name_modules(row), row.type, row.header, *list_cells(row))
+        sections.append(print_rows(MODULE_HEADERS, [(_name_modules(row), row.type, row.header, *list_cells(row))
                                                     for row in shown], left=(0, 1, 2), ends=(0, 1)))
         rest = len(modules) - len(shown)
         sections[-1] += f"\n... {rest} smaller, which --format csv lists" if rest else ""
@@ -237,7 +219,7 @@ def _print_notes(change: ProfileChange) -> str:
     if change.before.modules is None or change.after.modules is None:
         lines.append("modules: not compared, for a profile has none")
     if not change.is_changed:
-        lines.append(describe_extent(change))
+        lines.append(_describe_extent(change))
     if said := list_unchanged(change):
         lines.append(_fill("unchanged", said))
     return "\n".join(lines)
@@ -246,8 +228,6 @@ def _print_notes(change: ProfileChange) -> str:
 def _fill(title: str, said: Sequence[str]) -> str:
     return textwrap.fill(f"{title}: " + ", ".join(said), _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
-
-# A comparison as Markdown for a pull request: what changed in a sentence and a table, details folded.
 
 _MOST_MODULES = 20
 
@@ -294,7 +274,7 @@ def _list_modules(change: ProfileChange) -> Iterator[str]:
     notes = sorted(list_notes(change, 10), key=lambda note: note[0] not in kinds)  # how it is built first
     lines = [f"- {title}: {', '.join(map(code if title in kinds else _name, said))}" for title, said in notes]
     table = print_rows(MODULE_HEADERS, [
-        (code(name_modules(row)), code(row.type), f"Peak: {code(row.category)}" if row.category else row.header,
+        (code(_name_modules(row)), code(row.type), f"Peak: {code(row.category)}" if row.category else row.header,
          *list_cells(row)) for row in shown], left=(0, 1, 2), fmt="markdown") if shown else ""
     rest = f"{len(rows) - len(shown)} smaller changes are left out." if len(rows) > len(shown) else ""
     if body := "\n\n".join(block for block in (table, rest, "\n".join(lines)) if block):

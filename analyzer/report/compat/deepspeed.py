@@ -21,8 +21,6 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, add_quantities
 
-# The functions that a module calls outside its submodules, by the name that a user would have written.
-
 # Where the ATen operator goes by another name than the Python function; torch.nn.functional and torch dispatch so.
 _NAMES = {"addmm": "linear", "_addmm_activation": "linear", "bmm": "matmul", "baddbmm": "baddbmm",
           "native_layer_norm": "layer_norm", "native_group_norm": "group_norm", "_softmax": "softmax",
@@ -35,13 +33,7 @@ _FAMILIES = ((r".*batch_norm.*", "batch_norm"), (r"_?(adaptive_)?(avg|max)_pool(
 
 
 def name_function(operator: str, module: ModuleInfo | None = None) -> str:
-    """The Python function behind an operator of ``module``; names of functions and of other libraries' operators stay.
-
-    >>> [name_function(name) for name in ("aten.addmm.default", "aten.relu_.default", "softmax", "mylib.scan.default")]
-    ['linear', 'relu', 'softmax', 'mylib.scan']
-    >>> name_function("aten.convolution.default", ModuleInfo(path="c", type="Conv2d", kernel_size=(3, 3)))
-    'conv2d'
-    """
+    """The Python function behind an operator of ``module``; other names stay as they are."""
     space, _, rest = operator.partition(".")
     if space != "aten":
         return ".".join(operator.split(".")[:2]) if rest else operator
@@ -60,9 +52,7 @@ def name_function(operator: str, module: ModuleInfo | None = None) -> str:
 
 
 def list_functions(*modules: ModuleInfo) -> dict[str, OperatorInfo]:
-    """The functions that the modules themselves called in the forward pass, by name, the longest first, but those
-    without cost.
-    """
+    """The functions that the modules themselves called in the forward pass, but those without cost; longest first."""
     found: dict[str, OperatorInfo] = {}
     for module, row in [(m, row) for m in modules for row in m.operators]:
         if row.phase == "forward" and (row.flops != 0 or row.seconds):
@@ -74,8 +64,6 @@ def list_functions(*modules: ModuleInfo) -> dict[str, OperatorInfo]:
 def _list_counted(module: ModuleInfo) -> dict[str, OperatorInfo]:
     return {name: function for name, function in list_functions(*module.walk()).items() if function.flops}
 
-
-# Figures as DeepSpeed's FLOPs profiler prints them, under the names of its functions.
 
 _MAGNITUDES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
 
@@ -120,8 +108,6 @@ def duration_to_string(duration: float, units: str | None = None, precision: int
     return f"{number_to_string(duration, units, precision)}s"
 
 
-# What the reports of each tool have of their own.
-
 Write = Callable[[float | None], str]
 
 
@@ -146,7 +132,6 @@ def _known(write: Callable[[float], str]) -> Write:
 
 
 def _round(sizes: Sequence[tuple[float, str]], rest: str = "") -> Write:
-    """A number with two decimals and a unit, without one as it is."""
     return _known(lambda value: next((f"{round(value / size, 2)} {unit}" for size, unit in sizes if value // size > 0),
                                      f"{value}{rest}"))
 
@@ -196,8 +181,10 @@ def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_
     root = leave_out(root, ignore_modules) if ignore_modules else root
     step = next(step for step in (profile_step, profile.profile_step, 1) if step is not None)
     note, heading = note_prediction(profile), dialect.unit[0].upper() + dialect.unit[1:]
-    figures = [*(_list_sizes(profile, dialect) if engine else ()), *_list_forward(profile, root, dialect),
-               *(_list_training(profile, root, dialect, 2 + recompute_fwd_factor) if wall_clock_breakdown else ())]
+    fwd = root.fwd_seconds if profile.fwd_seconds is None else profile.fwd_seconds
+    figures = [*(_list_sizes(profile, dialect) if engine else ()), *_list_forward(profile, root, dialect, fwd)]
+    if wall_clock_breakdown and profile.mode == "train" and profile.bwd_seconds is not None and fwd is not None:
+        figures += _list_training(profile, root, dialect, fwd, profile.bwd_seconds, 2 + recompute_fwd_factor)
     lines = ["", dialect.title,
              *([f"Profile on Device: {profile.device or UNKNOWN}"] if dialect.names_functions else []),
              f"Profile Summary at step {step}:", "Notations:", NOTATIONS, *([] if note is None else [note]), "",
@@ -231,8 +218,8 @@ def _list_sizes(profile: Profile, dialect: Dialect) -> Iterator[tuple[str, str]]
     yield f"batch size per {dialect.unit}", plain(profile.batch_size)
 
 
-def _list_forward(profile: Profile, root: ModuleInfo, dialect: Dialect) -> Iterator[tuple[str, str]]:
-    unit, models, flops, fwd = dialect.unit, profile.model_parallel_size or 1, root.fwd_flops, _find_fwd(profile, root)
+def _list_forward(profile: Profile, root: ModuleInfo, dialect: Dialect, fwd: float | None) -> Iterator[tuple[str, str]]:
+    unit, models, flops = dialect.unit, profile.model_parallel_size or 1, root.fwd_flops
     yield f"params per {unit}", dialect.params(root.params)
     if profile.whole_params is None:
         yield f"params of model = params per {unit} * mp_size", dialect.params(_times(root.params, models))
@@ -245,12 +232,10 @@ def _list_forward(profile: Profile, root: ModuleInfo, dialect: Dialect) -> Itera
     yield f"fwd FLOPS per {unit} = fwd flops per {unit} / fwd latency", dialect.rate(divide(flops, fwd))
 
 
-def _list_training(profile: Profile, root: ModuleInfo, dialect: Dialect, factor: float) -> Iterator[tuple[str, str]]:
-    """Nothing of inference; ``factor`` is how many forward passes the backward pass is taken for."""
-    fwd, bwd, step = _find_fwd(profile, root), profile.bwd_seconds, profile.optimizer_seconds
-    if profile.mode != "train" or bwd is None or fwd is None:
-        return
-    unit, flops, iteration = dialect.unit, root.fwd_flops, add_quantities((fwd, bwd, step))
+def _list_training(profile: Profile, root: ModuleInfo, dialect: Dialect, fwd: float, bwd: float,
+                   factor: float) -> Iterator[tuple[str, str]]:
+    unit, flops, step = dialect.unit, root.fwd_flops, profile.optimizer_seconds
+    iteration = add_quantities((fwd, bwd, step))
     samples = divide(_times(profile.batch_size, profile.world_size or 1), iteration)
     both = _times(flops, factor + 1)
     yield "bwd latency", dialect.latency(bwd)
@@ -263,10 +248,6 @@ def _list_training(profile: Profile, root: ModuleInfo, dialect: Dialect, factor:
     yield (f"FLOPS per {unit} = {factor + 1:g} * fwd flops per {unit} / iter latency",
            dialect.rate(divide(both, iteration)))
     yield "samples/second", UNKNOWN if samples is None else str(round(samples, 2))
-
-
-def _find_fwd(profile: Profile, root: ModuleInfo) -> float | None:
-    return root.fwd_seconds if profile.fwd_seconds is None else profile.fwd_seconds
 
 
 def _times(value: int | None, factor: float) -> float | None:
@@ -296,8 +277,6 @@ def aggregate(root: ModuleInfo, dialect: Dialect = DEEPSPEED, module_depth: int 
 
 
 class _Detail:
-    """What modules say of themselves."""
-
     def __init__(self, root: ModuleInfo, dialect: Dialect) -> None:
         self.root, self.dialect = root, dialect
         self.functions_seconds = add_quantities(f.seconds for f in _list_counted(root).values())

@@ -29,7 +29,6 @@ from .torchinfo_format import (
     list_parameter_cells,
 )
 
-# torchinfo's: a row for each run of a module; shared modules are marked and counted once.
 
 @dataclass(slots=True)
 class Layer:
@@ -201,8 +200,6 @@ def _share_costs(runs: Sequence[Layer], mult_adds: str) -> None:
             run.macs = macs // len(runs) if even and macs is not None else 0 if i else macs
 
 
-# TIDSProfiler's: one indented line a module, its latency and its shapes.
-
 _INDENT = " " * 8
 
 
@@ -236,8 +233,6 @@ def _tell_costs(costs: CostInfo, root: ModuleInfo) -> str:
     share = UNKNOWN if seconds is None or not whole else f"{round(100 * seconds / whole, 3)}%"
     return f"num_params {plain(costs.params)}, {time}, {share} latency"
 
-
-# The node table as Colossal-AI's analyzer prints it: ten columns, in full, powers of 1024 called Kb, Mb, Gb.
 
 _COLUMNS = [replace(column, unit="Mb") if column.unit == "bytes" else column for column in TEN_COLUMNS]
 

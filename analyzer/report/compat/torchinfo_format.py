@@ -70,11 +70,6 @@ class FormattingOptions:
         self.show_depth = RowSettings.DEPTH in self.row_settings
         self.hide_recursive_layers = RowSettings.HIDE_RECURSIVE_LAYERS in self.row_settings
 
-    @staticmethod
-    def str_(val: Any) -> str:
-        """A cell; nothing is ``--``."""
-        return str(val) if val else NOTHING
-
     def get_start_str(self, depth: int) -> str:
         """The lines before a name."""
         line, first, other = ("|    ", "+ ", "+ ") if self.ascii_only else ("│    ", "├─", "└─")
@@ -87,24 +82,16 @@ class FormattingOptions:
         if longest >= self.layer_name_width:
             self.layer_name_width = math.ceil(longest / align_val) * align_val
 
-    def get_total_width(self) -> int:
-        """Of all columns."""
-        return len(self.col_names) * self.col_width + self.layer_name_width
-
     def format_row(self, layer_name: str, row_values: Mapping[Any, str]) -> str:
         """One line."""
         cells = "".join(f"{row_values.get(column, ''):<{self.col_width}} " for column in self.col_names)
-        return f"{layer_name:<{self.layer_name_width}} {cells}".rstrip() + "\n"
+        return f"{layer_name:<{self.layer_name_width}} {cells}".rstrip()
 
     @property
     def title(self) -> str:
         """What stands above the names."""
         name, depth = " (var_name)" if self.show_var_name else "", ":depth-idx" if self.show_depth else ""
         return f"Layer (type{name}{depth})"
-
-    def header_row(self) -> str:
-        """The titles."""
-        return self.format_row(self.title, TITLES)
 
     def list_rows(self, layers: Sequence[Any], total_params: int) -> Iterator[tuple[str, Mapping[Any, str]]]:
         """Name and cells of the rows down to the depth asked for, and where all is asked for one of each parameter."""
@@ -116,10 +103,6 @@ class FormattingOptions:
                 if self.verbose == Verbosity.VERBOSE:
                     start = self.get_start_str(layer.depth + 1)
                     yield from ((start + name, cells) for name, cells in layer.inner_layers.items())
-
-    def layers_to_str(self, summary_list: Sequence[Any], total_params: int) -> str:
-        """All rows."""
-        return "".join(self.format_row(*row) for row in self.list_rows(summary_list, total_params))
 
 
 @dataclass
@@ -141,12 +124,13 @@ class Statistics:
 
     def __repr__(self) -> str:
         form = self.formatting
-        rule = "=" * form.get_total_width()
+        rule = "=" * (len(form.col_names) * form.col_width + form.layer_name_width)
+        rows = form.list_rows(self.summary_list, self.total_params or 0)
         frozen = None if self.total_params is None or self.trainable_params is None else (
             self.total_params - self.trainable_params)
         counts = {"Total params": self.total_params, "Trainable params": self.trainable_params,
                   "Non-trainable params": frozen}
-        lines = [rule, form.header_row() + rule, form.layers_to_str(self.summary_list, self.total_params or 0) + rule,
+        lines = [rule, form.format_row(form.title, TITLES), rule, *(form.format_row(*row) for row in rows), rule,
                  *(name + self.format_output_num(count, form.params_units) for name, count in counts.items())]
         if self.input_size:
             sizes: dict[str, int | None] = {
@@ -154,36 +138,23 @@ class Statistics:
                 "Params size": self.total_param_bytes}
             sizes["Estimated Total Size"] = add_quantities(list(sizes.values()))
             lines += [f"Total mult-adds{self.format_output_num(self.total_mult_adds, form.macs_units)}", rule]
-            lines += [f"{name} (MB): {NOTHING if size is None else f'{self.to_megabytes(size):0.2f}'}"
+            lines += [f"{name} (MB): {NOTHING if size is None else f'{size / 1e6:0.2f}'}"
                       for name, size in sizes.items()]
         return "\n".join([*lines, rule])
-
-    @staticmethod
-    def to_megabytes(num: int) -> float:
-        """Bytes as MB, of 10^6."""
-        return num / 1e6
-
-    @staticmethod
-    def to_readable(num: int, units: Units = Units.AUTO) -> tuple[Units, float]:
-        """A number and its unit; the unit is chosen where it is ``AUTO``."""
-        if units == Units.AUTO:
-            units = Units.TERABYTES if num >= 1e12 else Units.GIGABYTES if num >= 1e9 else Units.MEGABYTES
-        return units, num / CONVERSION_FACTORS[units]
 
     @staticmethod
     def format_output_num(num: int | None, units: Units) -> str:
         """A number with its unit before it."""
         if num is None:
             return f": {NOTHING}"
-        used, scaled = Statistics.to_readable(num, units)
-        unit = "" if used == Units.NONE else f" ({used.value})"
+        if units == Units.AUTO:
+            units = Units.TERABYTES if num >= 1e12 else Units.GIGABYTES if num >= 1e9 else Units.MEGABYTES
+        scaled, unit = num / CONVERSION_FACTORS[units], "" if units == Units.NONE else f" ({units.value})"
         return f"{unit}: {int(scaled):,}" if scaled.is_integer() else f"{unit}: {scaled:,.2f}"
 
 
 def count_mult_adds(kind: str, name: str, count: int, size: Sequence[int]) -> int:
-    """Of one parameter of a module of that class, whose output has that size, as ``LayerInfo.calculate_macs`` of
-    torchinfo 1.8 counts them.
-    """
+    """As ``LayerInfo.calculate_macs`` of torchinfo 1.8 counts them, of one parameter of a class with that output."""
     if name in ("weight", "bias"):
         return count * math.prod([*size[:1], *size[2:]] if "Conv" in kind else size[:1])
     return count * math.prod(size[:2]) if "weight" in name or "bias" in name else 0  # of recurrent layers

@@ -23,8 +23,6 @@ from analyzer.results.view import register_exporter, register_view
 from analyzer.results.world import RankRun, WorldInfo
 from analyzer.saved_format import Fields, SavedFormat, decode_json, name_json, read_text, shorten
 
-# What must hold among the fields of a record that was saved, which no field's own type says.
-
 _MOST_RANKS = 2**24  # more than were ever run: views list them
 
 
@@ -40,9 +38,7 @@ def find_fault(record: Any) -> str | None:
 
 
 def _check_profile(profile: Profile) -> str | None:
-    """Whether what is told by its place in a list is there, and a device is named by its name: a saved profile opens no
-    other file.
-    """
+    """Whether places are in their lists, and devices go by names: a saved profile opens no other file."""
     cluster = None if profile.world is None else profile.world.cluster
     for name, value in (("device", profile.device), ("world.cluster", cluster)):
         if value is not None and is_device_file(value):
@@ -59,28 +55,24 @@ def _check_profile(profile: Profile) -> str | None:
     return None if lost is None else f"spans: one was launched by {lost}, of {len(spans)} spans"
 
 
-# Many rows of one kind as columns: a text that stands in many rows is written once.
-
 Decoder = Callable[[Any, str], Any]  # (JSON value, where it stands) -> value, or ProfileFormatError
 
 IN_COLUMNS: tuple[Any, ...] = (SpanInfo,)  #: kinds of rows that are written so
 _VALUES, _PLACES = "values", "places"      # of a column of texts: each once, and for each row which of them it is
 
 
-def write_columns(rows: Sequence[Any]) -> dict[str, Any]:
-    """Rows of one of `IN_COLUMNS` as lists by name of their fields."""
+def _write_columns(rows: Sequence[Any]) -> dict[str, Any]:
     columns = zip(_list_hints(type(rows[0])), zip(*rows, strict=True))
     written: dict[str, Any] = {}
     for (name, hint), column in columns:
-        places = {value: i for i, value in enumerate(dict.fromkeys(column))} if is_text(hint) else {}
+        places = {value: i for i, value in enumerate(dict.fromkeys(column))} if _is_text(hint) else {}
         written[name] = {_VALUES: list(places), _PLACES: [places[value] for value in column]} if places else list(
             column)
     return written
 
 
-def columns_decoder(kind: Any, decoder_of: Callable[[Any], Decoder]) -> Decoder:
-    """The decoder of rows of a kind of `IN_COLUMNS`; none of them are written as an empty list."""
-    decoders = {name: (is_text(hint), decoder_of(hint)) for name, hint in _list_hints(kind)}
+def _columns_decoder(kind: Any, decoder_of: Callable[[Any], Decoder]) -> Decoder:
+    decoders = {name: (_is_text(hint), decoder_of(hint)) for name, hint in _list_hints(kind)}
 
     def decode(value: Any, where: str) -> Any:
         if value == []:
@@ -115,12 +107,9 @@ def _list_hints(kind: Any) -> list[tuple[str, Any]]:
     return [(name, hints[name]) for name in kind._fields]
 
 
-def is_text(hint: Any) -> bool:
-    """Whether values of a type are text."""
+def _is_text(hint: Any) -> bool:
     return str in (hint, *typing.get_args(hint))
 
-
-# A profile as JSON text and back, without loss. The dataclasses are the schema.
 
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
@@ -132,9 +121,7 @@ MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no num
 
 @register_exporter.shipped("json")
 def write_json(profile: Profile, path: str | Path | None = None) -> str:
-    """The JSON text, also written to ``path`` if one is given. Raises InputError where the profile holds what could not
-    be read back: a value of the wrong type, NaN, infinity.
-    """
+    """The JSON text, also written to ``path`` if given. Raises InputError for what could not be read back."""
     data = {**FORMAT.head, **encode(profile),
             # None for what no number holds: a rate of a step that takes next to no time
             DERIVED: {name: rate if rate is not None and math.isfinite(rate) else None
@@ -218,7 +205,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return write_columns(value) if value and type(value[0]) in IN_COLUMNS else [encode(item) for item in value]
+        return _write_columns(value) if value and type(value[0]) in IN_COLUMNS else [encode(item) for item in value]
     return value
 
 
@@ -233,7 +220,7 @@ def decoder_of(kind: Any) -> Decoder:
     if isinstance(kind, type) and issubclass(kind, tuple):
         return _named_tuple_decoder(kind)
     if origin is tuple and args[0] in IN_COLUMNS:
-        return columns_decoder(args[0], decoder_of)
+        return _columns_decoder(args[0], decoder_of)
     if origin is tuple:
         return _sequence_decoder(args[0], None if args[-1] is Ellipsis else len(args))
     if origin is dict:

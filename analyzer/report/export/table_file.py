@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
-# The annotated graph as a networkx DiGraph, which is what a solver reads.
-
 @register_exporter.shipped("networkx")
 def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
     """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
@@ -49,8 +47,6 @@ def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
             graph.add_edge(source, node.name, bytes=output_bytes[source])
     return graph
 
-
-# Rows of a profile as a pandas table with nullable columns, so that integers stay exact.
 
 # pandas' own names; other columns hold objects
 _NULLABLE = {int: "Int64", int | None: "Int64", float: "Float64", float | None: "Float64"}
@@ -93,8 +89,6 @@ def _list_columns(record: Any) -> dict[str, Any]:
         names.sort(key=lambda name: name in CostInfo.__slots__)  # what a module is, before what it costs
     return {name: hints[name] for name in names}
 
-
-# Rows of a profile as a table in a file: CSV, Markdown or LaTeX.
 
 def _read_rows(read: Callable[[Profile], Iterable[object] | None],
                **units: str) -> Callable[[Profile, bool], DataTable]:
@@ -153,8 +147,6 @@ def find_format(path: str | Path | None) -> str:
         raise InputError(f"table {str(path)!r}: must end in {', '.join(FORMATS)}")
     return found
 
-
-# ``--export KIND=FILE``: files of a profile, each by the exporter of that name or of the file's ending.
 
 #: Kinds by the endings of files, the longer ones first.
 ENDINGS = {".trace.json": "chrome_trace", ".snapshot.pickle": "memory_snapshot", ".json": "json",

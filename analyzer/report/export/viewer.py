@@ -46,9 +46,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
 
 
 def list_events(profile: Profile) -> list[dict[str, Any]]:
-    """The events of a profile, its steady step beginning at 0 unless memory is shown of an earlier one, whose beginning
-    is 0 then.
-    """
+    """The events of a profile; its steady step begins at 0, or the earlier one of which memory is shown."""
     spans = profile.spans
     shift = max(0.0, -min([point.seconds for point in profile.timeline if point.seconds is not None], default=0.0))
     lanes = list(dict.fromkeys(span.lane for span in spans if span.lane != "host"))

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
@@ -17,14 +17,9 @@ from analyzer.errors import MissingExtraError
 from analyzer.output import check_output, write_output
 from analyzer.report.text_width import escape_controls
 
-# A small table of a page, as HTML that needs no script; large ones are drawn by ``assets/grid.js``.
 
 def write_table(headers: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """HTML of a table whose rows begin with their names.
-
-    >>> write_table(("Phase", "Time"), [("<f>", "3 s")]).partition("<tbody>")[2]
-    '<tr><th scope="row">&lt;f&gt;</th><td>3 s</td></tr></tbody></table></div>'
-    """
+    """HTML of a table whose rows begin with their names; it needs no script."""
     head = "".join(f'<th scope="col">{_write(text)}</th>' for text in headers)
     body = "".join(f'<tr><th scope="row">{_write(row[0])}</th>' + "".join(
         f"<td>{_write(cell)}</td>" for cell in row[1:]) + "</tr>" for row in rows)
@@ -70,9 +65,7 @@ def summary_part(text: str) -> Part:
 
 
 def build_page(title: str, parts: Sequence[Part]) -> str:
-    """The whole page as text.
-
-    Raises MissingExtraError where a part has a chart and plotly is not installed.
+    """The whole page as text. Raises MissingExtraError where a part has a chart and plotly is not installed.
 
     >>> page = build_page("<Net>", [Part("text", "Peak", lead="<p>3 B</p>", has_chart=False)])
     >>> "<title>&lt;Net&gt;</title>" in page, "<p>3 B</p>" in page
@@ -118,9 +111,7 @@ def write_page(title: str, parts: Sequence[Part], path: str | Path | None) -> st
 
 
 def pack(data: object) -> str:
-    """JSON, compressed, as text that can stand in a script element: a tenth of the size, and nothing ends the element.
-    Raises ValueError for a figure that is no number.
-    """
+    """Compressed JSON as text for a script element, a tenth of the size. Raises ValueError for what is no number."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
@@ -154,22 +145,18 @@ def _contents(parts: Sequence[Part]) -> str:
                     if part.title and not part.group)
 
 
-@functools.cache
+@cache
 def read_asset(name: str) -> str:
     """A style sheet or script of pages."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def check_charts(path: object) -> None:
-    """Raise MissingExtraError, before any work, where a page is to be written to ``path`` (None: it is not) and what
-    draws its charts is not installed.
-    """
+    """Raise MissingExtraError, before any work, where a page is to be written and plotly is not installed."""
     if path is not None and find_spec("plotly") is None:
         raise MissingExtraError(f"{str(path)!r}: a page draws its charts with plotly, which is not installed: pip "
                                 f"install 'symbolic-analyzer[report]'")
 
-
-# What a page says first: a sentence, what is added to it, and a row of figures. HTML that needs no script.
 
 _STATES = {True: "fits", False: "fails", None: "unknown"}
 
@@ -202,11 +189,7 @@ def capitalize_first(sentence: str) -> str:
 
 
 def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = "") -> Part:
-    """The part with which a page begins; ``more`` is HTML that stands below the figures.
-
-    >>> headline_part(Headline("fits", "It <fits>"), [Tile("Peak", "3 B")]).lead
-    '<p class="headline fits">It &lt;fits&gt;</p><dl class="tiles"><div><dt>Peak</dt><dd>3 B</dd></div></dl>'
-    """
+    """The part with which a page begins; ``more`` is HTML that stands below the figures."""
     said = "".join([f'<p class="said">{escape(line)}</p>' for line in headline.said])
     cells = "".join([_write_tile(tile) for tile in tiles])
     return Part("verdict", "", lead=f'<p class="headline {headline.state}">{escape(headline.title)}</p>{said}'

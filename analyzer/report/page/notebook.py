@@ -54,12 +54,7 @@ def _write_tile(tile: Tile) -> str:
 
 
 def write_picture(draw: Callable[[], bytes | None], described: str) -> str:
-    """The PNG that ``draw`` gives, as wide as its paper allows, and in words for whom it is not shown; where what draws
-    is not installed, the line that says so.
-
-    >>> write_picture(lambda: b"PNG", "memory")[18:]
-    'style="width:100%;max-width:840px" src="data:image/png;base64,UE5H">'
-    """
+    """The PNG that ``draw`` gives, ``described`` for whom it is not shown; a line where what draws is not installed."""
     try:
         drawn = draw()
     except MissingExtraError as error:
@@ -82,8 +77,6 @@ def fold(title: str, body: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{body}</details>" if body else ""
 
 
-# What a notebook shows of a traced graph: how large it is, what it saves and computes, and its heaviest nodes.
-
 _SHOWN = 10
 _COSTS = (Column("incremental_bytes", "Saved", "bytes"), Column("temp_bytes", "Temp", "bytes"),
           Column("fwd_flops", "Fwd FLOPs", "count"), Column("recompute_flops", "Run again", "count"),
@@ -92,9 +85,7 @@ _ALWAYS = ("incremental_bytes", "fwd_flops")
 
 
 def write_graph(graph: fx.GraphModule) -> str:
-    """HTML of the graph: counts, inputs and outputs; once it is profiled, what it saves for backward, its FLOPs by
-    region, and the nodes that take most.
-    """
+    """HTML of the graph: counts, inputs and outputs; of a profiled one costs, regions and the heaviest nodes."""
     nodes = list(graph.graph.nodes)
     known = [(node, info) for node in nodes if isinstance(info := node.meta.get("info"), NodeInfo)]
     name = f"Graph of {type(graph).__name__}"
@@ -151,7 +142,6 @@ def _write_regions(known: Sequence[tuple[fx.Node, NodeInfo]]) -> str:
 
 
 def _name_region(node: fx.Node) -> str:
-    """Outermost first: ``"autocast 0 in checkpoint 3"`` reads the other way round."""
     told = []
     for region in node.meta.get("region") or ():
         facts = region.describe()
@@ -162,7 +152,6 @@ def _name_region(node: fx.Node) -> str:
 
 
 def _write_heaviest(graph: fx.GraphModule, infos: Sequence[NodeInfo]) -> str:
-    """The nodes with the largest shares of the bytes saved or of the FLOPs; those alike in a row, by their sums."""
     columns = _choose(infos)
     alike: dict[tuple[object, ...], list[NodeInfo]] = {}
     for info in infos:
@@ -192,18 +181,13 @@ def _choose(infos: Iterable[NodeInfo]) -> list[Column]:
             if column.field in _ALWAYS or any(getattr(info, column.field) != 0 for info in rows)]
 
 
-# What a notebook shows of a profile, the page's first screen and folded what was run and the modules; and of advice,
-# the cheapest changes.
-
 _MOST_MODULES = 100  # in a notebook, which keeps what it shows
 _MOST_LINES = 20
 
 
 @register_view.shipped("notebook")
 def to_fragment(profile: Profile) -> str:
-    """The verdict, the figures, memory over the step as a picture, and the phases; folded: what was run, what was
-    assumed, and the modules. Of a large model these are shown down to the depth at which there are a hundred.
-    """
+    """The page's first screen with memory as a picture; folded: what was run, what was assumed, and the modules."""
     title, _, _ = describe_shortly(profile, has_verdict=False).partition("\n")
     headline = find_headline(profile)
     steady, first = ("Steady step", profile.phases), ("First step", profile.first_step)

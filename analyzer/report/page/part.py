@@ -55,9 +55,7 @@ _IF_THERE = tuple(COLUMNS[name] for name in ("fwd_macs", "bwd_macs", "buffer_byt
 
 
 def describe_nodes(profile: Profile) -> dict[str, Any] | None:
-    """A column of values for each quantity, totals as the node table prints them, and for each node what it reads;
-    None where there are no nodes.
-    """
+    """Columns of quantities, totals as the node table has them, and what each node reads; None without nodes."""
     nodes = profile.nodes
     if not nodes:
         return None
@@ -99,9 +97,7 @@ QUANTITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def describe_modules(profile: Profile) -> dict[str, Any] | None:
-    """The rows of the tree, parents first, what a module does itself as a row of its own, each with its quantities;
-    None without a tree. A quantity that is nothing, or nowhere known, is left out.
-    """
+    """The rows of the tree, parents first, with the quantities that are known of any; None without a tree."""
     if profile.modules is None:
         return None
     rows = list(list_rows(profile.modules))
@@ -120,9 +116,7 @@ _MOST_SPANS = 100_000  # a file of 10,000 nodes has about 60,000
 
 
 def describe_lanes(profile: Profile) -> dict[str, Any] | None:
-    """The spans of a profile by column, their times in picoseconds, what repeats by number; None where no time is
-    known. Of very many, neighbours in a lane that run for one module are one.
-    """
+    """The spans by column, their times in picoseconds, what repeats by number; None without. Very many are merged."""
     spans: Sequence[SpanInfo] = profile.spans
     if not spans:
         return None
@@ -142,9 +136,6 @@ def describe_lanes(profile: Profile) -> dict[str, Any] | None:
 
 
 def _merge(spans: Sequence[SpanInfo]) -> Iterator[SpanInfo]:
-    """One span for neighbours of a lane that are of one kind, module and phase, from where the first begins to where
-    the last ends.
-    """
     by_lane: dict[str, list[SpanInfo]] = {}
     for span in spans:
         by_lane.setdefault(span.lane, []).append(span)
@@ -154,8 +145,6 @@ def _merge(spans: Sequence[SpanInfo]) -> Iterator[SpanInfo]:
             end = more[-1].end_seconds if more else first.end_seconds
             yield first._replace(seconds=end - first.start_seconds, name=first.name if not more else first.module_path)
 
-
-# Memory over the step as data of a page: moments, and the blocks that are held from one moment to another.
 
 _MOST_POINTS = 20_000  # a file of 10,000 nodes has about 60,000 events and must open within seconds
 
@@ -180,10 +169,7 @@ class Block(NamedTuple):
 
 
 def describe_memory(profile: Profile) -> dict[str, Any] | None:
-    """The moments of a profile's timeline, who holds what at each, and what runs there; None without a timeline.
-
-    Of very many moments each stands for neighbours in its phase and is the highest of them.
-    """
+    """The moments of a profile's timeline, who holds what at each, and what runs there; None without a timeline."""
     points = thin_out(profile.timeline)
     if not points:
         return None
@@ -212,19 +198,12 @@ def describe_memory(profile: Profile) -> dict[str, Any] | None:
         "holders": {"label": [label for label, _ in holders], "module": paths,
                     "category": [categories.index(category) for _, category in holders]},
         "blocks": {name: [getattr(block, name) for block in blocks] for name in Block._fields},
-        "thinned": len(profile.timeline) - len(points),
-    }
+        "thinned": len(profile.timeline) - len(points)}
 
 
 def find_blocks(points: Sequence[TimelinePoint],
                 events: Sequence[MemoryEvent]) -> tuple[list[Block], list[tuple[str, str]]]:
-    """Blocks in terms of moments, and their holders (label and category); what lives in no moment is left out.
-
-    >>> points = [TimelinePoint("a", 8, event=1), TimelinePoint("b", 0, event=2)]
-    >>> events = [MemoryEvent("alloc", 0, 8, "a", "activation"), MemoryEvent("free", 0, 8)]
-    >>> find_blocks(points, events)
-    ([Block(holder=0, bytes=8, born=0, freed=1)], [('a', 'activation')])
-    """
+    """Blocks in terms of moments, and their holders (label and category); what lives in no moment is left out."""
     after = [point.event for point in points]
     if not events or None in after:
         return [], []

@@ -34,9 +34,7 @@ _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def draw_memory(profile: Profile) -> bytes | None:
-    """A PNG of the profile's memory by category, phases marked; None without a timeline. Raises MissingExtraError
-    without matplotlib.
-    """
+    """A PNG of memory by category; None without a timeline. Raises MissingExtraError without matplotlib."""
     points = thin_out(profile.timeline, _MOST_POINTS)
     if not points:
         return None
@@ -62,9 +60,7 @@ def draw_memory(profile: Profile) -> bytes | None:
 
 
 def draw_curves(curves: Mapping[str, Sequence[int]], limits: Mapping[str, int]) -> bytes:
-    """A PNG of bytes over a step, a line for each of ``curves``, the first as an area; a level for each of ``limits``.
-    Raises MissingExtraError without matplotlib.
-    """
+    """A PNG of bytes over a step: ``curves``, the first as an area, and levels. Raises MissingExtraError."""
     with open_figure("the picture of memory") as figure:
         axes = figure.add_axes((0.075, 0.09, 0.76, 0.82))
         colors = read_colors()
@@ -85,9 +81,7 @@ def draw_curves(curves: Mapping[str, Sequence[int]], limits: Mapping[str, int]) 
 
 @contextmanager
 def open_figure(what: str, width: float = _WIDTH, height: float = _HEIGHT) -> Iterator[Figure]:
-    """A figure of matplotlib of so many inches, drawn the same whatever style the caller has set. Raises
-    MissingExtraError, which names ``what`` was to be drawn, without matplotlib.
-    """
+    """A figure of so many inches in a style of its own. Raises MissingExtraError without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -15,24 +15,12 @@ from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter
 
+from . import part
 from .document import Headline, Part, Tile, headline_part, write_page, write_table
-from .part import (
-    describe_communication,
-    describe_lanes,
-    describe_memory,
-    describe_modules,
-    describe_nodes,
-    describe_roofline,
-)
 
-# The first screen of a page: the verdict in a sentence, the figures that people ask for, and the phases.
 
 def find_headline(profile: Profile) -> Headline:
-    """Whether the step fits, where its peak is, and what bounds it.
-
-    >>> find_headline(Profile(name="demo", mode="infer"))
-    Headline(state='unknown', title='No device was given: whether it fits is not known', said=())
-    """
+    """Whether the step fits, where its peak is, and what bounds it."""
     verdict = profile.verdict
     lines = str(verdict).splitlines() if verdict is not None else ["no device was given: whether it fits is not known"]
     if profile.out_of_memory is not None:
@@ -43,11 +31,7 @@ def find_headline(profile: Profile) -> Headline:
 
 
 def list_tiles(p: Profile) -> Iterator[Tile]:
-    """Memory, time, how well the device is used, size and work, as far as they are known.
-
-    >>> [tile[:3] for tile in list_tiles(Profile(name="demo", mode="infer", params=3, param_bytes=12))][1]
-    ('Parameters', '3', '12 B')
-    """
+    """Memory, time, how well the device is used, size and work, as far as they are known."""
     size = format_quantity
     between = format_range(p.peak_allocated_bytes, p.peak_allocated_bytes_range)
     yield Tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
@@ -103,14 +87,11 @@ def _write_bound(name: str, phase: PhaseInfo) -> str:
             f'<span>{escape(format_quantity(phase.seconds, "seconds"))}</span></div>')
 
 
-# The page of a profile: the first screen answers, what follows lets one look.
-
-_Describe = Callable[[Profile], Mapping[str, Any] | None]
 #: After the verdict, the memory and the phases, in their order: kind of part, title, and its data (None: left out).
-_PARTS: tuple[tuple[str, str, _Describe], ...] = (
-    ("lanes", "Time", describe_lanes), ("modules", "Modules", describe_modules),
-    ("communication", "Communication", describe_communication), ("roofline", "Roofline", describe_roofline),
-    ("nodes", "Nodes", describe_nodes))
+_PARTS: tuple[tuple[str, str, Callable[[Profile], Mapping[str, Any] | None]], ...] = (
+    ("lanes", "Time", part.describe_lanes), ("modules", "Modules", part.describe_modules),
+    ("communication", "Communication", part.describe_communication), ("roofline", "Roofline", part.describe_roofline),
+    ("nodes", "Nodes", part.describe_nodes))
 
 
 @register_exporter.shipped("html")
@@ -126,7 +107,7 @@ def list_parts(profile: Profile) -> Iterator[Part]:
     yield headline_part(  # it needs no script
         find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
         f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
-    if (memory := describe_memory(profile)) is not None:
+    if (memory := part.describe_memory(profile)) is not None:
         yield Part("memory", "Memory over the step", memory)
     if phases := write_phases(profile):
         yield Part("phases", "Phases", lead=phases, has_chart=False)

@@ -11,8 +11,6 @@ from typing import TextIO, TypeVar
 
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 
-# What a stream shows: colours or not, and how many columns.
-
 WIDEST, NARROWEST = 120, 80  # columns
 
 
@@ -29,9 +27,7 @@ def takes_color(stream: TextIO) -> bool:
 
 
 def find_width(stream: TextIO) -> int:
-    """The columns to fill: those of the terminal (or what ``COLUMNS`` says of it) between 80 and 120, and 120 where the
-    stream is none.
-    """
+    """The columns of the terminal (or what ``COLUMNS`` says of it) between 80 and 120; 120 where the stream is none."""
     if not stream.isatty():
         return WIDEST
     said = os.environ.get("COLUMNS", "")
@@ -41,8 +37,6 @@ def find_width(stream: TextIO) -> int:
         columns = 0
     return max(NARROWEST, min(WIDEST, columns or WIDEST))
 
-
-# Colours of text on a terminal.
 
 # ECMA-48: the codes that switch a rendition on and off again
 _STYLES = {"bold": (1, 22), "dim": (2, 22), "red": (31, 39), "green": (32, 39), "yellow": (33, 39), "cyan": (36, 39)}
@@ -71,8 +65,6 @@ class Paint:
         return _UNIT.sub(lambda match: self(match[0], "dim"), text) if self.is_on else text
 
 
-# Lines of a screen: columns that line up, bars, and blocks side by side.
-
 T = TypeVar("T")
 _GAP = "  "
 _LEAST_NAME = 12  # columns of a name that is cut
@@ -82,9 +74,6 @@ def lay_out(header: Sequence[str], rows: Sequence[Sequence[str]], paint: Paint, 
             left: Collection[int] = (0, ), bars: Collection[int] = ()) -> list[str]:
     """Lines of equal width, at most ``width``: the header, then the rows. Columns ``left`` hold text, ``bars`` bars,
     the others quantities; where they do not fit, the first column is cut.
-
-    >>> print(*lay_out(("Phase", "Time"), [("forward", "1.50 ms")], Paint(False), 80), sep="|")
-    Phase       Time|forward  1.50 ms
     """
     cells = [header, *rows]
     widths = [max([measure_width(row[i]) for row in cells]) for i in range(len(header))]
@@ -108,42 +97,26 @@ def _pad(text: str, width: int, is_left: bool) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """A sentence in at most two lines.
-
-    >>> wrap("smallest devices with enough memory: p4, t4, v100_sxm2_16gb", 38)
-    ['smallest devices with enough memory:', '  p4, t4, v100_sxm2_16gb']
-    """
+    """A sentence in at most two lines."""
     lines = textwrap.wrap(clean(text), width, subsequent_indent="  ", max_lines=2, placeholder=" ...",
                           break_on_hyphens=False)
     return [cut_end(line, width) for line in lines]
 
 
 def set_beside(first: Sequence[str], second: Sequence[str], gap: int = 4) -> list[str]:
-    """Two blocks of lines side by side.
-
-    >>> set_beside(["a", "bc"], ["d"], gap=1)
-    ['a  d', 'bc']
-    """
+    """Two blocks of lines side by side."""
     width = max(map(measure_width, first), default=0)
     return [(_pad(a, width + gap, True) + b).rstrip() for a, b in zip_longest(first, second, fillvalue="")]
 
 
 def draw_bar(share: float | None, width: int, rest: str = "") -> str:
-    """A bar of ``width`` columns for 1, and ``rest`` for what is not filled.
-
-    >>> draw_bar(0.5, 4, "░"), draw_bar(3.0, 4), draw_bar(None, 4)
-    ('██░░', '████', '')
-    """
+    """A bar of ``width`` columns for 1, and ``rest`` for what is not filled."""
     filled = 0 if share is None else min(width, round(share * width))
     return "█" * filled + rest * (width - filled)
 
 
 def format_part(part: float | None, whole: float | None) -> str:
-    """A part of a whole in percent with one decimal, so that a column of them lines up; nothing where it is not known.
-
-    >>> format_part(1, 3), format_part(1, 10_000), format_part(0, 3), format_part(None, 3)
-    ('33.3 %', '< 0.1 %', '0 %', '')
-    """
+    """A part of a whole in percent with one decimal, so that a column lines up; nothing where it is not known."""
     if part is None or not whole:
         return ""
     if not part:
@@ -152,10 +125,6 @@ def format_part(part: float | None, whole: float | None) -> str:
 
 
 def keep_largest(rows: Sequence[T], shown: int) -> tuple[Sequence[T], Sequence[T]]:
-    """The first ``shown`` rows and the others; a single other one is shown too, as a row that says so is no shorter.
-
-    >>> keep_largest("abcd", 2), keep_largest("abc", 2)
-    (('ab', 'cd'), ('abc', ''))
-    """
+    """The first ``shown`` rows and the others; a single other one is shown too, as a row that says so is no shorter."""
     kept = len(rows) if len(rows) == shown + 1 else shown
     return rows[:kept], rows[kept:]

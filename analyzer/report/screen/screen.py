@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
@@ -20,8 +22,6 @@ from analyzer.results.view import register_report
 from analyzer.units import add_quantities, format_bytes, format_count, format_percent, format_seconds
 
 from .layout import NARROWEST, WIDEST, Paint, draw_bar, format_part, keep_largest, lay_out, set_beside, wrap
-
-# The sections of a first screen, as lines.
 
 _VERDICTS = {True: "green", False: "red", None: "yellow"}
 _BESIDE = 110  # columns from which blocks stand side by side
@@ -151,8 +151,6 @@ def _count(number: int, what: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'} {rest}".rstrip()
 
 
-# The modules that say most of a tree: containers are opened where one holds most, and alike siblings are one row.
-
 #: A cost of a module; None where it is unknown.
 Measure = Callable[[CostInfo], float | None]
 _NUMBER = re.compile(r"\d+")
@@ -168,15 +166,7 @@ class ModuleGroup(NamedTuple):
 
 
 def choose_groups(root: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
-    """The tree below ``root`` as groups that add up to it, largest first.
-
-    >>> blocks = tuple(ModuleInfo(path=f"h.{i}", type="Block", params=4) for i in range(3))
-    >>> body = ModuleInfo(path="h", type="ModuleList", params=12, children=blocks)
-    >>> head = ModuleInfo(path="head", type="Linear", params=5)
-    >>> tree = ModuleInfo(path="", type="Net", params=17, own=CostInfo(params=0), children=(head, body))
-    >>> [(group.name, group.type, group.costs.params) for group in choose_groups(tree, lambda costs: costs.params)]
-    [('h.* (3)', 'Block', 12), ('head', 'Linear', 5)]
-    """
+    """The tree below ``root`` as groups that add up to it, largest first."""
     total = measure(root) or 0
     groups = _open(root, measure) if root.children else [ModuleGroup(name_module(root), root.type, root, (root,))]
     while True:
@@ -193,12 +183,12 @@ def list_parts(group: ModuleGroup, measure: Measure) -> list[ModuleGroup]:
     by_name: dict[tuple[str, str], list[ModuleInfo]] = {}
     for child in [child for member in group.members for child in member.children]:
         by_name.setdefault((name_module(child), child.type), []).append(child)
-    parts = [ModuleGroup(f".{name}", type_, add_costs(found), tuple(found)) for (name, type_), found in by_name.items()]
+    parts = [ModuleGroup(f".{name}", type_, reduce(add, found), tuple(found))
+             for (name, type_), found in by_name.items()]
     return sort_by(parts, lambda part: measure(part.costs))
 
 
 def _open(module: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
-    """The children of a module, those alike together, and what it does itself."""
     groups = list(_fold(module.children))
     if measure(module.own):
         groups.append(ModuleGroup(f"{module.path} {OWN}".lstrip(), module.type, module.own))
@@ -206,14 +196,13 @@ def _open(module: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
 
 
 def _fold(siblings: Sequence[ModuleInfo]) -> Iterable[ModuleGroup]:
-    """Siblings of one class, of as many parameters, whose names differ in numbers alone, together."""
     alike: dict[tuple[object, ...], list[ModuleInfo]] = {}
     for module in siblings:
         alike.setdefault((module.type, module.params, _NUMBER.sub("*", name_module(module))), []).append(module)
     for members in alike.values():
         first = members[0]
         yield ModuleGroup(first.path if len(members) == 1 else _name_together(members, len(siblings)), first.type,
-                          add_costs(members), tuple(members))
+                          reduce(add, members), tuple(members))
 
 
 def _name_together(members: Sequence[ModuleInfo], siblings: int) -> str:
@@ -229,16 +218,6 @@ def _name_together(members: Sequence[ModuleInfo], siblings: int) -> str:
     return f"{parent}.{shared} ({len(members)})".lstrip(".")
 
 
-def add_costs(costs: Sequence[CostInfo]) -> CostInfo:
-    """The sum of one or more."""
-    total = costs[0]
-    for other in costs[1:]:
-        total = total + other
-    return total
-
-
-# The modules that take most of a step, as a section of the first screen.
-
 Format = Callable[[float | None], str]
 _ROWS, _ROWS_NARROW, _PARTS = 6, 4, 3
 _TYPE = 28
@@ -247,9 +226,7 @@ _CLASSES = 100  # columns from which there is room for classes and bars
 
 
 def describe_modules(p: Profile, paint: Paint, width: int) -> list[str]:
-    """The modules that take most time, else FLOPs, else parameters, and what they hold; the rest is a row, so that
-    the columns add up.
-    """
+    """The modules that take most time, else FLOPs, else parameters, and what they hold; a last row has the rest."""
     root = p.modules
     update = p.phases.get("optimizer")
     kernels = 1.0 if update is None or not update.seconds or update.kernel_seconds is None else (
@@ -276,9 +253,7 @@ def describe_modules(p: Profile, paint: Paint, width: int) -> list[str]:
 
 def _list_rows(groups: list[ModuleGroup], measure: Measure, whole: float,
                most: int) -> Iterator[tuple[str, str, CostInfo]]:
-    """At most ``most`` rows, and one for the rest together: the largest groups, the first with its parts if it is most
-    of all.
-    """
+    """At most ``most`` rows and one for the rest: the largest groups, a first one that holds most with its parts."""
     largest = groups[0]
     parts = list_parts(largest, measure)[:_PARTS] if (measure(largest.costs) or 0) > _MOST * whole else []
     named, rest = keep_largest(groups, most - len(parts))
@@ -287,7 +262,7 @@ def _list_rows(groups: list[ModuleGroup], measure: Measure, whole: float,
         for part in parts if group is largest else ():
             yield "  " + part.name, part.type, part.costs
     if rest:
-        yield f"{len(rest)} more", "", add_costs([group.costs for group in rest])
+        yield f"{len(rest)} more", "", reduce(add, [group.costs for group in rest])
 
 
 def _choose_measure(root: ModuleInfo, is_trained: bool, kernels: float) -> tuple[str, Format, Measure] | None:
@@ -308,8 +283,6 @@ def _choose_measure(root: ModuleInfo, is_trained: bool, kernels: float) -> tuple
                                                 ("Size", format_bytes, lambda costs: costs.param_bytes)]
     return next((row for row in known if row[2](root)), None)
 
-
-# The first screen: what a step costs at a glance.
 
 _MORE = "p.summary(), p.module_tree(), p.table(), p.to_html(FILE)"
 
