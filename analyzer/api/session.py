@@ -31,7 +31,7 @@ from analyzer.meta.structure import tensor_paths, tensors_of
 from analyzer.meta.tensor import device_of
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
-from analyzer.profilers.flops import profile_flops
+from analyzer.profilers.flops import make_flops_profiler
 from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
@@ -265,8 +265,8 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | N
     for name, profiler in named.items():
         if not callable(profiler):
             raise InputError(f"profilers: {name!r} is {profiler!r}, not a function of a log")
-    found: dict[str, Profiler] = {"flops": profile_flops, "traffic": profile_traffic, "memory": profile_memory,
-                                  "communication": profile_communication}
+    found: dict[str, Profiler] = {"flops": make_flops_profiler(), "traffic": profile_traffic,
+                                  "memory": profile_memory, "communication": profile_communication}
     if device is not None:
         found["latency"] = make_latency_profiler(device)
     if fused is not None and device is not None:

@@ -19,12 +19,10 @@ class Annotation:
     (step, phase), operator (see `operator_key`), and index in ``log.calls`` of what communicates.
 
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo`, `CommInfo` or `Profile` fill those
-    fields; others are kept under ``extra`` of the node. ``fill``, where given, is called with the annotation when one
-    of `nodes`, `modules`, `operators` and `communication` is read first, and fills them: what is never read need not
-    be worked out. ``find_lanes``, where given, tells when the last step does what.
-
-    `find_peaks` and `find_step_range`, where set, tell what the peaks of memory rest on and the low and high seconds of
-    the last step; they are asked when these are read first.
+    fields; others are kept under ``extra`` of the node. What is never read is not worked out: ``fill`` is called with
+    the annotation when one of `nodes`, `modules`, `operators` and `communication` is read first, and fills them;
+    `find_lanes` tells when the last step does what, `find_peaks` what the peaks of memory rest on, `find_step_range`
+    the low and high seconds of that step.
     """
 
     nodes: defaultdict[int, dict[str, Any]]

@@ -21,7 +21,6 @@ from .host_time import HostTime
 from .kernel_time import COMMUNICATION, find_kind, find_turn, kernel_time
 from .schedule import PICOSECONDS, Work
 
-# What the host and the device do for each call of a log.
 
 class UnknownTimeError(Exception):
     """There is a call whose time is not known."""
@@ -86,13 +85,8 @@ class CallTimer:
 
     def _number(self, call: OpCall) -> int:
         key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
-        number = self._alike.get(key)
-        if number is None:
-            self.timed.append(self._time(call))
-            number = self._alike[key] = len(self.timed) - 1
-        return number
-
-    def _time(self, call: OpCall) -> TimedCall:
+        if key in self._alike:
+            return self._alike[key]
         kernel = kernel_time(call, self.device, self.log)
         if kernel is None:
             raise UnknownTimeError
@@ -104,14 +98,14 @@ class CallTimer:
         kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
         kind = find_kind(call.signature)
         turn = find_turn(call.signature, kind, kernel, self.device, self.log)
-        return TimedCall(work, kernel, kind, turn, call.signature)
+        self.timed.append(TimedCall(work, kernel, kind, turn, call.signature))
+        number = self._alike[key] = len(self.timed) - 1
+        return number
 
     def _on_device(self, kernel: KernelTime) -> int:
         """Picoseconds of kernels and of the gaps behind them."""
         return round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
 
-
-# The calls of a log in order, each with what it takes; replays need not be written out for that.
 
 _FUNCTIONAL = "_c10d_functional"
 WAIT_TENSOR, WRAP_TENSOR = f"{_FUNCTIONAL}::wait_tensor", f"{_FUNCTIONAL}::_wrap_tensor_autograd"
@@ -123,9 +117,7 @@ def is_functional(signature: Signature) -> bool:
 
 
 class CallRun(NamedTuple):
-    """Calls in a row: where they are in the log, which of `CallTimer.timed` each is (one list for all replays that are
-    alike), and whether each may be given the result of a functional collective.
-    """
+    """Calls in a row: places in the log, which of `CallTimer.timed` each is, whether it may wait for a collective."""
 
     places: Sequence[int]
     calls: list[int]
@@ -176,7 +168,6 @@ class CallSequence:
         return CallRun(range(part.first_call, part.first_call + part.calls), *self._alike[key])
 
     def __getitem__(self, index: int) -> OpCall:
-        """A call with its storages."""
         place = bisect_right(self._starts, index) - 1
         if place < 0 or index >= self._starts[place] + self._parts[place].calls:
             return self.log.call_slots[index]

@@ -9,8 +9,6 @@ from analyzer.record.process_group import ProcessGroupSpec, takes_group
 
 from .operator.registration import tensors
 
-# A call that communicates, with what is asked of its arguments.
-
 #: of `CollectiveCall.nbytes`: what the call gives
 RESULT = "(result)"
 
@@ -31,11 +29,6 @@ class CollectiveCall(NamedTuple):
         value = self.given.get(name) or []
         return [_sum_bytes(one) or 0 for one in (value[0] if value and isinstance(value[0], list) else value)]
 
-    def rank_at(self, name: str) -> int | None:
-        """The global rank of one that the argument counts in the group."""
-        index, ranks = self.given.get(name), None if self.group is None else self.group.ranks
-        return ranks[index] if ranks is not None and isinstance(index, int) and 0 <= index < len(ranks) else None
-
 
 def _sum_bytes(value: Any) -> int | None:
     specs = list(tensors(value))
@@ -43,8 +36,6 @@ def _sum_bytes(value: Any) -> int | None:
         return None
     return sum(spec.nbytes for spec in specs)
 
-
-# Operators of torch.distributed that send nothing, and those of which it is not known what they send.
 
 #: Operators that send nothing: they look at or mark what this rank has, wait, or exchange addresses once for a buffer.
 SILENT = frozenset((
@@ -116,7 +107,6 @@ def passed_on(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
 
 
 def by_role(of_root: WireRule, of_others: WireRule) -> WireRule:
-    """The root sends something else than the other ranks."""
     def sent(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int | None:
         if group.rank is None:
             return None
@@ -125,7 +115,6 @@ def by_role(of_root: WireRule, of_others: WireRule) -> WireRule:
 
 
 def own_part(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """What every rank has an equal part of."""
     return whole // group.size
 
 
@@ -135,19 +124,11 @@ def read_by_each(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> i
 
 
 def everything(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """A message to one other rank."""
     return whole
 
 
 def nothing(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """A rank that receives only."""
     return 0
-
-
-def sends_of_batch(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """Those of a batch of sends and receives that are sends."""
-    sizes = call.parts("tensors")
-    return sum(size for op, size in zip(call.given["op_list"], sizes) if op == "isend")
 
 
 # What each operator of torch.distributed communicates: kind, whole bytes, and what this rank sends.
@@ -198,7 +179,11 @@ def _times_ranks(name: str) -> _Reader:
 
 
 def _rank_at(name: str) -> _Reader:
-    return lambda call: call.rank_at(name)
+    """The global rank of one that the argument counts in the group."""
+    def peer(call: CollectiveCall) -> int | None:
+        index, ranks = call.given.get(name), None if call.group is None else call.group.ranks
+        return ranks[index] if ranks is not None and isinstance(index, int) and 0 <= index < len(ranks) else None
+    return peer
 
 
 _ROOT, _F, _A = _rank_at("root_rank"), "_c10d_functional::", "_c10d_functional_autograd::"
@@ -248,7 +233,8 @@ _RULES: dict[str, _Rule] = {
     # peers are global ranks here: torch/distributed/_functional_collectives.py, `isend_inplace`
     **_rules("send", "tensor", everything, f"{_F}isend", lambda call: call.given.get("dst")),
     **_rules("recv", "tensor", nothing, f"{_F}irecv", lambda call: call.given.get("src")),
-    **_rules("send_recv", "tensors", sends_of_batch, f"{_F}batch_p2p_ops"),
+    **_rules("send_recv", "tensors", lambda call, whole, group: sum(
+        size for op, size in zip(call.given["op_list"], call.parts("tensors")) if op == "isend"), f"{_F}batch_p2p_ops"),
 }
 
 

@@ -71,8 +71,6 @@ def _is_view(call: OpCall) -> bool:
         for a in getattr(getattr(call.signature.op, "_schema", None), "arguments", ()))
 
 
-# What data-parallel wrappers hold beside parameters, gradients and states: told by the collectives that use it.
-
 CAST = "cast copy"  #: of a parameter
 _GATHERS = {"c10d::_allgather_base_", "c10d::allgather_into_tensor_coalesced_"}
 _COPIES = {"aten::copy_", "aten::_to_copy"}  # of FSDP1: a shard in the dtype of computation, or from the host
@@ -121,15 +119,11 @@ def name_buffers(log: Log, made_to_communicate: Callable[[int], bool] = lambda n
             copies.add(call.inputs[0] if len(call.inputs) == 2 else call.outputs[0])
 
 
-# What collectives and messages between ranks move, per call, node, module and phase.
-
 def find_message(log: Log, call: OpCall) -> Message | None:
-    """What a call communicates; None where it is no communication."""
     return message_of(call.signature, log.group_of(call.signature)) if is_message(call.signature) else None
 
 
 def is_message(signature: Signature) -> bool:
-    """Whether calls of a signature communicate."""
     return communicates(signature) or takes_group(signature)
 
 

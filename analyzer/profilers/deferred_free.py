@@ -93,7 +93,7 @@ def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> Inferre
 
 class _Repeat:
     """A run's allocations once more, with the workspaces of ``calls`` as chosen: each in place of that of the run, or
-    when its call ends. Allocated bytes are those of the run but for these, as placement would add up to 1 MiB a block.
+    when its call ends. Other blocks keep their bytes of the run, as placement would add up to 1 MiB to each.
     """
 
     def __init__(self, start: CachingAllocator, calls: dict[int, list[Inferred]], choose: _Choose) -> None:
@@ -147,9 +147,8 @@ class _Repeat:
 # host knows that it is, since it waited for something that comes after.
 
 class HeldBack(NamedTuple):
-    """What holding blocks back to the last would do: their number, the most bytes that they are together, and the most
-    that would then be reserved, no more than there is: where memory is short, the allocator waits for the streams
-    (`release_cached_blocks`).
+    """What holding blocks back to the last would do: their number, the most bytes of them, and the most reserved, no
+    more than there is: where memory is short, the allocator waits for the streams (`release_cached_blocks`).
     """
 
     blocks: int
@@ -184,13 +183,11 @@ class _HostKnowledge:
             self._events[mark.event] = {**self._reached[stream], stream: self.now}
         elif action is StreamAction.WAIT:
             _raise_to(self._reached[stream], self._events.get(mark.event, {}))
+        elif action is StreamAction.SYNCHRONIZE and mark.event:
+            _raise_to(self._known, self._events.get(mark.event, {}))
         elif action is StreamAction.SYNCHRONIZE:
-            if mark.event:
-                _raise_to(self._known, self._events.get(mark.event, {}))
-            else:
-                self.wait_for(stream)
-            return True
-        return False
+            self.wait_for(stream)
+        return action is StreamAction.SYNCHRONIZE
 
     def wait_for(self, stream: int) -> None:
         """The host waits for all that a stream, or each, was given."""

@@ -27,9 +27,9 @@ from .operator.registration import (
     register_flop_impl,
     tensors,
 )
-from .operator.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES, ZERO_FLOP_OPS
+from .operator.zero import ZERO_FLOP_NAMES, ZERO_FLOP_NAMESPACES
 
-__all__ = ["FlopCount", "ZERO_FLOP_OPS", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
+__all__ = ["FlopCount", "count_call", "find_formula", "is_zero_flop_op", "register_flop_impl"]
 
 NO_FLOPS = FlopCount(0)
 MEMO_KEY = "flops"
@@ -66,7 +66,8 @@ def apply_formula(formula: Formula, signature: Signature) -> FlopCount | None:
         return NO_FLOPS
     if isinstance(formula, OfSignature):
         return to_count(formula(signature), op)
-    kwargs = {k: v for k, v in signature.kwargs.items() if k not in out_names(op)}
+    outs = {a.name for a in op._schema.arguments if a.is_out} if isinstance(op, torch._ops.OpOverload) else ()
+    kwargs = {k: v for k, v in signature.kwargs.items() if k not in outs}
     return to_count(formula(*signature.args, out=result_of(signature), **kwargs), op)
 
 
@@ -95,15 +96,7 @@ def result_of(signature: Signature) -> Any:
     return signature.outputs if is_list and (returns or len(signature.outputs) > 1) else signature.outputs[0]
 
 
-@cache
-def out_names(op: Any) -> frozenset[str]:
-    """Names of the arguments that only take the result."""
-    return frozenset(
-        a.name for a in op._schema.arguments if a.is_out) if isinstance(op, torch._ops.OpOverload) else frozenset()
-
-
 def find_formula(op: Hashable) -> Formula | None:
-    """The formula of an operator: its own, its packet's, or that of the operator it is a variant of."""
     formula = register_flop_impl.find_variant(op)
     if formula is None and (single := foreach_single(op)) is not None:
         formula = register_flop_impl.find(key := f"aten::{single}")
@@ -121,11 +114,9 @@ def find_sparse_formula(op: Hashable) -> Formula | None:
 
 def is_zero_flop_op(op: Hashable) -> bool:
     """Whether the operator, or the one it is a variant of, is on the reviewed list of operators without arithmetic."""
-    for key in family(op):
-        namespace, _, name = str(key).partition("::")
-        if namespace in ZERO_FLOP_NAMESPACES or namespace == "aten" and name in ZERO_FLOP_NAMES:
-            return True
-    return foreach_single(op) in ZERO_FLOP_NAMES
+    names = [str(key).partition("::") for key in family(op)]
+    return foreach_single(op) in ZERO_FLOP_NAMES or any(
+        space in ZERO_FLOP_NAMESPACES or space == "aten" and name in ZERO_FLOP_NAMES for space, _, name in names)
 
 
 @cache

@@ -14,8 +14,8 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log, Tally
 
 from .annotation import WAYS, Annotation, operator_key
-from .flop_registry import apply_formula, count_call
-from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, per_input
+from .flop_registry import NO_FLOPS, apply_formula, count_call
+from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, kept_with_signature, per_input
 from .traffic import traffic_bytes
 
 # Ways of counting FLOPs: the project's own, and DeepSpeed's, whose figures are often quoted.
@@ -31,16 +31,13 @@ from .traffic import traffic_bytes
 # from its module (which runs hardtanh, unseen), ``addmm`` from a linear layer, and ``baddbmm`` from ``torch.baddbmm``
 # rather than the method.
 
-NO_FLOPS, DEEPSPEED_MEMO = FlopCount(0), "flops of deepspeed"
 Rule = Callable[[Signature], FlopCount | None]
 
 
 @dataclass(frozen=True)
 class Convention:
-    """One way of counting.
-
-    ``rule`` gives the FLOPs and MACs of a call, None where the convention has none for arithmetic that is done.
-    ``hidden`` names, by class of the module that calls them, operators that it does not see there.
+    """One way of counting: ``rule`` gives the FLOPs and MACs of a call, None where it has none for arithmetic that is
+    done; ``hidden`` names, by class of the module that calls them, operators that it does not see there.
     """
 
     name: str
@@ -56,14 +53,12 @@ class Convention:
 
 
 def find_convention(name: str) -> Convention:
-    """The convention of that name. Raises InputError for an unknown one."""
     if name not in CONVENTIONS:
         raise InputError(f"convention={name!r}: must be one of {', '.join(map(repr, CONVENTIONS))}")
     return CONVENTIONS[name]
 
 
 def aten(names: str, formula: Formula) -> dict[str, Formula]:
-    """One formula for the operators ``names`` of aten."""
     return {f"aten::{name}": formula for name in names.split()}
 
 
@@ -145,40 +140,31 @@ DEEPSPEED_UNSEEN = {"aten::_native_multi_head_attention", "aten::_transformer_en
 DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": frozenset({"aten::gelu"})}
 
 
+@kept_with_signature
 def count_as_deepspeed(signature: Signature) -> FlopCount | None:
     """By the table's formula, else products of any operator; what else it does, and layers in one call, is not seen."""
-    if DEEPSPEED_MEMO not in signature.memo:
-        own, names = count_call(signature), list(map(str, family(signature.op)))
-        formula = next((DEEPSPEED[key] for key in names if key in DEEPSPEED), None)
-        result = None if formula is None else apply_formula(formula, signature)
-        if result is None and own is not None and (own.macs or not own.flops):
-            result = FlopCount(2 * own.macs, own.macs) if DEEPSPEED_UNSEEN.isdisjoint(names) else None
-        signature.memo[DEEPSPEED_MEMO] = result
-    return signature.memo[DEEPSPEED_MEMO]  # type: ignore[no-any-return]
+    own, names = count_call(signature), list(map(str, family(signature.op)))
+    formula = next((DEEPSPEED[key] for key in names if key in DEEPSPEED), None)
+    result = None if formula is None else apply_formula(formula, signature)
+    if result is None and own is not None and (own.macs or not own.flops):
+        result = FlopCount(2 * own.macs, own.macs) if DEEPSPEED_UNSEEN.isdisjoint(names) else None
+    return result
 
 
 CONVENTIONS = {"own": Convention("own", count_call), "deepspeed": Convention(
     "deepspeed", count_as_deepspeed, forward_only=True, hidden=DEEPSPEED_HIDDEN)}
 
 
-# FLOPs and MACs per node, module, operator and phase.
-
 _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
 
 
-def profile_flops(log: Log) -> Annotation:
-    """Count every call of the last step where it happened, under the project's own convention.
-
-    One multiply-add is 2 FLOPs and 1 MAC. What autograd runs for a forward node counts as that node's backward;
-    operators run again under activation checkpointing count in ``recompute_flops`` and in the backward phase, not in
-    ``bwd_flops``. Operators without a formula are in ``uncounted`` (operator, calls, bytes), never taken as zero.
-    """
-    return _Count(log, find_convention("own")).run()
-
-
 def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
-    """A profiler that counts as ``convention`` says: ``own``, or ``deepspeed``, under which all but the forward pass is
-    None. Raises InputError for another name.
+    """A profiler that counts every call of the last step where it happened as ``convention`` says: ``own``, or
+    ``deepspeed``, under which all but the forward pass is None. Raises InputError for another name.
+
+    What autograd runs for a forward node counts as that node's backward; operators run again under activation
+    checkpointing count in ``recompute_flops`` and in the backward phase, not in ``bwd_flops``. Operators without a
+    formula are in ``uncounted`` (operator, calls, bytes), never taken as zero.
     """
     chosen = find_convention(convention)
     return lambda log: _Count(log, chosen).run()
@@ -248,7 +234,6 @@ class _Count:
         return self.counts[key]
 
     def _fill(self, out: Annotation) -> None:
-        """The rows of nodes, modules and operators."""
         forward_only = self.convention.forward_only
         out.start_rows(self.log, dict.fromkeys((*_COLUMNS, "recompute_flops"), 0))
         for call in self.log.calls:

@@ -15,7 +15,7 @@ from analyzer.record.log import Log
 
 from .host_time import waits_for_device
 from .kernel_time import is_view
-from .operator.registration import bind
+from .operator.registration import bind, kept_with_signature
 from .traffic import NOTHING, plan_of, touched_bytes
 
 # What TorchInductor makes of one operator: part of a kernel over elements, a reduction, or a kernel of its own.
@@ -59,15 +59,7 @@ class Reduction(NamedTuple):
     is_inner: bool
 
 
-class Lowering(NamedTuple):
-    """How an operator is lowered: ``"pointwise"``, ``"random"``, ``"reduction"`` or ``"extern"``."""
-
-    kind: str
-    reduction: Reduction | None = None
-
-
-MEMO_KEY = "lowering"
-EXTERN, ELEMENTS, DRAWN = Lowering("extern"), Lowering("pointwise"), Lowering("random")
+EXTERN, ELEMENTS, DRAWN = "extern", "pointwise", "random"
 
 
 def operator_name(signature: Signature) -> str:
@@ -76,15 +68,9 @@ def operator_name(signature: Signature) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-def lower(signature: Signature) -> Lowering:
-    """The lowering of any call of a signature that is no view, made once."""
-    found: Lowering | None = signature.memo.get(MEMO_KEY)
-    if found is None:
-        found = signature.memo[MEMO_KEY] = _lower(signature)
-    return found
-
-
-def _lower(signature: Signature) -> Lowering:
+@kept_with_signature
+def lower(signature: Signature) -> str | Reduction:
+    """How a call that is no view is lowered: as a reduction, or as one of ``EXTERN``, ``ELEMENTS`` and ``DRAWN``."""
     op, name = signature.op, operator_name(signature)
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return EXTERN
@@ -94,8 +80,7 @@ def _lower(signature: Signature) -> Lowering:
     if name in RANDOM:
         return DRAWN
     if name in REDUCTIONS:
-        found = find_reduction(signature, name)
-        return ELEMENTS if found is None else Lowering("reduction", found)
+        return find_reduction(signature, name) or ELEMENTS
     return ELEMENTS if name in POINTWISE or torch.Tag.pointwise in op.tags else EXTERN
 
 
@@ -117,7 +102,6 @@ def find_reduction(signature: Signature, name: str) -> Reduction | None:
 
 
 def reduced_dims(signature: Signature, name: str, source: TensorSpec) -> set[int]:
-    """The dimensions of ``source`` that an operator reduces."""
     every, given = set(range(len(source))), bind(signature)
     if name in _BATCH_NORMS:
         return every - {1} if given.get("training", True) else set()  # else by statistics that are there
@@ -181,7 +165,6 @@ class Kernel:
 
     @property
     def elements(self) -> int:
-        """That it runs over."""
         return self.outputs * self.reduced
 
 
@@ -221,7 +204,6 @@ class _Builder:
 
     @property
     def graph(self) -> int:
-        """The graph that is being built."""
         return len(self.phases) - 1
 
     def build(self) -> FusedGraph:
@@ -243,23 +225,22 @@ class _Builder:
         return FusedGraph(self.loops, self.buffers, self.phases)
 
     def add(self, index: int, call: OpCall) -> None:
-        """Lower one call."""
         lowering = lower(call.signature)
-        if lowering.kind == "extern" or not self.fuses or self.adds_to_gradient(call):
+        if lowering == EXTERN or not self.fuses or self.adds_to_gradient(call):
             self.add_extern(index, call)
             if waits_for_device(call.signature):
                 self.phases.append(self.phases[-1])
             return
         reads, calls = self.read(call)
         calls |= {index}
-        if lowering.kind == "random":
+        if lowering == DRAWN:
             drawn = call.signature.outputs[-1]  # the mask of dropout, or the numbers
             buffer = self.store(_Value(drawn.nbytes, drawn.numel, {}, frozenset({index})))
             self.values[call.outputs[-1]] = self.stored(buffer)
             if len(call.outputs) > 1:
                 self.write(call.outputs[0], call.signature.outputs[0], {**reads, buffer: drawn.nbytes}, calls)
             return
-        reduction = lowering.reduction
+        reduction = lowering if isinstance(lowering, Reduction) else None
         if reduction is not None:
             reads = self.reduce(call, reads, calls, reduction)
         for number, spec in written_tensors(call):
@@ -300,7 +281,6 @@ class _Builder:
         return _Value(nbytes, 0, {buffer: nbytes}, buffer=buffer)
 
     def new_buffer(self, nbytes: int, is_result: bool = False) -> int:
-        """The index of another buffer."""
         self.buffers.append(Buffer(nbytes, is_result))
         return len(self.buffers) - 1
 

@@ -15,7 +15,7 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
 from .annotation import Annotation, sum_seconds
-from .call_sequence import Pace
+from .call_sequence import Pace, UnknownTimeError
 from .fused_graph import COMPILED, FusedGraph, Kernel, build_graph, operator_name
 from .host_time import HostTime, waits_for_device
 from .kernel_time import kernel_time
@@ -41,9 +41,8 @@ MOST_FOLLOWED = 512
 
 
 def runs_alike(a: Kernel, b: Kernel) -> bool:
-    """Whether two kernels run over elements that one could run over: the same ones, the same reduction, or the
-    elements or the results of a reduction. A reduction over other dimensions than the last leaves no order of the
-    elements that loops over them could follow.
+    """Whether one kernel could run over the elements of both: the same ones, the same reduction, or the elements (in
+    an order only where the last dimensions are reduced) or the results of a reduction.
     """
     if a.reduced > 1 and b.reduced > 1:
         return (a.outputs, a.reduced, a.is_inner) == (b.outputs, b.reduced, b.is_inner)
@@ -68,7 +67,13 @@ class _Fusion:
     def run(self) -> list[Kernel]:
         for order, kernel in enumerate(self.graph.loops):
             kernel.first = kernel.last = order
-            self.add(kernel)
+            self.kernels[kernel] = None
+            for buffer in kernel.reads:
+                self.readers[buffer].add(kernel)
+                if (source := self.writer.get(buffer)) is not None:
+                    kernel.sources.add(source)
+                    source.users.add(kernel)
+            self.writer.update(dict.fromkeys(kernel.writes, kernel))
             if kernel.extern is None:
                 for other in self.find_partners(kernel):
                     if (other in self.kernels and other.loops + kernel.loops <= MOST_LOOPS
@@ -82,17 +87,6 @@ class _Fusion:
                 + sum(nbytes for buffer, nbytes in kernel.writes.items()
                       if self.graph.buffers[buffer].is_result or self.readers[buffer] - {kernel}))
         return found
-
-    def add(self, kernel: Kernel) -> None:
-        self.kernels[kernel] = None
-        for buffer in kernel.reads:
-            self.readers[buffer].add(kernel)
-            source = self.writer.get(buffer)
-            if source is not None:
-                kernel.sources.add(source)
-                source.users.add(kernel)
-        for buffer in kernel.writes:
-            self.writer[buffer] = kernel
 
     def find_partners(self, kernel: Kernel) -> list[Kernel]:
         """Earlier kernels that share buffers with one, those that share most bytes first."""
@@ -148,17 +142,11 @@ class _Fusion:
         return a
 
 
-# The time of a compiled step.
-
 #: Rows of at most so many elements are kept in registers (``should_use_persistent_reduction`` of
 #: ``torch/_inductor/choices.py``).
 PERSISTENT_ELEMENTS = 1024
 #: Threads that work on a longer row: ``num_warps`` 8 of ``reduction_split_factor`` there.
 ROW_THREADS = 256
-
-
-class _UnknownTimeError(Exception):
-    """There is a kernel whose time is not known."""
 
 
 def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annotation]:
@@ -177,7 +165,7 @@ def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annota
             return out
         try:
             out.totals["fused"] = _FusedStep(log, device, mode).run()
-        except _UnknownTimeError:
+        except UnknownTimeError:
             pass
         return out
 
@@ -214,7 +202,6 @@ class _FusedStep:
         self.calls = [call for call in log.calls if call.step == log.steps - 1]
 
     def run(self) -> dict[str, Any]:
-        """The fields of `FusedInfo`."""
         last = self.log.steps - 1
         graph = build_graph(self.log, fuses=self.mode != "cudagraphs")
         kernels = fuse(graph)
@@ -237,7 +224,6 @@ class _FusedStep:
         return self.describe(parts, kernels)
 
     def run_parts(self, parts: Sequence[_Part], pace: Pace) -> dict[str, float]:
-        """Seconds of each phase at a pace."""
         phases = {record.phase: 0.0 for record in self.log.phases if record.step == self.log.steps - 1}
         clock = Clock()
         for phase, items, inputs in parts:
@@ -259,7 +245,7 @@ class _FusedStep:
                            if (name := operator_name(signature)) in COSTLY and signature.outputs)
         found = stream_time(nbytes, self.device, instructions)
         if found is None:
-            raise _UnknownTimeError
+            raise UnknownTimeError
         eager = sum(self.time(self.log.calls[index]).seconds for index in kernel.calls)
         time = KernelTime(min(found.seconds, eager), found.spread, found.bound)
         return _Item(time, self.pace["kernel_seconds"] + self.host.host.launch_seconds, (nbytes, found.seconds))
@@ -282,7 +268,7 @@ class _FusedStep:
     def time(self, call: OpCall) -> KernelTime:
         found = kernel_time(call, self.device)
         if found is None:
-            raise _UnknownTimeError
+            raise UnknownTimeError
         return found
 
     def run_graph(self, clock: Clock, items: list[_Item], inputs: int, host: float) -> Clock:
@@ -298,7 +284,6 @@ class _FusedStep:
         return self.run_items(clock, [item for item in items if item.waits])
 
     def run_items(self, clock: Clock, items: list[_Item]) -> Clock:
-        """The clock after launches one by one."""
         gap, notice = self.host.host.gap_seconds, self.host.host.synchronize_seconds
         for time, host, _, waits in items:
             clock = clock.after(Work(round(host * PICOSECONDS),
@@ -314,19 +299,14 @@ class _FusedStep:
         moved = sum(kernel.moved_bytes if kernel.extern is None
                     else traffic_bytes(kernel.extern, self.log.storages) for kernel in kernels)
         wall, seconds = sum(phases.values()), math.fsum(item.time.seconds for item in items)
+        errors = ErrorSum()
+        for time, _, kernel, _ in items:
+            errors.add(kernel, 1, time.seconds, time.spread)
         return {"mode": self.mode, **sum_seconds(phases), "kernel_seconds": seconds,
-                "step_seconds_range": self.find_range(wall, parts),
+                "step_seconds_range": range_at_paces(wall, self.pace["spread"], errors, ErrorSum(),
+                                                     lambda pace: sum(self.run_parts(parts, pace).values())),
                 "kernels": sum(item.time.kernels for item in items),
                 "eager_kernels": sum(time.kernels for _, time in eager),
                 "moved_bytes": moved + rest,
                 "eager_moved_bytes": sum(traffic_bytes(call, self.log.storages) for call, _ in eager),
                 "cuda_graphs": self.is_captured}
-
-    def find_range(self, wall: float, parts: Sequence[_Part]) -> tuple[float, float]:
-        """Low and high seconds, as those of a step that is not compiled."""
-        errors = ErrorSum()
-        for part in parts:
-            for time, _, kernel, _ in part.items:
-                errors.add(kernel, 1, time.seconds, time.spread)
-        return range_at_paces(wall, self.pace["spread"], errors, ErrorSum(),
-                              lambda pace: sum(self.run_parts(parts, pace).values()))

@@ -6,6 +6,7 @@ from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
+from .operator.registration import kept_with_signature
 from .schedule import PICOSECONDS
 
 # Operators that end with the host reading what the device computed: `item()`, sizes that data decides (PyTorch copies
@@ -13,7 +14,6 @@ from .schedule import PICOSECONDS
 _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal",
                         "aten::masked_select", "aten::unique_consecutive", "aten::_unique2", "aten::unique_dim",
                         "aten::bincount", "aten::repeat_interleave", "aten::_unique"})
-MEMO_KEY = "host_work"
 
 
 class HostTime:
@@ -42,13 +42,10 @@ class HostTime:
         return self.notice_picoseconds if _read(call.signature)[2] else None
 
 
+@kept_with_signature
 def _read(signature: Signature) -> tuple[int, int, bool]:
     """What a signature alone tells of the host's work: convolutions, tensors in lists, and whether it waits."""
-    found: tuple[int, int, bool] | None = signature.memo.get(MEMO_KEY)
-    if found is None:
-        found = signature.memo[MEMO_KEY] = (count_convolutions(signature), count_listed(signature),
-                                            waits_for_device(signature))
-    return found
+    return count_convolutions(signature), count_listed(signature), waits_for_device(signature)
 
 
 def add_launches(host: HostSpec, seconds: float, kernels: int, convolutions: int, listed: int) -> float:

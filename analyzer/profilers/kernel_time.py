@@ -20,18 +20,9 @@ from .traffic import NOTHING, plan_of
 
 
 def find_rule(op: Hashable) -> TimeRule | None:
-    """The rule of an operator: its own, or that of the operator it is a variant of; None for those without one."""
     found, single = register_time_impl.find_variant(op), foreach_single(op)
     return found if found is not None or single is None else register_time_impl.find(f"aten::{single}")
 
-
-def is_on_host(signature: Signature, device: DeviceSpec) -> bool:
-    """Whether all tensors of a call are on the host beside ``device``: counters of optimizer steps."""
-    specs = (*signature.inputs, *signature.outputs)
-    return device.kind != "cpu" and bool(specs) and all(spec.device == "cpu" for spec in specs)
-
-
-# The time of operators that have no rule of their own: their traffic through memory, or their arithmetic.
 
 #: How far off the time of an operator may be of which only the traffic is known: as much as it is too low if each
 #: byte is moved twice.
@@ -77,8 +68,9 @@ def signature_time(signature: Signature, device: DeviceSpec) -> KernelTime | Non
     if memo is not None and memo[0] is device and memo[1] == state:
         return memo[2]  # type: ignore[no-any-return]
     rule = None if signature.is_sparse else find_rule(signature.op)
-    time: KernelTime | None = NO_TIME
-    if not is_on_host(signature, device):
+    time: KernelTime | None = NO_TIME  # of what is on the host beside the device: counters of optimizer steps
+    specs = (*signature.inputs, *signature.outputs)
+    if device.kind == "cpu" or not specs or any(spec.device != "cpu" for spec in specs):
         time = None if rule is None else rule(signature, device)
         if rule is None or time is None and device.kind != "cuda":  # most rules know the kernels of CUDA alone
             time = default_time(signature, device)
@@ -99,8 +91,6 @@ def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> Ker
             signature, device, log.group_of(signature), log.world)
     return NO_TIME if is_view(call) else signature_time(signature, device)
 
-
-# What kernels do on their stream, and which of them run one at a time though they are on different ones.
 
 COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = "compute", "communication", "copy to host", "copy from host"
 
@@ -130,8 +120,6 @@ def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: Devic
         return None
     return kind if kind != COMMUNICATION else find_medium(signature, device, log.group_of(signature), log.world)
 
-
-# The time of collectives, on the cluster that a device is taken to stand in.
 
 def communication_time(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,
                        world: WorldFacts | None = None) -> KernelTime | None:

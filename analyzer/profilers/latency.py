@@ -17,16 +17,12 @@ from .kernel_time import COMMUNICATION, kernel_time
 from .schedule import PICOSECONDS, Clock, PhaseTime
 from .stream_schedule import KernelRun, find_lanes, runs_in_turn, schedule_steps, time_phases
 
-# Low and high seconds of a step: what becomes of it if what it waits for is slower or faster than predicted.
 
 def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
                    run: Callable[[Pace], float]) -> tuple[float, float]:
-    """Low and high of a step that takes ``seconds``: nine in ten measured steps lie between. ``run`` gives the seconds
-    of the step at a pace.
-
-    Three things are off each on its own: the pace of the host, the kernels that compute, and those that communicate.
-    The step is run again with each at both ends of its range, so what hides behind something else does no harm, and
-    what comes to the fore does.
+    """Low and high of a step of ``seconds``, as ``run`` tells at a pace: nine in ten measured steps lie between.
+    Host, kernels that compute and those that communicate are off each on its own: the step is run with each at both
+    ends of its range, so what hides behind something else does no harm, and what comes to the fore does.
     """
     spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
     ends = [(run(Pace(**{name: 1 + spread})), run(Pace(**{name: 1 / (1 + spread)})))
@@ -34,11 +30,8 @@ def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, commun
     return find_range(seconds, [slower for slower, _ in ends], [faster for _, faster in ends])
 
 
-# Seconds of a step on a device: kernels by their models, launched by a host at its own pace.
-
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
-
 
 OVERLAP = ("seconds on several streams: communication runs beside computation, both at full speed, and all ranks come "
            "at once; kernels that fill the device take turns, and so do collectives over the same links")
@@ -115,7 +108,6 @@ class _Latency:
         return out
 
     def _schedule(self, sequence: CallSequence) -> dict[tuple[int, str], PhaseTime]:
-        """The time of each phase of each step on several streams."""
         times: dict[tuple[int, str], PhaseTime] = {}
         for schedule in schedule_steps(sequence):
             step = schedule.finish()

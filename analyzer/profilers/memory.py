@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,8 +14,6 @@ from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
 from .deferred_free import Peaks, find_inferred_peaks, has_inferred, hold_back
-
-# Which tensors a node keeps for backward, and which its gradient reads.
 
 _HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
@@ -58,8 +56,6 @@ def list_saved(log: Log, saved: Collection[int]) -> dict[int, list[SavedRow]]:
         found[node_index] += [SavedRow(number, spec, True) for number, spec in used.items() if number not in own]
     return found
 
-
-# Memory per node, module and phase, from the lifetimes of storages.
 
 #: categories of what wrappers hold: parameters that were gathered, what is left of them, what collectives use
 UNSHARDED, RESHARDED, BUFFER = "unsharded parameter", "resharded parameter", "communication buffer"
@@ -179,7 +175,8 @@ class _SavedByPass:
         self.ends = ends or [0]
         self.pass_of_node: dict[int, int] = {}
         self._saved: list[StorageLifetime] = []
-        self._total, self._kept = [0] * (len(self.ends) + 1), [0] * (len(self.ends) + 1)  # changes from pass to pass
+        #: changes from pass to pass of what is saved, and of what passes before it saved and it does not use
+        self._total, self.kept = [0] * (len(self.ends) + 1), [0] * (len(self.ends) + 1)
 
     def note(self, lifetime: StorageLifetime, is_saved: bool) -> None:
         """Note a storage that a forward pass made."""
@@ -189,7 +186,7 @@ class _SavedByPass:
             self._saved.append(lifetime)
             stop = len(self.ends) if lifetime.died is None else max(place + 1, bisect_left(self.ends, lifetime.died))
             of_node = lifetime.nbytes if lifetime.node >= 0 else 0
-            for changes, first, nbytes in ((self._total, place, lifetime.nbytes), (self._kept, place + 1, of_node)):
+            for changes, first, nbytes in ((self._total, place, lifetime.nbytes), (self.kept, place + 1, of_node)):
                 changes[first] += nbytes
                 changes[stop] -= nbytes
 
@@ -200,10 +197,6 @@ class _SavedByPass:
         for lifetime in self._saved:
             if len(self.ends) == 1 or lifetime.born <= end and (lifetime.died is None or lifetime.died > end):
                 yield lifetime.module, lifetime.nbytes
-
-    def list_kept(self) -> list[int]:
-        """For each pass, the bytes of what passes before it saved and it does not use."""
-        return list(accumulate(self._kept[:-1]))
 
 
 def _charge_held(log: Log, last: int, out: Annotation) -> set[int]:
@@ -230,7 +223,7 @@ def _charge_held(log: Log, last: int, out: Annotation) -> set[int]:
 def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, int], trains: bool,
                     passes: _SavedByPass) -> None:
     """Fill the columns of the node table that depend on the order of nodes."""
-    accumulated, place, kept = 0, 0, passes.list_kept()
+    accumulated, place, kept = 0, 0, list(accumulate(passes.kept[:-1]))
     seen = _charge_held(log, last, out)
     for i, node in enumerate(log.nodes):
         if node.step != last:
@@ -280,10 +273,8 @@ def alive_at(log: Log, event: int) -> list[StorageLifetime]:
 def peak_by_category(log: Log) -> dict[str, int]:
     """What memory is held for at the peak; adds up to the peak (in allocator blocks, rounded as the allocator does)."""
     ends = forward_ends(log)
-    out: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for lifetime in alive_at(log, log.peak_event):
-        category = category_of(lifetime, log, ends)
-        out[category] = out.get(category, 0) + lifetime.block_bytes
-    if log.peak_workspace_bytes:
-        out["workspace"] = out.get("workspace", 0) + log.peak_workspace_bytes
-    return dict(sorted([kv for kv in out.items() if kv[1]], key=lambda kv: -kv[1]))
+        found[category_of(lifetime, log, ends)] += lifetime.block_bytes
+    found["workspace"] += log.peak_workspace_bytes
+    return {category: nbytes for category, nbytes in found.most_common() if nbytes}

@@ -5,8 +5,6 @@ from collections import defaultdict, deque
 from collections.abc import Hashable
 from typing import NamedTuple
 
-# The last step of a log as lanes, one of the host and one of each stream that runs kernels.
-
 PICOSECONDS = 10**12  #: in a second; whole ones, so that sums do not depend on how parts of a step are put together
 #: The lane of the host; that of a stream is its number, 0 that of the default one, or the name of a process group.
 HOST = "host"
@@ -115,9 +113,8 @@ class StreamClock:
         self._streams[stream].waiting.append((True, moment))
 
     def synchronize(self, moment: Moment | None, notice: int) -> None:
-        """The host waits for a moment, or for all that was launched, and takes ``notice`` to see it.
-
-        What is not launched yet cannot begin before the host goes on, so what comes before that is settled.
+        """The host waits for a moment, or for all that was launched, and takes ``notice`` to see it. What is launched
+        later cannot begin before, so all until then is settled.
         """
         self.settle(moment)
         done = self.latest if moment is None else moment.time
@@ -153,8 +150,6 @@ class StreamClock:
         while any([stream.pass_moments() for stream in self._streams.values()]):
             pass
 
-
-# A step whose kernels run one after the other: they wait for their launch, which the host makes at its own pace.
 
 class Work(NamedTuple):
     """Picoseconds of the host and the kernels (with gaps) of a call; whether the host waits then, and notices."""

@@ -29,8 +29,6 @@ from .schedule import (
     StreamClock,
 )
 
-# What of one set of intervals lies beside another: communication that is exposed, time in which nothing runs.
-
 Interval = tuple[int, int]  # start, end
 
 
@@ -54,16 +52,12 @@ class Cover:
         self._sums = [0, *accumulate(self._lengths)]
 
     def before(self, time: int) -> int:
-        """How much is covered before a time."""
         last = bisect_right(self._starts, time) - 1
         return 0 if last < 0 else self._sums[last] + min(self._lengths[last], time - self._starts[last])
 
     def within(self, start: int, end: int) -> int:
-        """How much is covered from ``start`` to ``end``."""
         return self.before(end) - self.before(start)
 
-
-# The steps of a log on the streams that the program uses.
 
 class KernelRun(NamedTuple):
     """The kernels of one call; picoseconds from the beginning of the step."""
@@ -78,9 +72,7 @@ class KernelRun(NamedTuple):
 
 
 class HostRun(NamedTuple):
-    """What the host does for one call, or ``is_asked``: a wait that the program asks for before it; picoseconds from
-    the beginning of the step. From ``launched`` to ``end`` the host waits for the device.
-    """
+    """What the host does for a call, or for a wait before it (``is_asked``): from ``launched`` to ``end`` it waits."""
 
     call: int             #: index in `Log.calls`
     start: int
@@ -205,7 +197,6 @@ class StepSchedule:
         self._results.update(dict.fromkeys(call.outputs, clock.record(stream)))
 
     def end(self) -> int:
-        """When all is done."""
         self.clock.settle()
         return max(self.clock.host, self.clock.latest)
 
@@ -237,8 +228,6 @@ class StepSchedule:
             begin, first = end, last
         return ScheduledStep(self.step, runs, self._hosts, phases)
 
-
-# When the host makes each call of the last step, and when the kernels of each stream run.
 
 def find_lanes(log: Log, timer: CallTimer) -> Lanes:
     """The lanes of a log on the timer's device. Raises UnknownTimeError where the time of a call is not known."""
@@ -283,13 +272,9 @@ def _find_inline(host: HostRun, timer: CallTimer) -> KernelRun | None:
     return KernelRun(host.call, 0, host.end - length, host.end, COMPUTE) if length else None
 
 
-# The steps of a log whose kernels run one after the other.
-
 def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
                 first: int = NO_STEP) -> dict[tuple[int, str], PhaseTime]:
-    """The time of each phase of each step from the ``first`` on, of calls that take what ``timed`` says. A step begins
-    on an idle device; a phase ends when the device has done what came before its end.
-    """
+    """Phases of steps from the ``first`` on: a step begins on an idle device, a phase ends when all of it is done."""
     works = [call.work for call in timed]
     times: defaultdict[tuple[int, str], PhaseTime] = defaultdict(PhaseTime)
     for step, parts in groupby(sequence.phases, key=lambda phase: phase[0].step):

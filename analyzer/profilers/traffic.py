@@ -19,9 +19,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import WAYS, Annotation, operator_key
-from .operator.registration import bind, indexed_elements, tensors
-
-MEMO_KEY = "traffic"
+from .operator.registration import bind, indexed_elements, kept_with_signature, tensors
 
 
 class Traffic(NamedTuple):
@@ -96,15 +94,8 @@ class Call(NamedTuple):
     signature: Signature
 
 
+@kept_with_signature
 def plan_of(signature: Signature) -> Plan:
-    """The plan of a signature, made once."""
-    plan: Plan | None = signature.memo.get(MEMO_KEY)
-    if plan is None:
-        plan = signature.memo[MEMO_KEY] = make_plan(signature)
-    return plan
-
-
-def make_plan(signature: Signature) -> Plan:
     """Bytes of each tensor by what the operator's schema says of it, and by the rules for its name."""
     op = signature.op
     schema = op._schema if isinstance(op, torch._ops.OpOverload) else None
@@ -179,7 +170,6 @@ GROUPED = {"_grouped_mm", "_scaled_grouped_mm"}
 
 
 def read_bytes(call: Call, argument: Argument) -> int:
-    """Bytes that a call reads of one of its tensors."""
     name, spec = call.name, argument.spec
     touched = touched_bytes(spec)
     if argument.is_out or name in SHAPE_ONLY and argument.name in ("self", "input"):
@@ -217,7 +207,6 @@ UPDATES, READ_BY_UPDATES = {"optimizer_update_8bit_blockwise", "optimizer_update
 
 
 def written_bytes(call: Call, argument: Argument) -> int:
-    """Bytes that a call writes into an argument."""
     touched = touched_bytes(argument.spec)
     if call.name in UPDATES and argument.name in READ_BY_UPDATES:
         return 0
@@ -262,14 +251,12 @@ ROWS: dict[str, str | Callable[[Call, TensorSpec], int]] = {
 
 
 def rows_bytes(call: Call, target: TensorSpec) -> int:
-    """Bytes of the rows that a call picks of ``target``."""
     rule = ROWS[call.name]
     elements: int = call.given[rule].numel if isinstance(rule, str) else rule(call, target)
     return elements * target.dtype.itemsize
 
 
 def accumulates(call: Call) -> bool:
-    """Whether what was there is added to."""
     if call.name in ("scatter_add", "scatter_reduce", "index_add", "index_reduce"):
         return True
     return bool(call.given.get("accumulate")) or call.given.get("reduce") is not None

@@ -23,16 +23,14 @@ from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 
-from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, PhaseInfo, TimelinePoint, UncountedInfo
+from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, OutOfMemoryInfo, PhaseInfo, TimelinePoint, UncountedInfo
 from .lane import describe_spans
 from .node_info import NodeInfo, TensorInfo, describe_saved, describe_spec
 from .profile import Profile
 from .run_cost import CommInfo, FusedInfo
-from .timeline import describe_placement, describe_shortage, find_unfinished, list_finished_phases, read_memory
+from .timeline import describe_shortage, find_unfinished, list_finished_phases, read_memory
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
 from .view import Groups
-
-# How many samples and tokens a step takes: those of all its micro-batches, where it accumulates gradients.
 
 _LOOKUPS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 
@@ -85,8 +83,6 @@ def list_features(log: Log) -> set[tuple[int, ...]]:
     return {shape for shape, has_tokens in found.items() if not has_tokens}
 
 
-# Builds a `Profile` of a log, of what the profilers said of it, and of the shapes of the modules that ran.
-
 _NODE_FIELDS, _PHASE_FIELDS, _COMM_FIELDS, _PROFILE_FIELDS = (
     {f.name for f in fields(record)} for record in (NodeInfo, PhaseInfo, CommInfo, Profile))
 _BOUNDS = ("peak_allocated_bytes_range", "peak_reserved_bytes_range")
@@ -110,10 +106,7 @@ class ProfileBuilder:
         self._lanes: tuple[Lanes | None] | None = None
 
     def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
-        """The profile, with ``facts`` in place of what the log says. Sums are made at once. Where the log is final, so
-        that nothing will change it, rows (nodes, modules, operators, the timeline) are worked out when they are read
-        first.
-        """
+        """The profile, with ``facts`` in place of what the log says; rows of a final log are made when first read."""
         sums = {**self._find_sums(), **facts}
         assumptions = [*self.log.assumptions, *(text for a in self.annotations for text in a.assumptions)]
         if len(self.log.listed_samples) > 1:
@@ -325,8 +318,13 @@ def _list_aliases(log: Log, index: int, node: LogNode, held: Mapping[tuple[int, 
 
 def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:
     """The profile of a model that does not fit before its first step: nothing ran, so little is known."""
-    return Profile(**facts, **describe_placement(root, error), torch_version=str(torch.__version__),
-                   analyzer_version=package_version())
+    tensors = list(root.parameters())
+    short = OutOfMemoryInfo("placing the model and its inputs", "setup", error.requested_bytes, error.short_bytes,
+                            allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes,
+                            capacity_bytes=error.capacity_bytes)
+    return Profile(**facts, params=sum(p.numel() for p in tensors), out_of_memory=short,
+                   param_bytes=sum(p.numel() * p.element_size() for p in tensors),
+                   torch_version=str(torch.__version__), analyzer_version=package_version())
 
 
 @functools.cache  # it reads the metadata of installed packages

@@ -119,7 +119,6 @@ class ProfileChange:
         return str(register_view.look_up("comparison_html", "to_html")(self, path))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return str(register_view.look_up("comparison_notebook", "_repr_html_")(self))
 
     def __repr__(self) -> str:

@@ -39,12 +39,7 @@ class PhaseInfo:
     @property
     def bound(self) -> str | None:
         """What most of the time is spent on: ``"launch" "arithmetic" "memory" "latency" "communication"``, or None."""
-        return find_bound(self)
-
-
-def find_bound(record: object) -> str | None:
-    """The part of a record's seconds that is longest; None where it is not known, or there is none."""
-    return longest_bound(bound_seconds(record))
+        return longest_bound(bound_seconds(self))
 
 
 def bound_seconds(record: object) -> dict[str, float]:
@@ -122,7 +117,7 @@ class CostInfo:
     @property
     def bound(self) -> str | None:
         """What most of the time is spent on, as `PhaseInfo.bound`."""
-        return find_bound(self)
+        return longest_bound(bound_seconds(self))
 
     def __add__(self, other: CostInfo) -> CostInfo:
         """The sum, quantity by quantity; unknown plus anything is unknown."""

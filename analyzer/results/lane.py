@@ -11,14 +11,10 @@ from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNCHRONIZE, 
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
 
-# A number of seconds that may be negative, unlike the quantities of all other fields.
-
 SIGNED = "may be negative"  #: in a field's annotation; who reads saved records looks for it
 Moment = Annotated[float, SIGNED]
 """Seconds from the beginning of the step; negative for what an earlier step did."""
 
-
-# The steady step in time: a record for what the host or a stream does for one call.
 
 class SpanInfo(NamedTuple):
     """What one lane does for one operator call of the steady step, as `Profile.spans` lists them.
@@ -45,8 +41,6 @@ class SpanInfo(NamedTuple):
         """When it ends, in seconds from the beginning of the step."""
         return self.start_seconds + self.seconds
 
-
-# The spans of a step, named: which lane, node, operator and module each is of.
 
 COMPUTE_LANE = "compute"
 _KINDS = {LAUNCH: "launch", WAIT: "wait", SYNCHRONIZE: "wait", COMPUTE: "kernel", COMMUNICATION: "collective",

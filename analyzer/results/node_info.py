@@ -12,8 +12,6 @@ from analyzer.record.log import Log
 
 from .view import DeferredFields
 
-# What is known of one graph node: the record in ``node.meta["info"]`` and the row of the node table.
-
 Scalar = str | int | float | bool | None
 
 #: A fact about a region, for instance ``{"kind": "checkpoint", "id": 2}``; flat, so that it is saved as it is.

@@ -272,7 +272,6 @@ class Profile(DeviceRecord):
         return register_exporter.call("export", name, self, *args, **options)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return register_view.look_up("notebook", "_repr_html_")(self)
 
     def to_json(self, path: str | Path | None = None) -> str:

@@ -9,7 +9,6 @@ from analyzer.units import add_quantities
 from .lane import Moment
 from .view import register_view
 
-# What ranks communicate in a step: a record for each call, and sums of them.
 
 @dataclass(frozen=True, slots=True)
 class CommInfo:
@@ -60,8 +59,6 @@ def sum_communication(rows: Iterable[CommInfo], *, by_phase: bool = True) -> tup
                             add_quantities([row.exposed_seconds for row in same])) for key, same in found.items()])
 
 
-# A second estimate of a step: its kernels fused, or launched as one.
-
 @dataclass(frozen=True, slots=True)
 class FusedInfo:
     """A step as ``torch.compile`` would run it: predicted, beside the eager one of the same profile.
@@ -88,8 +85,6 @@ class FusedInfo:
     eager_moved_bytes: int
     cuda_graphs: bool
 
-
-# Where the work of a step stands under the roofline of its device, as plain data.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineRow:
@@ -140,8 +135,6 @@ class Roofline:
     def __len__(self) -> int:
         return len(self.rows)
 
-
-# What a whole run costs, as plain data.
 
 SECONDS_PER_HOUR = 3600.0
 Range = tuple[float, float]

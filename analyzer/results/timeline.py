@@ -4,11 +4,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
-import torch
-
-from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.memory import category_of, forward_ends
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.log import Log
@@ -16,8 +12,6 @@ from analyzer.record.storage_lifetime import AllocatorEvent, StorageLifetime
 
 from .info import MemoryEvent, OutOfMemoryInfo, TimelinePoint
 from .tree import ModulePaths
-
-# What can be said of a step that ended for want of memory.
 
 PHASES = ("forward", "backward", "optimizer", "zero_grad")  #: of a step, in order
 # In which phase a quantity is complete; those of the whole step never are in a step that was not finished.
@@ -61,19 +55,6 @@ def find_unfinished(log: Log) -> Callable[[str], bool] | None:
 
     return is_unfinished
 
-
-def describe_placement(module: torch.nn.Module, error: DeviceOutOfMemoryError) -> dict[str, Any]:
-    """The fields of the profile of a model that does not even fit before its first step."""
-    tensors = list(module.parameters())
-    return {"params": sum(p.numel() for p in tensors),
-            "param_bytes": sum(p.numel() * p.element_size() for p in tensors),
-            "out_of_memory": OutOfMemoryInfo(operator="placing the model and its inputs", phase="setup",
-                                             requested_bytes=error.requested_bytes, short_bytes=error.short_bytes,
-                                             allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes,
-                                             capacity_bytes=error.capacity_bytes)}
-
-
-# Memory over time, from the allocator's events in the log: points per operator call, and events with their cause.
 
 Span = tuple[int, int]
 

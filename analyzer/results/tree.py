@@ -18,7 +18,6 @@ from analyzer.record.tensor_walk import count_elements, walk_modules
 from .info import CostInfo, ModuleCall, ModuleInfo, OperatorInfo
 from .node_info import TensorInfo, describe_spec
 
-# What a profile says of a module without a run: its class, settings and parameters, kept when it has changed.
 
 class ParameterShape(NamedTuple):
     """A parameter of a module; ``key`` is the same for the same tensor."""
@@ -139,8 +138,6 @@ def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-# The tree of modules of a profile: what each module does itself, from the log, and sums upwards.
-
 _COST_FIELDS = {f.name for f in fields(CostInfo)}
 Rows = Mapping[int, Mapping[str, Any]]
 
@@ -177,12 +174,9 @@ class ModuleTree:
         index = self.index_of.get(path, -1)
         own = self._find_own(module, index)
         children = tuple([self._build(child, join_path(path, name), depth + 1) for name, child in module.children])
-        total = own
-        for child in children:
-            total = total + child
+        total = sum(children, own)
         record = self.log.modules[index] if index >= 0 else None
-        inputs = describe_all(record.inputs) if record else ()
-        outputs = describe_all(record.outputs) if record else ()
+        inputs, outputs = (describe_all(record.inputs), describe_all(record.outputs)) if record else ((), ())
         return ModuleInfo(
             path=shown, type=module.type, depth=depth, extra_repr=module.extra_repr, training=module.training,
             kernel_size=module.kernel_size, calls=record.calls if record else None,

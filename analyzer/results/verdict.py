@@ -10,7 +10,6 @@ from analyzer.hardware import find_device
 
 from .view import register_view
 
-# Whether a step fits in the memory of a device, as plain data.
 
 @dataclass(frozen=True, slots=True)
 class FitLine:
@@ -52,8 +51,6 @@ class FitInfo:
     def __str__(self) -> str:
         return str(register_view.look_up("fit", "FitInfo")(self))
 
-
-# Whether a step fits on its device, in one record.
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verdict:
@@ -98,11 +95,8 @@ class Verdict:
         return f"Verdict({str(self).partition(chr(10))[0]})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
-
-# A step on several devices: how much memory it needs there, and whether it fits.
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FitTable:
@@ -140,7 +134,6 @@ class FitTable:
         return str(register_view.look_up("fit_rows", "table")(self, fmt))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return f"<div><b>{html.escape(self.title)}</b>{self.table('html')}{html.escape(self.said)}</div>"
 
     def __repr__(self) -> str:
@@ -149,8 +142,6 @@ class FitTable:
     def __str__(self) -> str:
         return str(register_view.look_up("fit_table", "FitTable")(self))
 
-
-# `Advice`: changes to a model or its step, with what a step takes with each of them.
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -199,7 +190,6 @@ class Advice:
         return str(register_view.look_up("advice_summary", "summary")(self))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return str(register_view.look_up("advice_fragment", "_repr_html_")(self))
 
     def __str__(self) -> str:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from analyzer.errors import InputError
 from analyzer.registry import ANY_CALL, Call, Registry, check_name, signature_of
 
-# Records some of whose fields are worked out when they are read first.
-
 Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
 """Functions that work out fields of a record, with the names of these."""
 _Record = TypeVar("_Record", bound="DeferredFields")
@@ -33,7 +31,6 @@ class DeferredFields:
         return record
 
     def _defer(self, groups: Groups) -> None:
-        """Work fields that are not set out by ``groups`` when one of them is read."""
         self.complete(_groups=dict(groups), _lock=threading.RLock())
 
     if not TYPE_CHECKING:
@@ -41,17 +38,11 @@ class DeferredFields:
             if not any(f.name == name for f in fields(self)):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             if hasattr(self, "_lock"):
-                with self._lock:
-                    self._work_out(name)
+                with self._lock:  # another thread may have worked it out meanwhile
+                    for make in [make for make, names in self._groups.items() if name in names]:
+                        self.complete(**make())
+                        self.complete(_groups={m: n for m, n in self._groups.items() if m is not make})
             return object.__getattribute__(self, name)
-
-    def _work_out(self, name: str) -> None:
-        """Set the field and those that are worked out with it, unless another thread has done so meanwhile."""
-        for make, names in self._groups.items():
-            if name in names:
-                self.complete(**make())
-                self.complete(_groups={m: n for m, n in self._groups.items() if m is not make})
-                return
 
     @property
     def request(self) -> dict[str, Any] | None:
@@ -74,8 +65,6 @@ class DeferredFields:
     def __setstate__(self, state: list[Any]) -> None:
         self.complete(**{f.name: value for f, value in zip(fields(self), state)})  # type: ignore[arg-type]
 
-
-# Where exporters, reports and other views of a profile are registered: `results` finds them without knowing them.
 
 View = Callable[..., Any]
 F = TypeVar("F", bound=View)

@@ -21,8 +21,6 @@ from analyzer.record.process_group import (
 
 from .view import DeferredFields
 
-# The command that made a profile, as plain data.
-
 Option = str | int | bool | tuple[str, ...]
 """The value of an option: True for one that takes none, a tuple for one that may be repeated."""
 
@@ -46,8 +44,6 @@ class CommandInfo:
                 words += [f"--{name.replace('_', '-')}", *([] if text is True else [str(text)])]
         return shlex.join(words)
 
-
-# The device that a profile was made for, also where no catalogue has it.
 
 class DeviceRecord(DeferredFields):
     """A record with the name of a device, which keeps the spec of one that does not come with the package. Copies and
@@ -82,8 +78,6 @@ def _restore(cls: type[DeviceRecord], state: list[Any], own: DeviceSpec | None) 
     return record
 
 
-# How many processes run a model together, and how they share it.
-
 def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     """``world_size``, ``data_parallel_size`` and ``model_parallel_size``, as fields of a profile.
 
@@ -102,8 +96,6 @@ def find_parallel_sizes(root: nn.Module) -> dict[str, int | None]:
     return {"world_size": world, "data_parallel_size": copies,
             "model_parallel_size": None if copies is None else world // copies}
 
-
-# The job that a profiled process is one rank of, and its process groups, as plain data.
 
 class RankRun(NamedTuple):
     """Ranks at equal distances: the first, the last, and the step from one to the next."""

@@ -90,11 +90,9 @@ class Attention:
         return cls(prod(query[:-2]), query[-2], key[-2], query[-1], value[-1])
 
     def forward(self, like: Spec, window: Window = DENSE) -> FlopCount:
-        """Run the kernel and keep what its backward pass needs."""
         return self._products(self.qk_dim + self.v_dim, like, window)
 
     def backward(self, like: Spec, window: Window = DENSE) -> FlopCount:
-        """The gradients of the inputs."""
         return self._products(3 * self.qk_dim + 2 * self.v_dim, like, window)
 
     def _products(self, macs_per_pair: int, like: Spec, window: Window) -> FlopCount:
@@ -149,7 +147,6 @@ def _count_method(signature: Signature) -> Callable[[Attention, Spec, Window], F
 
 
 def heads_first_flops(signature: Signature) -> FlopCount | None:
-    """FLOPs of an operator whose tensors have their heads before their sequence."""
     named = signature.named_arguments()
     query, window = named["query"], CAUSAL if named.get("is_causal") else DENSE
     if len(query) == 3:  # cuDNN's packed sequences
@@ -188,7 +185,6 @@ def _heads_inside_flops(signature: Signature, named: Mapping[str, Any], query: S
 
 
 def heads_first_time(kernel: str, signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """The time of an operator whose tensors have their heads before their sequence."""
     named = signature.named_arguments()
     query, key, value = named["query"], named["key"], named["value"]
     if len(query) == 3:  # cuDNN's packed sequences
@@ -269,10 +265,7 @@ register_time_impl.add("analyzer::latent_attention", latent_attention_time)
 
 def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: int, num_head: int, *_: Any,
                                out: Any = None, **__: Any) -> FlopCount:
-    """Projections of q, k, v and of the output ([.., embed] by [embed, embed]) and the attention between them.
-
-    As everywhere for fused attention: matrix products only, biases and softmax add nothing.
-    """
+    """Projections of q, k, v and of the output ([.., embed] by [embed, embed]) and the attention between them."""
     projections = 2 * query.numel + key.numel + value.numel  # rows times embed_dim, each met by embed_dim columns
     attention = Attention(prod(query[:-2]) * num_head, query[-2], key[-2], embed_dim // num_head, embed_dim // num_head)
     return multiply_adds(projections * embed_dim, query) + attention.forward(query)

@@ -55,7 +55,6 @@ def convolution_backward_flops(signature: Signature) -> FlopCount:
 
 
 def images(arguments: Mapping[str, Any]) -> Spec:
-    """The input of a convolution."""
     spec: Spec = arguments["input"] if "input" in arguments else arguments["self"]
     return spec
 
@@ -95,7 +94,6 @@ def window_elements(sizes: Sequence[int], outputs: Sequence[int]) -> int:
 
 
 def adaptive_elements(x: Spec, pooled: Spec, dims: int) -> int:
-    """The same of a whole batch."""
     return prod(x[:-dims]) * window_elements(x[-dims:], pooled[-dims:])
 
 

@@ -158,7 +158,6 @@ _REAL = {"complex64": "float32", "complex128": "float64", "complex32": "float16"
 
 
 def name_of_dtype(spec: Spec) -> str:
-    """A dtype's name in torch, without the module."""
     return str(spec.dtype).removeprefix("torch.")
 
 

@@ -38,7 +38,6 @@ LAYER_NORM_FLOPS = 7  # moments, × 1/σ (x - mean is at hand), × weight, + bia
 
 
 def affine(weight: Any, bias: Any) -> int:
-    """× weight and + bias, where given."""
     return (weight is not None) + (bias is not None)
 
 

@@ -20,12 +20,10 @@ from .registration import Formula, is_list, register_each, register_flop_impl, r
 # (negation).
 
 def elements(parameters: list[Spec]) -> int:
-    """Elements of all parameters."""
     return sum(p.numel for p in parameters)
 
 
 def gradient_flops(maximize: bool, grad_scale: Any) -> int:
-    """FLOPs of gradient."""
     return bool(maximize) + (grad_scale is not None)
 
 

@@ -234,7 +234,6 @@ def is_channels_last(source: Spec) -> bool:
 
 
 def moved_bytes(signature: Signature) -> int:
-    """Bytes read and written."""
     return sum(plan_of(signature).total)
 
 
@@ -269,7 +268,6 @@ def pointwise_rule(signature: Signature, device: DeviceSpec, instructions: str |
 
 
 def constant(name: str, device: DeviceSpec) -> float:
-    """A constant of the family."""
     return find_constants(FAMILY, device)[name]
 
 

@@ -65,7 +65,6 @@ def sorted_flops(x: Spec, *args: Any, out: Any = None, **kwargs: Any) -> int:
 
 
 def whole_rows_flops(x: Spec, row: int) -> int:
-    """FLOPs of sorting so long rows."""
     return x.numel * ceil(log2(row)) if row > 1 else 0
 
 
@@ -187,7 +186,6 @@ def embedding_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
 
 
 def embedding_backward_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """The table's gradient."""
     gradient, indices = signature.inputs[:2]
     table = signature.outputs[0]
     return embedding_backward_time(indices.numel, gradient[-1], table[0], gradient.dtype.itemsize, device,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from itertools import zip_longest
 from math import prod
@@ -17,7 +17,6 @@ from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.spec import Signature, TensorSpec, as_operator, check_operator
 from analyzer.registry import Call, Registry
 
-# What a formula returns.
 
 @dataclass(frozen=True)
 class FlopCount:
@@ -40,7 +39,6 @@ class FlopCount:
                          None if is_same else self.executed + other.executed)
 
     def times(self, number: int) -> FlopCount:
-        """That of so many calls."""
         return FlopCount(number * self.flops, number * self.macs,
                          None if self.executed_flops is None else number * self.executed_flops)
 
@@ -57,7 +55,6 @@ class OfSignature:
     formula: Callable[[Signature], int | FlopCount | None]
 
     def __call__(self, signature: Signature) -> int | FlopCount | None:
-        """What the call counts."""
         return self.formula(signature)
 
 
@@ -65,7 +62,6 @@ Formula: TypeAlias = Callable[..., int | FlopCount | None]  # None: this call's 
 TimeRule = Callable[[Signature, DeviceSpec], KernelTime | None]
 """The kernels' time of a call of that signature on a device, None where it is not known."""
 
-# Registries whose keys are operators, filled by the files beside this one at their first use.
 
 V = TypeVar("V", bound=Callable[..., Any])
 FAMILIES = ("attention", "convolution", "linear_algebra", "matmul", "normalization", "optimizer", "pointwise",
@@ -138,7 +134,6 @@ class OperatorRegistry(Registry[Hashable, V]):
             OperatorRegistry._is_filled = True
 
     def find(self, key: Hashable) -> V | None:
-        """The implementation for ``key``, or None."""
         return super().find(name_key(key))
 
     def find_variant(self, op: Hashable) -> V | None:
@@ -168,18 +163,31 @@ arithmetic, nothing is known: adding up elements at one place depends on data.""
 
 
 def register_each(names: str, formula: Formula) -> None:
-    """Register ``formula`` for every ATen operator of a list separated by blanks."""
     for name in names.split():
         register_flop_impl.add(f"aten::{name}", formula)
 
 
 def register_times(names: str, rule: TimeRule) -> None:
-    """Register ``rule`` for every ATen operator of a list separated by blanks."""
     for name in names.split():
         register_time_impl.add(f"aten::{name}", rule)
 
 
-# What formulas and rules share: the arguments of a call, the elements of its tensors, and multiply-adds by dtype.
+# What formulas and rules share: results kept with a signature, its arguments, elements of tensors, multiply-adds.
+
+Made = TypeVar("Made")
+
+
+def kept_with_signature(make: Callable[[Signature], Made]) -> Callable[[Signature], Made]:
+    """A function of a signature alone, whose result is made once and kept in the signature's ``memo``."""
+    key = f"{make.__module__}.{make.__name__}"
+
+    @wraps(make)
+    def find(signature: Signature) -> Made:
+        if key not in signature.memo:
+            signature.memo[key] = make(signature)
+        return signature.memo[key]  # type: ignore[no-any-return]
+    return find
+
 
 # Of a recurrent cell, by cuDNN's mode (ATen's RNNDescriptor): 0 ReLU, 1 tanh, 2 LSTM, 3 GRU.
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
@@ -199,7 +207,6 @@ def multiply_adds(count: int, dtype_of: TensorSpec | None = None) -> FlopCount:
 
 
 def is_inexact(spec: TensorSpec) -> bool:
-    """Whether arithmetic on the tensor is floating point."""
     return spec.dtype.is_floating_point or spec.dtype.is_complex
 
 
@@ -213,12 +220,10 @@ def tensors(value: Any) -> Iterator[TensorSpec]:
 
 
 def is_list(value: Any) -> bool:
-    """Whether ``value`` is a list of tensors or numbers."""
     return isinstance(value, (list, tuple)) and not isinstance(value, TensorSpec)
 
 
 def first(value: Any) -> TensorSpec:
-    """The first tensor of a result."""
     return next(tensors(value))
 
 
@@ -233,7 +238,6 @@ def per_input(flops: int, position: int = 0) -> Formula:
 
 
 def per_output(flops: int) -> Formula:
-    """The formula of ``flops`` operations for each output element."""
     return lambda *_, out, **__: flops * first(out).numel
 
 

@@ -6,7 +6,7 @@ tensors needs no place here: a call in which every tensor is integer or boolean 
 from __future__ import annotations
 
 #: Reason → names of operators in the ``aten`` namespace (and, by the same name, ``prims``).
-ZERO_FLOP_OPS: dict[str, frozenset[str]] = {reason: frozenset(names.split()) for reason, names in {
+ZERO_FLOP_OPS = {
     "a view, or a change of a tensor's metadata": """
         alias as_strided _conj _neg_view detach diagonal expand expand_as lift narrow permute _reshape_alias select
         slice split split_with_sizes squeeze t transpose unbind unfold unsqueeze unsafe_split
@@ -73,11 +73,11 @@ ZERO_FLOP_OPS: dict[str, frozenset[str]] = {reason: frozenset(names.split()) for
         sparse_coo_tensor sparse_compressed_tensor _sparse_coo_tensor_with_dims
         _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_with_dims _to_sparse _to_sparse_csr
         _to_sparse_csc _to_sparse_bsr _to_sparse_bsc sparse_mask _sparse_mask_projection sparse_resize
-        sparse_resize_and_clear resize_as_sparse _coalesced"""}.items()}
+        sparse_resize_and_clear resize_as_sparse _coalesced"""}
 
 #: Namespaces none of whose operators is counted here. Collectives move data between devices: the communication profiler
 #: counts their bytes, and the sums of a reducing one belong to it. `profiler` marks the regions of torch.profiler.
 ZERO_FLOP_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "profiler",
                                   "fsdp"})
 
-ZERO_FLOP_NAMES = frozenset().union(*ZERO_FLOP_OPS.values())
+ZERO_FLOP_NAMES = frozenset(" ".join(ZERO_FLOP_OPS.values()).split())
