@@ -125,9 +125,7 @@ class CallRun(NamedTuple):
 
 
 class CallSequence:
-    """The calls of a log, by part of a phase, listed once to be run at several paces. The log is written out where it
-    matters which storages the calls of a replay have, and that is not known before. Raises UnknownTimeError.
-    """
+    """The calls of a log by part of a phase, written out where their storages matter. Raises UnknownTimeError."""
 
     def __init__(self, log: Log, timer: CallTimer) -> None:
         self.log, self.timer = log, timer

@@ -128,9 +128,7 @@ def is_message(signature: Signature) -> bool:
 
 
 def profile_communication(log: Log) -> Annotation:
-    """Whole bytes of every call that communicates, at the node and module that ran it, and what it sends in rows of
-    its own, both of the last step; totals by phase of every step. What is not known is None, and said.
-    """
+    """Bytes that calls communicate, by node, module and phase, and what each sends; the unknown is None, and said."""
     out = Annotation(functools.partial(_fill_rows, log))
     for record in log.phases:
         out.phases[record.step, record.phase].setdefault("comm_bytes", 0)

@@ -150,10 +150,8 @@ ROW_THREADS = 256
 
 
 def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annotation]:
-    """A profiler that gives the total ``fused``, the fields of `FusedInfo`, for a mode of `ProfileOptions.fused`.
-
-    The model and its loss are taken as compiled, the optimizer as it is. Nothing is said where the time of a kernel is
-    not known, and of one of several ranks: collectives would take no time.
+    """A profiler that gives the total ``fused``, the fields of `FusedInfo`, for a mode of `ProfileOptions.fused`: the
+    model and its loss compiled, the optimizer as it is. None of several ranks: collectives would take no time.
     """
     def profile_fused(log: Log) -> Annotation:
         out = Annotation()

@@ -17,9 +17,7 @@ _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzer
 
 
 class HostTime:
-    """The host's share of each call: its dispatch by phase, its kernels' launches, and the part of the modules' Python
-    and of checkpointing's hooks that comes before it, which is shared out evenly among the calls of the model's code.
-    """
+    """The host's share of each call: dispatch, launches, and an even part of the Python of modules and hooks."""
 
     def __init__(self, host: HostSpec, log: Log) -> None:
         self.host = host

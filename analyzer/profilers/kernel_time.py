@@ -34,10 +34,7 @@ PRODUCT_FRACTION = 0.6
 
 
 def default_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """One kernel that moves what the operator reads and writes; none for a view. None where a figure is unknown.
-
-    Arithmetic counts where it takes longer: on the tensor cores for products, else in instructions of the CUDA cores.
-    """
+    """One kernel that moves what the operator reads and writes, or does its arithmetic where that takes longer."""
     total = plan_of(signature).total
     count = count_call(signature)
     flops = 0 if count is None else count.flops

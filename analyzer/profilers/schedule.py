@@ -8,7 +8,7 @@ from typing import NamedTuple
 PICOSECONDS = 10**12  #: in a second; whole ones, so that sums do not depend on how parts of a step are put together
 #: The lane of the host; that of a stream is its number, 0 that of the default one, or the name of a process group.
 HOST = "host"
-LAUNCH, WAIT, SYNCHRONIZE = "launch", "wait", "synchronize"
+LAUNCH, WAIT, SYNC = "launch", "wait", "synchronize"
 
 
 class LaneSpan(NamedTuple):
@@ -27,9 +27,7 @@ class LaneSpan(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """The spans of the last step, by their beginnings, and when the host begins with each call, in picoseconds from the
-    beginning of that step: of earlier steps it is negative. The last entry is when the host is through with all.
-    """
+    """The spans of the last step in order, and when the host begins each call (negative in earlier steps) and ends."""
 
     spans: list[LaneSpan]
     host_starts: dict[int, int]
@@ -113,18 +111,14 @@ class StreamClock:
         self._streams[stream].waiting.append((True, moment))
 
     def synchronize(self, moment: Moment | None, notice: int) -> None:
-        """The host waits for a moment, or for all that was launched, and takes ``notice`` to see it. What is launched
-        later cannot begin before, so all until then is settled.
-        """
+        """The host waits for a moment, or for all that was launched, and takes ``notice`` to see it."""
         self.settle(moment)
         done = self.latest if moment is None else moment.time
         assert done is not None  # what it waits for was launched
         self.host = max(self.host, done) + notice
 
     def settle(self, moment: Moment | None = None) -> None:
-        """Find out when launched kernels run: all of them, or those before a moment. The one that can begin first does,
-        of several the one that was ready first, then the one launched first.
-        """
+        """Run launched kernels, all or those before a moment: what can begin first, of these what was ready first."""
         turns, streams = self._turns, self._streams.values()
         self._pass_moments()
         while moment is None or moment.time is None:
@@ -161,9 +155,7 @@ class Work(NamedTuple):
 
 
 class PhaseTime(NamedTuple):
-    """Picoseconds of a phase: until all that it launched is done; of these, those in which nothing runs (None: what its
-    kernels leave), and those of what it communicates in which nothing is computed.
-    """
+    """Picoseconds of a phase; ``idle``: nothing runs (None: what kernels leave); ``exposed``: it communicates alone."""
 
     total: int = 0
     idle: int | None = None

@@ -15,19 +15,7 @@ from analyzer.record.process_group import communicates
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional
 from .kernel_time import COMMUNICATION, COMPUTE
-from .schedule import (
-    HOST,
-    LAUNCH,
-    PICOSECONDS,
-    SYNCHRONIZE,
-    WAIT,
-    Clock,
-    Lanes,
-    LaneSpan,
-    Moment,
-    PhaseTime,
-    StreamClock,
-)
+from .schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, Clock, Lanes, LaneSpan, Moment, PhaseTime, StreamClock
 
 Interval = tuple[int, int]  # start, end
 
@@ -97,9 +85,7 @@ def runs_in_turn(log: Log) -> bool:
 
 def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = None, first: int = NO_STEP, *,
                    notes_host: bool = False) -> Iterator[StepSchedule]:
-    """Steps from the ``first`` on, each of which begins on an idle device, when all of it is launched. Calls take what
-    ``timed`` says, by default as predicted; what the host did is left out unless it ``notes_host``.
-    """
+    """Steps from the ``first`` on, each on an idle device; calls take what ``timed`` says, by default as predicted."""
     timed = sequence.timer.timed if timed is None else timed
     phases = [phase for phase in sequence.phases if phase[0].step >= first]
     if not phases:  # a script that computes nothing
@@ -254,7 +240,7 @@ def _list_spans(step: ScheduledStep, timer: CallTimer) -> Iterator[LaneSpan]:
     for host in step.hosts:
         run = None if host.is_asked else _find_inline(host, timer) if timer.is_host else runs.get(host.call)
         launched = run.start if run is not None and timer.is_host else host.launched
-        waiting = SYNCHRONIZE if host.is_asked else WAIT
+        waiting = SYNC if host.is_asked else WAIT
         launch = None
         for kind, start, end in ((LAUNCH, host.start, launched), (waiting, host.launched, host.end)):
             if end > start:

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from analyzer.profilers.communication import find_message
 from analyzer.profilers.kernel_time import COMMUNICATION, COMPUTE, FROM_HOST, TO_HOST
-from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNCHRONIZE, WAIT, LaneSpan
+from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, LaneSpan
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
 
@@ -43,7 +43,7 @@ class SpanInfo(NamedTuple):
 
 
 COMPUTE_LANE = "compute"
-_KINDS = {LAUNCH: "launch", WAIT: "wait", SYNCHRONIZE: "wait", COMPUTE: "kernel", COMMUNICATION: "collective",
+_KINDS = {LAUNCH: "launch", WAIT: "wait", SYNC: "wait", COMPUTE: "kernel", COMMUNICATION: "collective",
           TO_HOST: "copy", FROM_HOST: "copy"}
 
 
@@ -58,8 +58,8 @@ def describe_spans(log: Log, spans: Sequence[LaneSpan], groups: Mapping[ProcessG
         for span in spans:
             call = log.calls[span.call]
             times = span.start / PICOSECONDS, (span.end - span.start) / PICOSECONDS
-            if span.kind == SYNCHRONIZE:
-                yield SpanInfo(HOST, "wait", SYNCHRONIZE, None, None, "", call.phase, *times)
+            if span.kind == SYNC:
+                yield SpanInfo(HOST, "wait", SYNC, None, None, "", call.phase, *times)
                 continue
             op = call.signature.op
             operator = operators.get(op) or operators.setdefault(op, str(op))

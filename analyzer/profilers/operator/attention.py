@@ -198,9 +198,7 @@ def heads_first_time(kernel: str, signature: Signature, device: DeviceSpec) -> K
 
 
 def heads_inside_time(kernel: str, signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """The time of an operator whose tensors have their heads after their sequence, or of packed sequences. Of those
-    whose lengths are not known each is taken to be as long as the longest, and as many as their tokens fill.
-    """
+    """Where the lengths of packed sequences are unknown, each is as long as the longest, and as many as tokens fill."""
     named = signature.named_arguments()
     query, key, value = named["query"], named["key"], named["value"]
     batch, q_len, kv_len = query[0], query[-3], key[-3]

@@ -174,10 +174,7 @@ def row_elements(spec: Spec) -> int:
 
 def product_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceSpec, rows: int | None = None,
                  use_tf32: bool | None = None, has_weights: bool = True) -> KernelTime | None:
-    """The time of products, also of complex numbers, which are multiplied as real ones of twice the n and k.
-
-    ``rows``: elements that the operands' rows are whole numbers of, 0 for any.
-    """
+    """Complex products are real ones of twice the n and k. Operands' rows are whole numbers of ``rows``, 0: of any."""
     if dtype in _REAL:
         dtype, n, k = _REAL[dtype], 2 * n, 2 * k
     tf32 = dtype == "float32" and (uses_tf32("matmul") if use_tf32 is None else use_tf32)
