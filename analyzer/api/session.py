@@ -235,11 +235,11 @@ class Run:
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
             shape = shape or ModuleShape.of(self.root)
-            world = describe_world(self.recorder.log, self.root.parameters())
-        builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, world.names)
+            world, groups = describe_world(self.recorder.log, self.root.parameters())
+        builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, groups)
         with torch._C.DisableTorchFunction():
             found = builder.build(is_final=is_final, **{
-                "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world.info,
+                "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world,
                 **self.session.facts, **facts})
         found.keep_device(self.session.own_spec)
         return found

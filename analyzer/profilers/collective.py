@@ -70,12 +70,20 @@ NOT_UNDERSTOOD = {f"symm_mem::{name}": reason for reason, names in {
 WireRule = Callable[[CollectiveCall, int, ProcessGroupSpec], "int | None"]
 
 
-def around(times: int) -> WireRule:
-    """A ring in which each rank passes on every block but one, so many times: twice for an all-reduce. Rounded up."""
-    return lambda call, whole, group: -(-whole * times * (group.size - 1) // group.size)
+def by_size(sent: Callable[[int, int], int]) -> WireRule:
+    """A rule of the whole bytes and the number of ranks alone."""
+    return lambda call, whole, group: sent(whole, group.size)
 
 
-once_around, twice_around = around(1), around(2)
+# a ring in which each rank passes on every block but one, once or, for an all-reduce, twice; rounded up
+once_around = by_size(lambda whole, ranks: -(-whole * (ranks - 1) // ranks))
+twice_around = by_size(lambda whole, ranks: -(-whole * 2 * (ranks - 1) // ranks))
+# a chain from the root, in an order of NCCL's: each rank sends the message on; this one is not the last
+passed_on = by_size(lambda whole, ranks: whole if ranks > 1 else 0)
+own_part = by_size(lambda whole, ranks: whole // ranks)
+# every other rank reads the buffer: torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu, one_shot
+read_by_each = by_size(lambda whole, ranks: whole * (ranks - 1))
+everything, nothing = by_size(lambda whole, ranks: whole), by_size(lambda whole, ranks: 0)
 
 
 def all_but_block(name: str, after: int) -> WireRule:
@@ -101,11 +109,6 @@ def all_but_own(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> in
     return -(-whole * (sum(parts) - parts[group.rank]) // sum(parts)) if sum(parts) else 0
 
 
-def passed_on(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """A chain from the root, in an order of NCCL's: each rank sends the message on; this one is not the last."""
-    return whole if group.size > 1 else 0
-
-
 def by_role(of_root: WireRule, of_others: WireRule) -> WireRule:
     def sent(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int | None:
         if group.rank is None:
@@ -114,33 +117,13 @@ def by_role(of_root: WireRule, of_others: WireRule) -> WireRule:
     return sent
 
 
-def own_part(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    return whole // group.size
-
-
-def read_by_each(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    """Every other rank reads the buffer: torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu, one_shot."""
-    return whole * (group.size - 1)
-
-
-def everything(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    return whole
-
-
-def nothing(call: CollectiveCall, whole: int, group: ProcessGroupSpec) -> int:
-    return 0
-
-
 # What each operator of torch.distributed communicates: kind, whole bytes, and what this rank sends.
 #
 # The whole message is the gathered output of an all-gather or gather, the unscattered input of a reduce-scatter or
 # scatter, the whole input of an all-to-all, and what is reduced, broadcast or sent of the others. The operators'
 # schemas are those of torch/csrc/distributed/c10d/Ops.cpp and Functional.cpp.
 
-#: The kinds of communication; ``"send_recv"`` is a batch of both.
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
-         "recv", "send_recv", "barrier")
-#: Those that are messages from one rank to another.
+#: The kinds that are messages from one rank to another; ``"send_recv"`` is a batch of both.
 POINT_TO_POINT = ("send", "recv", "send_recv")
 
 
@@ -244,7 +227,7 @@ def _name_of(signature: Signature) -> str:
 
 
 def kind_of(signature: Signature) -> str | None:
-    """The kind of communication that calls of a signature are, one of `KINDS`; None of others, and where not known."""
+    """The kind of communication that calls of a signature are; None of others, and where not known."""
     rule = _RULES.get(_name_of(signature))
     if rule is None:
         return None

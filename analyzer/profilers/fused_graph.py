@@ -163,10 +163,6 @@ class Kernel:
     sources: set[Kernel] = field(default_factory=set)  #: kernels whose results it reads
     users: set[Kernel] = field(default_factory=set)
 
-    @property
-    def elements(self) -> int:
-        return self.outputs * self.reduced
-
 
 class _Value(NamedTuple):
     """The contents of a storage: what is read to compute them, by index of the buffer, and by which calls."""

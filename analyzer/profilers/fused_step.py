@@ -49,7 +49,8 @@ def runs_alike(a: Kernel, b: Kernel) -> bool:
     if a.reduced == 1 and b.reduced == 1:
         return a.outputs == b.outputs
     plain, reducing = (a, b) if a.reduced == 1 else (b, a)
-    return plain.outputs == reducing.outputs or plain.outputs == reducing.elements and reducing.is_inner
+    return plain.outputs == reducing.outputs or (
+        plain.outputs == reducing.outputs * reducing.reduced and reducing.is_inner)
 
 
 def fuse(graph: FusedGraph) -> list[Kernel]:
@@ -119,7 +120,7 @@ class _Fusion:
         del self.kernels[b]
         if (a.reduced > 1) != (b.reduced > 1):
             plain, reducing = (a, b) if a.reduced == 1 else (b, a)
-            a.has_second_pass |= plain.outputs == reducing.elements and plain in reducing.users
+            a.has_second_pass |= plain.outputs == reducing.outputs * reducing.reduced and plain in reducing.users
         a.has_second_pass |= b.has_second_pass
         if b.reduced > 1 and a.reduced == 1:
             a.outputs, a.reduced, a.is_inner = b.outputs, b.reduced, b.is_inner

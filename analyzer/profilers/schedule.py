@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 PICOSECONDS = 10**12  #: in a second; whole ones, so that sums do not depend on how parts of a step are put together
@@ -39,13 +40,11 @@ class Lanes(NamedTuple):
 # a stream that waits for an event goes on when the event's stream has done what it was given before; the host waits for
 # what it synchronizes with, and for nothing else.
 
+@dataclass(eq=False, slots=True)
 class Moment:
     """When an event happens; None until that is known."""
 
-    __slots__ = ("time",)
-
-    def __init__(self) -> None:
-        self.time: int | None = None
+    time: int | None = None
 
 
 class _Launch(NamedTuple):
@@ -55,14 +54,12 @@ class _Launch(NamedTuple):
     turn: Hashable
 
 
+@dataclass(eq=False, slots=True)
 class _Stream:
-    """What waits to run on a stream, in order, and when it is through with what ran."""
+    """When a stream is free, and what waits to run: launches, and moments that it waits for (True) or makes."""
 
-    __slots__ = ("free", "waiting")
-
-    def __init__(self) -> None:
-        self.free = 0
-        self.waiting: deque[_Launch | tuple[bool, Moment]] = deque()  # whether it waits for a moment, or makes it
+    free: int = 0
+    waiting: deque[_Launch | tuple[bool, Moment]] = field(default_factory=deque)
 
     def pass_moments(self) -> bool:
         """Go on to the next launch, or to a moment that is not known yet; whether a moment became known on the way."""

@@ -148,7 +148,6 @@ class ProfileBuilder:
         return {**ranges, "assumptions": (*assumptions, *([] if text is None else [text]))}
 
     def _find_step_range(self) -> dict[str, Any]:
-        """Low and high seconds of the last step, None of one that was not finished."""
         if self.is_unfinished is not None:
             return {"step_seconds_range": None}
         for annotation in reversed(self.annotations):
@@ -187,7 +186,7 @@ class ProfileBuilder:
             for record in chain.from_iterable(operators.values()):
                 key = record.phase, record.operator
                 total[key] = total[key] + record if key in total else record
-            return {"modules": tree.build(), "module_calls": calls, "operators": tuple(sorted(
+            return {"modules": tree.build(self.shape), "module_calls": calls, "operators": tuple(sorted(
                 total.values(), key=lambda r: (r.phase, -(r.flops or 0), r.operator)))}
 
     def _find_communication(self) -> dict[str, Any]:
@@ -221,7 +220,6 @@ class ProfileBuilder:
         return self._lanes[0]
 
     def _find_spans(self) -> dict[str, Any]:
-        """What lanes do, of a step that is whole."""
         with self.log.reading():
             lanes = None if self.is_unfinished is not None else self._find_lanes()
             return {"spans": () if lanes is None else describe_spans(self.log, lanes.spans, self.groups,

@@ -147,18 +147,15 @@ class ModuleTree:
 
     def __init__(self, log: Log, root: ModuleShape, paths: ModulePaths, rows: Rows,
                  operators: Mapping[int, Sequence[OperatorInfo]], optimizer_seconds: float | None) -> None:
-        self.log, self.root, self.paths, self.rows, self.operators = log, root, paths, rows, operators
+        self.log, self.paths, self.rows, self.operators = log, paths, rows, operators
         self.optimizer_seconds = optimizer_seconds
         self.trainable = sum(p.numel for p in root.distinct_parameters().values() if p.requires_grad)
         self.index_of = {m.path: i for i, m in enumerate(log.modules)}
         self.first_path: dict[int, str] = {}
         self.counted: set[int] = set()
 
-    def build(self) -> ModuleInfo:
-        """The root of the tree."""
-        return self._build(self.root, "", 0)
-
-    def _build(self, module: ModuleShape, path: str, depth: int) -> ModuleInfo:
+    def build(self, module: ModuleShape, path: str = "", depth: int = 0) -> ModuleInfo:
+        """The tree from a module on, at its path in the run."""
         *wrappers, shown = self.paths.list_levels(path)
         info = self._describe(module, path, shown, depth + len(wrappers))
         for wrapper in reversed(wrappers):
@@ -173,7 +170,7 @@ class ModuleTree:
         self.first_path[module.key] = shown
         index = self.index_of.get(path, -1)
         own = self._find_own(module, index)
-        children = tuple([self._build(child, join_path(path, name), depth + 1) for name, child in module.children])
+        children = tuple([self.build(child, join_path(path, name), depth + 1) for name, child in module.children])
         total = sum(children, own)
         record = self.log.modules[index] if index >= 0 else None
         inputs, outputs = (describe_all(record.inputs), describe_all(record.outputs)) if record else ((), ())

@@ -82,9 +82,6 @@ def load_on_first_use(load: Callable[[], object]) -> Callable[[], object]:
 class ViewRegistry(Registry[str, View]):
     """Views by name. Those that come with the package are loaded before one is looked for, added or replaced."""
 
-    def __init__(self, name: str, call: Call) -> None:
-        super().__init__(name, check_name, call)
-
     def fill(self) -> None:
         """Call what `load_on_first_use` was given."""
         with _lock:
@@ -138,8 +135,8 @@ def _name_options(signature: inspect.Signature | None) -> list[str]:
 
 
 #: ``(profile, ...) -> anything``: what `Profile.export` and the ``to_*`` methods give.
-register_exporter = ViewRegistry("register_exporter", Call("f(profile, ...)", 1))
+register_exporter = ViewRegistry("register_exporter", check_name, Call("f(profile, ...)", 1))
 #: ``(profile, **options) -> str``: what `Profile.report` and ``--report`` of the command line print.
-register_report = ViewRegistry("register_report", Call("f(profile, **options)", 1))
+register_report = ViewRegistry("register_report", check_name, Call("f(profile, **options)", 1))
 #: What the other methods of the records of `analyzer.results` show, by name.
-register_view = ViewRegistry("register_view", ANY_CALL)
+register_view = ViewRegistry("register_view", check_name, ANY_CALL)

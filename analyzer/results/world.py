@@ -133,16 +133,9 @@ class WorldInfo:
     groups: tuple[GroupInfo, ...] = ()    #: the world first
 
 
-class World(NamedTuple):
-    """A `WorldInfo`, and the names in it of the groups of a log."""
-
-    info: WorldInfo | None
-    names: dict[ProcessGroupSpec, str]
-
-
-def describe_world(log: Log, tensors: Iterable[Any]) -> World:
-    """The job that a log was recorded in. ``tensors`` are the model's parameters: those that are distributed know the
-    dimensions of their mesh, also of one that lies on all ranks, for which torch makes no group.
+def describe_world(log: Log, tensors: Iterable[Any]) -> tuple[WorldInfo | None, dict[ProcessGroupSpec, str]]:
+    """The job that a log was recorded in, and the names in it of the log's groups. ``tensors`` are parameters: those
+    that are distributed know the dimensions of their mesh, also of one on all ranks, which has no group.
     """
     dimensions = list(list_mesh_dimensions(tensors)) if log.world is not None else []
     of_group = dict(() if log.world is None else log.world.dimensions)
@@ -158,12 +151,11 @@ def describe_world(log: Log, tensors: Iterable[Any]) -> World:
         groups.setdefault(name, spec)
         names[spec] = name
     if log.world is None:
-        return World(None, names)
+        return None, names
     mesh = {name: size for name, size, _ in dimensions}
     mesh |= {name: spec.size for name, spec in groups.items() if spec.mesh_dimension is not None
              or of_group.get(spec.name) == name}
     cluster = None if log.world.cluster is None else log.world.cluster.name
     infos = [GroupInfo(name, spec.size, None if spec.ranks is None else tuple(
         [RankRun(*run) for run in list_runs(spec.ranks)])) for name, spec in groups.items()]
-    return World(WorldInfo(log.world.size, log.world.rank, log.world.devices_per_host, cluster, mesh, tuple(infos)),
-                 names)
+    return WorldInfo(log.world.size, log.world.rank, log.world.devices_per_host, cluster, mesh, tuple(infos)), names

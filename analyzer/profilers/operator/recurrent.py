@@ -5,7 +5,7 @@ product; in the fused cells they are sums like any other.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 
@@ -75,27 +75,24 @@ register_each("_thnn_fused_gru_cell_backward",
     lambda grad_hy, workspace, has_bias, *_, **__: grad_hy.numel * (CELL_BACKWARD_FLOPS[GRU] + 6 * bool(has_bias)))
 
 
-def _recurrent_products(weights: Iterable[Spec], steps: int, batch: int, device: DeviceSpec, dtype: str,
-                        matrices: int) -> KernelTime | None:
-    """Of each layer's ``matrices`` that of its input meets all rows at once, the others one step's rows at a time."""
-    times: list[KernelTime | None] = []
-    for index, (n, k) in enumerate(spec for spec in weights if len(spec) == 2):
-        rows, repeats = (steps * batch, 1) if index % matrices == 0 else (batch, steps)
-        one = product_time(1, rows, n, k, dtype, device, use_tf32=registration.uses_tf32("rnn"))
-        times.append(one if one is None or index % matrices == 0 else KernelTime(
-            one.seconds * repeats, one.spread, "latency", one.kernels * repeats))
-    return join_known(*times)
-
-
 def _rnn(passes: int, signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """The recurrent layers of cuDNN; backward, each matrix meets gradient and data."""
+    """The recurrent layers of cuDNN; backward, each matrix meets gradient and data. Of a layer's matrices that of its
+    input meets all rows at once, the others one step's rows at a time.
+    """
     named = signature.named_arguments()
     x, sizes = named["input"], named["batch_sizes"]
     if sizes:
         steps, batch = len(sizes), -(-sum(sizes) // len(sizes))
     else:
         steps, batch = (x[1], x[0]) if named["batch_first"] else (x[0], x[1])
-    one = _recurrent_products(named["weight"], steps, batch, device, name_of_dtype(x), 3 if named["proj_size"] else 2)
+    times: list[KernelTime | None] = []
+    for index, (n, k) in enumerate(spec for spec in named["weight"] if len(spec) == 2):
+        is_of_input = index % (3 if named["proj_size"] else 2) == 0
+        one = product_time(1, steps * batch if is_of_input else batch, n, k, name_of_dtype(x), device,
+                           use_tf32=registration.uses_tf32("rnn"))
+        times.append(one if one is None or is_of_input else KernelTime(
+            one.seconds * steps, one.spread, "latency", one.kernels * steps))
+    one = join_known(*times)
     return None if one is None else KernelTime(one.seconds * passes, max(one.spread, UNMEASURED), one.bound,
                                                one.kernels * passes)
 
