@@ -188,7 +188,7 @@ def test_a_dimension_over_all_ranks_is_known_by_what_is_sharded_on_it():
 
     flat = init_device_mesh("cpu", (16,), mesh_dim_names=("fsdp",))
     weight = distribute_tensor(torch.empty(16, 4), flat, [Shard(0)])
-    world = describe_world(Log(world=read_world()), [weight]).info
+    world, _ = describe_world(Log(world=read_world()), [weight])
     assert [g.name for g in world.groups] == ["fsdp", "dp", "tp"]
     assert world.mesh == {"fsdp": 16, "dp": 2, "tp": 8}
 
