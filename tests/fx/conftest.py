@@ -1,6 +1,4 @@
 """Traced modules are held to the modules they were traced from, on real tensors."""
-from __future__ import annotations
-
 import copy
 import io
 import pickle

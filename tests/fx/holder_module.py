@@ -1,6 +1,4 @@
 """A module of the user's, into which the forward passes of tests/fx/test_surroundings.py put tensors."""
-from __future__ import annotations
-
 from typing import Any
 
 latest: Any = None

@@ -1,6 +1,4 @@
 """bias_addition_split: every bias is added by a node of its own, with equal results and gradients."""
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +15,9 @@ A, B = torch.linspace(-1, 1, 12).reshape(3, 4).double(), torch.linspace(0, 1, 20
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Any]] = {
     "linear": (lambda: nn.Linear(4, 5), (2, 3, 4), F.linear),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, padding=1, groups=2), (2, 4, 5), torch.conv1d),
-    "conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding="valid", dilation=1), (2, 4, 5, 5), torch.conv2d),
     "conv2d circular": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), (2, 4, 5, 5), torch.conv2d),
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 3, 3),
                          torch.conv_transpose2d),
-    "conv_transpose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (1, 2, 3, 3, 3), torch.conv_transpose3d),
 }
 
 

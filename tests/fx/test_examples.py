@@ -1,6 +1,4 @@
 """The examples of tracing do what they say."""
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,6 +1,4 @@
 """Flags and numbers that one method sets from data and other code reads: a graph follows them, or is refused."""
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
@@ -94,17 +92,11 @@ READ: dict[str, tuple[Callable[[Any, Tensor], Any], Callable[[Any], Any]]] = {
     "by a formed name": (lambda m, x: setattr(m, "ke" + "pt", positive(x)), lambda m: getattr(m, "tpek"[::-1])),
     "by vars": (lambda m, x: vars(m).update(kept=positive(x)), lambda m: vars(m)["kept"]),
     "item of a dict": (lambda m, x: m.flags.update(p=positive(x)), lambda m: m.flags["p"]),
-    "dict in a dict": (lambda m, x: m.flags.setdefault("n", {}).update(p=positive(x)), lambda m: m.flags["n"]["p"]),
-    "item of a list": (lambda m, x: m.items.__setitem__(0, positive(x)), lambda m: m.items[0]),
-    "last of a list": (lambda m, x: m.items.append(positive(x)), lambda m: m.items[-1]),
     "length of a list": (log, lambda m: len(m.items) > 1),
     "set": (lambda m, x: m.found.add("p" if positive(x) else "n"), lambda m: "p" in m.found),
     "global": (set_global, lambda m: FLAG),
-    "global by its module": (set_global, lambda m: sys.modules[__name__].FLAG),  # type: ignore[attr-defined]
     "global dict": (lambda m, x: FLAGS.update(p=positive(x)), lambda m: FLAGS["p"]),
     "class attribute": (lambda m, x: setattr(Reads, "on_class", positive(x)), lambda m: m.on_class),
-    "of its type": (lambda m, x: setattr(type(m), "on_class", positive(x)), lambda m: Reads.on_class),
-    "of a submodule": (lambda m, x: setattr(m.sub, "kept", positive(x)), lambda m: m.sub.kept),
     "of an object": (lambda m, x: setattr(m.held, "p", positive(x)), lambda m: m.held.p),
     "by an object's own method": (lambda m, x: m.tracker.look(x), lambda m: m.tracker.hit),
     "where data is so": (set_if, lambda m: m.late),

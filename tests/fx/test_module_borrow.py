@@ -1,6 +1,4 @@
 """A borrowed module has fake tensors for all its tensors, in the order of Module.to, and is afterwards what it was."""
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -43,26 +41,6 @@ class Holder(nn.Module):
         self.config = Config()
         self.reference = weakref.ref(self.weight)
         self.empty: dict[str, Any] = {}
-
-
-def names(triples: Any) -> list[str]:
-    return [path for path, _, _ in triples]
-
-
-def test_lists_what_stands_for_what() -> None:
-    model = Holder()
-    named = [name for name, _ in model.named_parameters()], [name for name, _ in model.named_buffers()]
-    originals = dict(model.named_parameters())
-    with MetaTensorMode(), borrow_module(model, CUDA) as borrowed:
-        assert (names(borrowed.parameters), names(borrowed.buffers)) == named
-        for path, fake, original in borrowed.parameters:
-            assert original is originals[path] and borrowed.fakes.of(original) is fake and borrowed.original_of(
-                fake) is original
-            assert type(fake) is MetaTensor and isinstance(fake, nn.Parameter) and fake.requires_grad
-            assert (fake.shape, fake.stride(), fake.dtype) == (original.shape, original.stride(), original.dtype)
-        assert dict(model.named_parameters())["weight"] is borrowed.parameters[0][1]
-        assert borrowed.modules[id(model.child[0])] == "child.0" and borrowed.root is model
-        assert all(t.device == torch.device("cuda", 0) for t in (*model.parameters(), *model.buffers()))
 
 
 def test_tied_and_shared_stay_so() -> None:

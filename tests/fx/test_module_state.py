@@ -1,6 +1,4 @@
 """Leaf modules that forward itself changes: the graph computes with them as they are at each call, or refuses."""
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,6 +1,4 @@
 """The schema that solvers read is the one that is written down."""
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

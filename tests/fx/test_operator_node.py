@@ -1,6 +1,4 @@
 """Operators and functions of torch.nn.functional are the nodes that torch.fx makes of them, so its patterns match."""
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Callable

@@ -1,6 +1,4 @@
 """Regions put around nodes of a traced graph: what the program then does, and what cannot be."""
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +19,6 @@ from analyzer.fx import (
     set_region,
     set_saved,
 )
-from analyzer.fx.graph.alias import makers, may_share, written_by
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
 
@@ -302,36 +299,6 @@ def test_running_statistics_that_a_function_updates() -> None:
     assert "instance_norm" in gm.code, "which updates them too"
     gm = symbolic_trace(Norm().eval(), meta_args={"x": X})
     set_region(gm, ["batch_norm", "exp"])
-
-
-class Aliases(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bn, self.relu, self.flat, self.drop, self.even = nn.BatchNorm1d(4), nn.ReLU(
-            inplace=True), nn.Flatten(), nn.Dropout(), nn.Dropout().eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn(x)
-        y += x
-        y = self.even(self.drop(self.flat(self.relu(y)))).reshape(-1).float()
-        first, second = y[:6], y[6:]
-        nn.functional.relu(second, True)
-        z = torch.add(first, second)
-        torch.mul(first.detach(), 2, out=z.detach())
-        return z.contiguous().T
-
-
-def test_what_nodes_write_to_and_share() -> None:
-    gm = symbolic_trace(Aliases(), meta_args={"x": X})
-    assert {n.name: (str(written_by(n)), str(may_share(n))) for n in gm.graph.nodes
-            if n.op.startswith("call") and (written_by(n) or may_share(n))} == {
-        "iadd": ("[bn]", "[bn]"), "relu": ("[iadd]", "[iadd]"), "flat": ("[]", "[relu]"), "even": ("[]", "[drop]"),
-        "reshape": ("[]", "[even]"), "float_1": ("[]", "[reshape]"), "getitem": ("[]", "[float_1]"),
-        "getitem_1": ("[]", "[float_1]"), "relu_1": ("[getitem_1]", "[getitem_1]"), "detach": ("[]", "[getitem]"),
-        "detach_1": ("[]", "[add]"), "mul": ("[detach_1]", "[detach_1]"), "contiguous": ("[]", "[add]"),
-        "getattr_1": ("[]", "[contiguous]")}
-    by_name = {n.name: n for n in gm.graph.nodes}
-    assert {n.name for n in makers(by_name["getitem"])} == {"getitem", "float_1", "reshape", "even", "drop"}
 
 
 @pytest.mark.parametrize("restores", [True, False])

@@ -1,6 +1,4 @@
 """What a user's script registers for functions and classes of its own: `__main__` is there under two names."""
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

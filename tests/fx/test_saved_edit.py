@@ -1,6 +1,4 @@
 """Results that are kept, recomputed or offloaded node by node: equal results, and what runs and stays as chosen."""
-from __future__ import annotations
-
 import copy
 import weakref
 from collections import Counter

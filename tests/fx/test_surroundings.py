@@ -1,6 +1,4 @@
 """Nothing of ours is reached from the user's objects after a call, wherever forward put its tensors."""
-from __future__ import annotations
-
 import contextvars
 import dataclasses
 import functools

@@ -1,6 +1,4 @@
 """One model per feature of Python and torch that a forward may use."""
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses
@@ -168,6 +166,25 @@ class Nested(Layers):
         return self.out(F.relu(self.fc(x)))
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * 2
+
+
+class OwnFunction(Layers):
+    """Also casts that change nothing, and a list that a layer's caller fills."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = [x.to(x.dtype)]
+        seen.append(Twice.apply(self.fc(seen[-1])))
+        return sum(seen)  # type: ignore[return-value]
+
+
 class Unregistered(Layers):
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +194,8 @@ class Unregistered(Layers):
         return self.fc(self.blocks["a"](x))
 
 
-MODELS = [Outputs, InPlace, Buffers, Properties, Shapes, Constants, Hooked, Unregistered, Nested]
+MODELS = [Outputs, InPlace, Buffers, Properties, Shapes, Constants, Hooked, OwnFunction, Unregistered,
+          Nested]
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -1,6 +1,4 @@
 """Collectives of torch.distributed are nodes, in a process group that moves no data."""
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,6 +1,4 @@
 """Models of torchvision, timm and transformers, small: traced, they give their own results and gradients."""
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +24,6 @@ VISION: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "swin_t": (
         lambda: torchvision.models.swin_transformer.SwinTransformer([4, 4], 8, [2, 2], [2, 2], [4, 4], num_classes=5),
         64),
-    "densenet": (lambda: torchvision.models.DenseNet(4, (2, 2), 8, num_classes=5), 32),
-    "timm vit_tiny": (lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5), 32),
     "timm convnext": (lambda: timm.create_model("convnext_atto", depths=(1, 1, 1, 1), num_classes=5), 64),
 }
 
@@ -50,7 +46,6 @@ WHISPER: dict[str, Any] = dict(
 #: class, settings and inputs besides ids
 TEXT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", SMALL, {"attention_mask": MASK, "labels": torch.tensor([0, 1])}),
-    "albert": ("AlbertModel", SMALL, {}),
     "gpt2": ("GPT2LMHeadModel", dict(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=32),
              {"attention_mask": MASK, "labels": IDS}),
     "llama": ("LlamaForCausalLM", {**SMALL, **HEADS, "output_hidden_states": True},
@@ -60,9 +55,7 @@ TEXT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mixtral": ("MixtralForCausalLM", {**SMALL, **HEADS, "num_local_experts": 4}, {}),
     "deberta": ("DebertaV2Model", {**SMALL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
                 {"attention_mask": MASK}),
-    "bloom": ("BloomForCausalLM", dict(vocab_size=60, hidden_size=16, n_layer=2, n_head=2), {"attention_mask": MASK}),
     "mamba": ("MambaForCausalLM", dict(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4), {}),
-    "gemma3": ("Gemma3ForCausalLM", {**SMALL, **HEADS, "head_dim": 8}, {"attention_mask": MASK}),
     "whisper": ("WhisperForConditionalGeneration", WHISPER, {"labels": IDS}),
 }
 

@@ -1,6 +1,4 @@
 """Quantization-aware training and calibration: observers and fake quantization are nodes that keep their own state."""
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,6 +1,4 @@
 """Traced graphs in the hands of torch.fx's own tools, and with contents that generated code or pickles trip over."""
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
