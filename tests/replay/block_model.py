@@ -1,6 +1,4 @@
 """Small models of alike blocks, and which of them were replayed."""
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

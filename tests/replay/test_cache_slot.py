@@ -1,6 +1,4 @@
 """Blocks that fill a slot of a key-value cache are replayed where that is all they do with it and its index."""
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,10 +10,8 @@ from .block_model import list_replayed
 transformers = pytest.importorskip("transformers")
 
 IDS = torch.zeros(2, 16, dtype=torch.int64)
-SMALL = {
-    "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64, "bos_token_id": 0,
-    "eos_token_id": 0
-}
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 64, "bos_token_id": 0,
+         "eos_token_id": 0}
 GPT2 = {"n_embd": 32, "n_layer": 5, "n_head": 4, "vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -1,6 +1,4 @@
 """Hooks on parameters run on fake tensors, with an optimizer that one steps, and leave what they reach unchanged."""
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable

@@ -51,3 +51,18 @@ def test_programs_that_were_replayed_wrongly(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert compare(program) == (EQUAL, ())
+
+
+@pytest.mark.parametrize("program", [
+    *map(Program, [(f"hidden_state.{name}",) for name in ("GlobalInteger", "ClassCounter")]),
+    *map(Program, [(f"state.{name}",) for name in ("BufferValue", "InitializedByData", "KeepsOutput")]),
+    *map(Program, [(f"gradient.{name}",) for name in ("ContextKeeps", "HasGraph")]),
+    *map(Program, [(f"inplace.{name}",) for name in ("InPlaceOnInput", "SavedTensorHooks")]),
+    *map(Program, [(f"shared.{name}",) for name in ("SharedLinear", "Tagged")]),
+    *map(Program, [(f"parent.{name}",) for name in ("Identity", "NewLinear")]),
+    *(Program((), stack=name) for name in ("EachTwice", "UsesParametersAfter", "CheckpointSome")),
+    Program((), convention="SharedMask"), Program((), convention="FirstInput", input_requires_grad=True)], ids=str)
+def test_blocks_with_one_feature(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert compare(program).kind in (EQUAL, ALIKE)

@@ -1,6 +1,4 @@
 """State that modules share is seen wherever their code can keep it, and what cannot change is no state."""
-from __future__ import annotations
-
 import array
 import collections
 import dis

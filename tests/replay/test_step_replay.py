@@ -1,6 +1,4 @@
 """The second step, played from the first one's events, equals a second run of the model's code."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -20,7 +18,7 @@ IDS = torch.ones(2, 16, dtype=torch.int64)
 
 @pytest.mark.parametrize(("name", "kwargs", "optimizer"), [
     ("resnet18", {"x": image(2)}, None), ("resnet18", {"x": image(2)}, "adamw_fused"),
-    ("vit_b_16", {"x": image(1, 224)}, "sgd"), ("gpt2", {"input_ids": IDS, "labels": IDS}, "adamw")])
+    ("gpt2", {"input_ids": IDS, "labels": IDS}, "adamw")])
 def test_a_played_step_is_a_run_step_to_the_byte(name, kwargs, optimizer):
     played, run = (profile(MODELS[name].factory, kwargs=kwargs, optimizer=optimizer, reuse=reuse)
                    for reuse in (True, False))
