@@ -1,22 +1,10 @@
 """The time of attention kernels, and the work that they execute."""
-from __future__ import annotations
-
-import dataclasses
-
 import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.device_spec import list_shipped
-from analyzer.hardware.kernel_time.attention import (
-    FUSED_KERNELS,
-    MMA,
-    SERVING_KERNELS,
-    attention_time,
-    count_blocks,
-    find_design,
-    find_generation,
-)
+from analyzer.hardware.kernel_time.attention import FUSED_KERNELS, SERVING_KERNELS, attention_time, count_blocks
 
 H200 = find_device("h200")
 SIZES = dict(batch=8, heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128)
@@ -73,12 +61,6 @@ def test_decoding_reads_the_keys_and_values_at_the_rate_of_the_memory(kernel):
     assert time.bound == "memory"
 
 
-def test_grouped_queries_are_decoded_as_fast_as_their_keys_are_read():
-    one, eight = (attention_time("vllm", 64, heads, 8, 1, 8192, 128, 128, "bfloat16", H200, causal=True).seconds
-                  for heads in (8, 64))
-    assert eight < 1.1 * one
-
-
 def test_backward_takes_two_to_five_forwards_and_dropout_takes_time():
     for kernel, dtype in (("cudnn", "bfloat16"), ("efficient", "float32"), ("flash", "bfloat16")):
         forward = seconds(kernel, dtype=dtype)
@@ -96,12 +78,6 @@ def test_a_card_without_data_works_from_its_data_sheet_with_a_wider_spread():
     assert attention_time("vllm", **SIZES, dtype="bfloat16", device=card, causal=True).spread > known.spread
 
 
-@pytest.mark.parametrize("missing", ["memory_bandwidth", "multiprocessors"])
-def test_an_unknown_figure_is_an_unknown_time(missing):
-    device = dataclasses.replace(H200, name="partial", aliases=(), **{missing: None})
-    assert attention_time("cudnn", **SIZES, dtype="bfloat16", device=device, causal=False) is None
-
-
 def test_unknown_dtypes_are_unknown_and_no_work_takes_no_time():
     assert attention_time("cudnn", **SIZES, dtype="float64", device=H200, causal=False) is None
     assert seconds(batch=0) == 0
@@ -110,17 +86,6 @@ def test_unknown_dtypes_are_unknown_and_no_work_takes_no_time():
 def test_an_unknown_kernel_is_refused_with_those_known():
     with pytest.raises(InputError, match=r"attention_time\(kernel='xformers'\): unknown kernel; .*flash, cudnn"):
         seconds("xformers")
-
-
-def test_the_generation_of_tensor_cores_chooses_the_kernels():
-    assert find_design("vllm", H200) != find_design("vllm", find_device("a100"))
-    assert find_design("flash", H200) == find_design("flash", find_device("a100"))
-    assert find_generation(find_device("rtx_5090")) == find_generation(find_device("mi300x")) == MMA
-
-
-def test_constants_measured_on_a_device_stand_before_those_that_ship():
-    slower = dataclasses.replace(H200, calibration={"attention": {"cudnn.any.forward.exp": 5.0}})
-    assert seconds(device=slower) > 1.5 * seconds()
 
 
 def test_every_device_of_the_catalogue_has_a_time_or_none():

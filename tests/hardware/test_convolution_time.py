@@ -1,6 +1,4 @@
 """Times of convolutions: algorithms by hand, what must grow with what, and unknown devices."""
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

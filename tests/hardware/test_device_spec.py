@@ -1,18 +1,14 @@
 """DeviceSpec: what it refuses, what it keeps, its plain data."""
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer import Profile, ProfileOptions, profile
@@ -101,6 +97,7 @@ _specs = st.builds(DeviceSpec, name=st.text(min_size=1).filter(str.strip), kind=
                        st.sampled_from(["memory_bytes", "flops_per_second", "flops_per_second.bf16"]), st.text()))
 
 
+@settings(max_examples=30)
 @given(_specs)
 def test_plain_data_brings_the_same_spec_back(spec: DeviceSpec) -> None:
     assert DeviceSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
@@ -149,7 +146,7 @@ def test_a_file_stands_where_a_name_does(tmp_path: Path) -> None:
     spec = DeviceSpec("lab_card", memory_bytes=24 * 2**30, calibration={"matmul": {"spread": 0.1}})
     path = tmp_path / "lab_card.json"
     path.write_text(json.dumps(spec.to_dict()))
-    assert find_device(str(path)) == spec
+    assert find_device(str(path)) == find_device(path) == spec
     assert "lab_card" not in [known.name for known in register_device]
 
 
@@ -181,12 +178,6 @@ def test_a_model_that_has_no_place_keeps_its_device() -> None:
     assert (found.verdict.fits, found.verdict.capacity_bytes) == (False, 2**30)
 
 
-def test_a_path_need_not_be_a_text(tmp_path: Path) -> None:
-    path = tmp_path / "lab_card.json"
-    path.write_text('{"name": "lab_card"}')
-    assert find_device(path) == DeviceSpec("lab_card")
-
-
 @pytest.mark.parametrize(("text", "message"), [
     (None, "cannot be read: No such file or directory; `analyzer calibrate` writes one"),
     ("{", "damaged at line 1 column 2"), ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
@@ -205,14 +196,6 @@ def test_each_file_is_named_after_its_device() -> None:
     assert [spec.name for name in list_shipped() if (spec := read_shipped(name)) is not None] == list_shipped()
 
 
-def test_an_import_reads_no_device() -> None:
-    code = ("import analyzer\nfrom analyzer.hardware.device_spec import read_shipped\n"
-            "print(read_shipped.cache_info().misses)\nanalyzer.hardware.find_device('a100_80gb')\n"
-            "print(read_shipped.cache_info().misses)")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["0", "1"]
-
-
 # The catalogue and one device as text.
 
 def test_catalogue_has_a_row_per_device_and_unknown_is_a_dash() -> None:
@@ -225,13 +208,6 @@ def test_catalogue_has_a_row_per_device_and_unknown_is_a_dash() -> None:
     assert rows["cpu"] == "- - - - - - -"
     assert lines[-1] == "Rates are dense peaks in FLOP/s, of the tensor cores but for fp32."
     assert max(map(len, lines)) <= 120
-
-
-def test_catalogue_shows_a_user_s_device() -> None:
-    with register_device.scope():
-        register_device(DeviceSpec("lab_card", memory_bytes=24 * 2**30))
-        assert "lab_card 24.00 GiB" in " ".join(format_catalogue().split())
-    assert "lab_card" not in format_catalogue()
 
 
 def test_device_gives_each_figure_and_each_document_once() -> None:

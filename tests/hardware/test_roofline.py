@@ -1,6 +1,4 @@
 """The roofline: which peak bounds an operation, and the seconds by hand."""
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -148,20 +148,6 @@ def test_neighbours_merge_in_any_order(order: tuple[int, ...], options: Allocato
     assert states(allocator) == [[("inactive", 2)]]
 
 
-def test_merge_restores_the_segment_for_a_large_request() -> None:
-    allocator = CachingAllocator()
-    blocks = [allocator.allocate(n * MIB) for n in (5, 6, 7)]  # 18 of 20 MiB
-    assert states(allocator) == [[("active_allocated", 5), ("active_allocated", 6), ("active_allocated", 7),
-                                  ("inactive", 2)]]
-    allocator.free(blocks[1])
-    assert allocator.fragmented_bytes == 8 * MIB
-    allocator.free(blocks[2])
-    allocator.free(blocks[0])
-    assert allocator.fragmented_bytes == 0
-    assert allocator.allocate(20 * MIB).bytes == 20 * MIB
-    assert allocator.reserved_bytes == 20 * MIB
-
-
 def test_empty_cache_keeps_segments_in_use() -> None:
     allocator = CachingAllocator()
     idle, kept, split = allocator.allocate(30 * MIB), allocator.allocate(12 * MIB), allocator.allocate(2 * MIB)
@@ -176,18 +162,6 @@ def test_empty_cache_keeps_segments_in_use() -> None:
     assert (allocator.reserved_bytes, allocator.snapshot()) == (0, [])
     # no stale address comes back
     assert allocator.allocate(30 * MIB).address not in {b.address for b in (idle, kept, split)}
-
-
-def test_peaks() -> None:
-    allocator = CachingAllocator()
-    a, b = allocator.allocate(1000), allocator.allocate(3 * MIB)
-    allocator.free(a)
-    assert (allocator.allocated_bytes, allocator.peak_allocated_bytes) == (3 * MIB, 3 * MIB + 1024)
-    assert (allocator.requested_bytes, allocator.peak_requested_bytes) == (3 * MIB, 3 * MIB + 1000)
-    allocator.free(b)
-    allocator.empty_cache()
-    allocator.reset_peaks()
-    assert (allocator.peak_allocated_bytes, allocator.peak_requested_bytes, allocator.peak_reserved_bytes) == (0, 0, 0)
 
 
 def test_empty_blocks_hold_nothing() -> None:
@@ -373,14 +347,6 @@ def test_expandable_out_of_memory() -> None:
     assert (allocator.reserved_bytes, allocator.snapshot()) == (0, [])
 
 
-def test_expandable_without_capacity_has_no_bound() -> None:
-    allocator = CachingAllocator(options=EXPANDABLE)
-    nbytes = 100 << 40
-    assert allocator.allocate(nbytes).bytes == nbytes
-    assert allocator.allocate(nbytes).bytes == nbytes
-    assert allocator.reserved_bytes == 2 * -(-nbytes // (20 * MIB)) * 20 * MIB
-
-
 def test_snapshot_has_pytorchs_form() -> None:
     allocator = CachingAllocator(top_address=0x1000 + 32 * MIB)
     allocator.allocate(1000, stream=3)
@@ -438,18 +404,12 @@ def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
      AllocatorOptions(expandable_segments=True, max_split_size_mb=128)),
     (" max_split_size_mb : 128 ,", AllocatorOptions(max_split_size_mb=128)),
     ("roundup_power2_divisions:8", AllocatorOptions(roundup_power2_divisions=8)),
-    (
-        "roundup_power2_divisions:[256:1,>:8],garbage_collection_threshold:0.6",
-        AllocatorOptions(roundup_power2_divisions={256: 1, ">": 8}, garbage_collection_threshold=0.6),
-    ),
-    (
-        "max_split_size_mb:12,large_segment_size_mb:12,max_non_split_rounding_mb:16",  # in any order
-        AllocatorOptions(max_split_size_mb=12, large_segment_size_mb=12, max_non_split_rounding_mb=16),
-    ),
-    (
-        "per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
-        AllocatorOptions(per_process_memory_fraction=0.5, throw_on_cudamalloc_oom=True),
-    ),
+    ("roundup_power2_divisions:[256:1,>:8],garbage_collection_threshold:0.6",
+     AllocatorOptions(roundup_power2_divisions={256: 1, ">": 8}, garbage_collection_threshold=0.6)),
+    ("max_split_size_mb:12,large_segment_size_mb:12,max_non_split_rounding_mb:16",  # in any order
+     AllocatorOptions(max_split_size_mb=12, large_segment_size_mb=12, max_non_split_rounding_mb=16)),
+    ("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
+     AllocatorOptions(per_process_memory_fraction=0.5, throw_on_cudamalloc_oom=True)),
     ("backend:native,pinned_num_register_threads:8,release_lock_on_cudamalloc:True", AllocatorOptions())])
 def test_options_from_string(text: str, options: AllocatorOptions) -> None:
     assert AllocatorOptions.from_string(text) == options

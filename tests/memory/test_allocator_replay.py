@@ -1,6 +1,4 @@
 """A sequence of allocations that is replayed at once does what the same sequence does one by one."""
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,6 +1,4 @@
 """The memory events and the timeline: replayed, they give what the log says."""
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,6 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
 from analyzer.meta.address_space import HostMemory
-from analyzer.results.timeline import change_pages
 
 MIB = 2**20
 #: a host whose times need not be measured
@@ -132,9 +129,12 @@ def test_points_of_an_earlier_step_are_before_the_beginning():
     assert [point for point in p.timeline if point.seconds == 0] and seconds[-1] > 0
 
 
-def test_every_view_shows_them():
-    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), optimizer="adamw")
+@pytest.mark.parametrize("expandable", [False, True])
+def test_every_view_shows_them(expandable):
+    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64),), optimizer="adamw",
+                options=ProfileOptions(allocator=AllocatorOptions(expandable_segments=expandable)))
     snapshot = p.to_memory_snapshot()
+    assert {s["is_expandable"] for s in snapshot["segments"]} == {expandable}
     assert sum(s["total_size"] for s in snapshot["segments"]) == p.phases["zero_grad"].reserved_bytes
     assert sum(s["allocated_size"] for s in snapshot["segments"]) == p.phases["zero_grad"].allocated_bytes
     assert len(snapshot["device_traces"][0]) > len(p.memory_events)
@@ -142,14 +142,6 @@ def test_every_view_shows_them():
     assert any(
         e["ph"] == "C" and e["args"]["allocated"] == p.peak_allocated_bytes for e in p.to_chrome_trace()["traceEvents"])
     assert type(p).from_json(p.to_json()) == p
-
-
-def test_segments_of_expandable_pages_are_said_to_be():
-    p = profile(convolutions, args=(torch.empty(8, 3, 64, 64), ),
-                options=ProfileOptions(allocator=AllocatorOptions(expandable_segments=True)))
-    segments = p.to_memory_snapshot()["segments"]
-    assert all(s["is_expandable"] for s in segments)
-    assert sum(s["total_size"] for s in segments) == p.phases["zero_grad"].reserved_bytes
 
 
 def test_who_asked_and_for_what():
@@ -172,16 +164,6 @@ def test_without_events_the_snapshot_tells_how_to_get_them():
     assert p.memory_events == p.timeline == ()
     with pytest.raises(InputError, match=r"keep_events=True"):
         p.to_memory_snapshot()
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 10)), max_size=30))
-def test_pages_are_a_set(changes):
-    pages, expected = [], set()
-    for is_map, start, size in changes:
-        pages = change_pages(pages, "segment_map" if is_map else "segment_unmap", start, size)
-        expected = expected | set(range(start, start + size)) if is_map else expected - set(range(start, start + size))
-        assert {i for s, e in pages for i in range(s, e)} == expected
-        assert all(a[1] < b[0] for a, b in zip(pages, pages[1:]))
 
 
 @pytest.mark.parametrize("memory", [CachingAllocator, HostMemory])

@@ -1,6 +1,4 @@
 """Which fitted constants a device takes."""
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
