@@ -1,6 +1,4 @@
 """Models and the figures of a run that tests of data parallelism share."""
-from __future__ import annotations
-
 from functools import cache
 
 import torch

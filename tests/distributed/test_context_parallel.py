@@ -1,6 +1,4 @@
 """Attention over a sequence that is split over ranks: `context_parallel` of torch, with each of its kernels."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

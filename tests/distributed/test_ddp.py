@@ -2,8 +2,6 @@
 
 See test_fsdp.py.
 """
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,8 +1,6 @@
 """Operators of DTensors without data give what they give beside data: the same operators run by torch itself, on the
 CPU in a group that moves nothing, are the oracle for layouts, shapes of parts, and how often ranks communicate.
 """
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,19 +24,11 @@ from torch.utils.checkpoint import checkpoint
 from analyzer.distributed.dtensor import forget_shardings
 from analyzer.parallel import world
 
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
-
 
 def whole(mesh, *shape, at, requires_grad=True):
     return dt.zeros(*shape, device_mesh=mesh, placements=at).requires_grad_(requires_grad)
 
 
-@case
 def products(mesh, device):
     a, b = whole(mesh, 13, 32, at=[Replicate()]), whole(mesh, 32, 64, at=[Shard(1)])
     c = whole(mesh, 64, 9, at=[Shard(0)])
@@ -47,7 +37,6 @@ def products(mesh, device):
     return out, a.grad, b.grad, c.grad
 
 
-@case
 def uneven_shards(mesh, device):
     a, b = whole(mesh, 13, 32, at=[Shard(0)]), whole(mesh, 14, 32, at=[Shard(0)])
     out = F.relu(a).full_tensor(), b.full_tensor()
@@ -55,7 +44,6 @@ def uneven_shards(mesh, device):
     return *out, a, b, a.grad, b.grad
 
 
-@case
 def embedding_of_a_split_vocabulary(mesh, device):
     weight = whole(mesh, 100, 16, at=[Shard(0)])
     ids = DTensor.from_local(torch.zeros(4, 8, dtype=torch.int64, device=device), mesh, [Replicate()])
@@ -64,7 +52,6 @@ def embedding_of_a_split_vocabulary(mesh, device):
     return out, weight.grad
 
 
-@case
 def norms(mesh, device):
     x, weight = whole(mesh, 4, 16, 32, at=[Shard(1)]), whole(mesh, 32, at=[Replicate()])
     out = F.layer_norm(x, (32,), weight, weight), F.rms_norm(x, (32,), weight), F.rms_norm(x, (32,))
@@ -72,7 +59,6 @@ def norms(mesh, device):
     return *out, x.grad, weight.grad
 
 
-@case
 def activations(mesh, device):
     x = whole(mesh, 16, 32, at=[Shard(1)])
     out = F.gelu(x) * F.silu(x) + F.mish(x) - F.leaky_relu(x), F.softmax(x, -1), F.dropout(x, 0.3)
@@ -80,7 +66,6 @@ def activations(mesh, device):
     return *out, x.grad
 
 
-@case
 def losses(mesh, device):
     x, target = whole(mesh, 16, 64, at=[Shard(1)]), torch.zeros(16, dtype=torch.int64, device=device)
     with loss_parallel():
@@ -89,7 +74,6 @@ def losses(mesh, device):
     return loss, x.grad
 
 
-@case
 def clipped_and_stepped(mesh, device):
     weights = [nn.Parameter(whole(mesh, 16, 32, at=[at], requires_grad=False)) for at in (Shard(0), Replicate())]
     out = []
@@ -102,7 +86,6 @@ def clipped_and_stepped(mesh, device):
     return out
 
 
-@case
 def views(mesh, device):
     x = whole(mesh, 4, 16, 64, at=[Shard(2)])
     out = (x.view(4, 16, 8, 8).transpose(1, 2), torch.cat([x, x], 0), torch.stack([x, x]), x[:, 1:],
@@ -111,7 +94,6 @@ def views(mesh, device):
     return *out, x.grad
 
 
-@case
 def layouts(mesh, device):
     x, y = (DTensor.from_local(torch.ones(16, 32, device=device), mesh, [Partial()]) for _ in range(2))
     z = distribute_tensor(torch.ones(13, 32, device=device), mesh, [Shard(0)])
@@ -119,7 +101,6 @@ def layouts(mesh, device):
     return scattered, reduced, z, z.to_local(), x.full_tensor()
 
 
-@case
 def two_dimensions(mesh, device):
     mesh = init_device_mesh(device, (2, 4), mesh_dim_names=("a", "b"))
     x, w = whole(mesh, 16, 32, at=[Shard(0), Shard(1)]), whole(mesh, 32, 24, at=[Replicate(), Shard(0)])
@@ -135,23 +116,25 @@ def sequence_parallel(mesh, device):
         "3": RowwiseParallel(output_layouts=Shard(1)), "4": SequenceParallel()})
 
 
-@case
 def modules(mesh, device):
     module, x = sequence_parallel(mesh, device), torch.ones(4, 2, 32, device=device, requires_grad=True)
     module(x).sum().backward()
     return x.grad, *[p.grad for p in module.parameters()]
 
 
-@case
 def checkpointed(mesh, device, use_reentrant=False):
     module, x = sequence_parallel(mesh, device), torch.ones(4, 2, 32, device=device, requires_grad=True)
     checkpoint(module, x, use_reentrant=use_reentrant).sum().backward()
     return x.grad, *[p.grad for p in module.parameters()]
 
 
-@case
 def checkpointed_by_a_backward_pass_of_its_own(mesh, device):
     return checkpointed(mesh, device, use_reentrant=True)
+
+
+CASES = {function.__name__: function for function in (
+    products, uneven_shards, embedding_of_a_split_vocabulary, norms, activations, losses, clipped_and_stepped,
+    views, layouts, two_dimensions, modules, checkpointed, checkpointed_by_a_backward_pass_of_its_own)}
 
 
 @pytest.mark.parametrize("rank, row", [(0, 0), (1, 16), (5, 24), (7, 28)])

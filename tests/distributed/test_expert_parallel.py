@@ -1,6 +1,4 @@
 """Experts on several ranks: routing that is taken to be even, and routing that the caller gives."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -5,8 +5,6 @@ keeps two states, all in float32. A rank that holds ``p`` elements has gradients
 step count of 4 bytes for each tensor. The peak of one device is in the backward pass of the last block, where few
 gradients are there: what a wrapper leaves to others of parameters and states is less of it, what it holds more.
 """
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,6 +1,4 @@
 """What small tensors hold after a collective of ranks that all hold the same."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,56 +30,29 @@ def _offset(kind, ranks, value):
     return [value + 10 * r for r in ranks]
 
 
-def _broadcast(t):
-    dist.broadcast(t, src=2)
-    return t
-
-
-def _reduce_here(t):
-    dist.reduce(t, dst=1)
-    return t
-
-
-def _reduce_elsewhere(t):
-    dist.reduce(t, dst=0)
-    return t
-
-
-def _all_gather(t):
-    out = torch.empty(16, dtype=t.dtype, device="cuda")
-    dist.all_gather_into_tensor(out, t)
-    return out
-
-
-def _reduce_scatter(t):
-    out = torch.empty(1, dtype=t.dtype, device="cuda")
-    dist.reduce_scatter_tensor(out, t)
-    return out
-
-
-def _all_to_all(t):
-    out = torch.empty_like(t)
-    dist.all_to_all_single(out, t)
-    return out
-
-
-def _functional_broadcast(t):
-    return funcol.broadcast(t, 2, dist.group.WORLD)
+def _write(call, elements):
+    """What a collective writes to so many elements of its own."""
+    def run(t):
+        out = torch.empty(elements, dtype=t.dtype, device="cuda")
+        call(out, t)
+        return out
+    return run
 
 
 # Rank 1 of 4 holds (1, 2, 3, 4): by _offset, rank r holds (1, 2, 3, 4) + 10 r.
-CASES = [
-    (_broadcast, [21, 22, 23, 24]),  # rank 2's
-    (_functional_broadcast, [21, 22, 23, 24]),
-    (_reduce_here, [64, 68, 72, 76]),  # 4 x + (0 + 10 + 20 + 30)
-    (_reduce_elsewhere, [1, 2, 3, 4]),  # written at the root alone
-    (_all_gather, [1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33, 34]),
-    (_reduce_scatter, [68]),  # the second of the four sums
-    (_all_to_all, [2, 12, 22, 32]),  # the second element of each
-]
+CASES = {
+    "broadcast": (lambda t: dist.broadcast(t, src=2) or t, [21, 22, 23, 24]),  # rank 2's
+    "functional broadcast": (lambda t: funcol.broadcast(t, 2, dist.group.WORLD), [21, 22, 23, 24]),
+    "reduce here": (lambda t: dist.reduce(t, dst=1) or t, [64, 68, 72, 76]),  # 4 x + (0 + 10 + 20 + 30)
+    "reduce elsewhere": (lambda t: dist.reduce(t, dst=0) or t, [1, 2, 3, 4]),  # written at the root alone
+    "all-gather": (_write(lambda out, t: dist.all_gather_into_tensor(out, t), 16),
+                   [1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33, 34]),
+    "reduce-scatter": (_write(lambda out, t: dist.reduce_scatter_tensor(out, t), 1), [68]),  # the second of four sums
+    "all-to-all": (_write(lambda out, t: dist.all_to_all_single(out, t), 4), [2, 12, 22, 32]),  # the second of each
+}
 
 
-@pytest.mark.parametrize("call, expected", CASES, ids=lambda v: v.__name__.strip("_") if callable(v) else "")
+@pytest.mark.parametrize("call, expected", CASES.values(), ids=CASES)
 def test_contents_that_the_caller_tells(call, expected):
     with world(4, rank=1, contents=_offset):
         assert call(torch.tensor([1, 2, 3, 4], device="cuda")).tolist() == expected

@@ -1,6 +1,4 @@
 """What a rank of thousands looks at: its own part of a parameter, its own groups, one mesh."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_common

@@ -1,6 +1,4 @@
 """Every schedule of torch.distributed.pipelining runs as it is: what a rank holds, keeps and sends, derived by hand."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

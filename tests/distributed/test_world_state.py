@@ -1,6 +1,4 @@
 """After a world everything is as it was: groups, hooks, environment, torch's functions and classes, random numbers."""
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,5 +1,5 @@
 """Collectives take the time of their kind, bytes and ranks on the device's cluster."""
-from __future__ import annotations
+from typing import Any
 
 import pytest
 import torch
@@ -12,41 +12,30 @@ from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.kernel_time import communication_time
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts
+from tests.call import Call
 
 
-class Reduced(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return collectives.all_reduce(x, "sum", dist.group.WORLD)
+def gathered(m, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(4 * len(x), x.shape[1], device=x.device)
+    dist.all_gather_into_tensor(out, x)
+    return out
 
 
-class Gathered(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(4 * len(x), x.shape[1], device=x.device)
-        dist.all_gather_into_tensor(out, x)
-        return out
-
-
-@pytest.mark.parametrize(("model", "kind", "nbytes"), [
-    (Reduced(), "all_reduce", 1024 * 1024 * 4), (Gathered(), "all_gather", 4 * 1024 * 1024 * 4)])
+@pytest.mark.parametrize(("function", "kind", "nbytes"), [
+    (lambda m, x: collectives.all_reduce(x, "sum", dist.group.WORLD), "all_reduce", 1024 * 1024 * 4),
+    (gathered, "all_gather", 4 * 1024 * 1024 * 4)])
 @pytest.mark.parametrize("device", ["h100", "a100"])
-def test_its_seconds_are_those_of_the_model(group, model: torch.nn.Module, kind: str, nbytes: int, device: str) -> None:
-    p = profile(model, args=(torch.empty(1024, 1024),), mode="infer", device=device)
+def test_its_seconds_are_those_of_the_model(group, function: Any, kind: str, nbytes: int, device: str) -> None:
+    p = profile(Call(function), args=(torch.empty(1024, 1024),), mode="infer", device=device)
     expected = collective_time(kind, nbytes, 4, cluster_of(find_device(device)), dtype="float32")
     assert expected is not None
     phase = p.phases["forward"]
     assert phase.communication_seconds + phase.latency_seconds == pytest.approx(expected.seconds, rel=1e-6)
 
 
-class Waiting(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dist.barrier()
-        return x + 1
-
-
 def test_a_barrier_takes_time(group) -> None:
-    x = torch.empty(8, 8)
-    waiting = profile(Waiting(), args=(x,), mode="infer", device="h100").kernel_seconds
-    alone = profile(torch.nn.Identity(), args=(x,), mode="infer", device="h100").kernel_seconds
+    waiting, alone = (profile(model, args=(torch.empty(8, 8),), mode="infer", device="h100").kernel_seconds
+                      for model in (Call(lambda m, x: dist.barrier() or x + 1), torch.nn.Identity()))
     assert alone == 0 and waiting > 2e-6
 
 

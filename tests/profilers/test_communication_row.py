@@ -1,6 +1,4 @@
 """A row for each call that communicates: its group by mesh dimension, its place in the step, and totals."""
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from torch import nn
 from analyzer import Profile, profile
 from analyzer.results.run_cost import CommTotal, sum_communication
 from analyzer.results.world import GroupInfo, RankRun
+from tests.call import Call
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden"
 ROWS = 8 * 32 * 64 * 4  # bytes of the activation of eight ranks: 8 x 32 x 64 float32
@@ -150,11 +149,8 @@ def test_rows_outlive_the_group_that_they_are_of(mesh):
     group = dist.new_group([4, 5], group_desc="pair")
     unnamed = dist.new_group([1, 5, 9, 13])
 
-    class Pair(nn.Module):
-        def forward(self, x):
-            return collectives.all_reduce(collectives.all_reduce(x, "sum", group), "sum", unnamed)
-
-    p = profile(Pair(), args=(torch.empty(8),), mode="infer", device="h100")
+    model = Call(lambda m, x: collectives.all_reduce(collectives.all_reduce(x, "sum", group), "sum", unnamed))
+    p = profile(model, args=(torch.empty(8),), mode="infer", device="h100")
     dist.destroy_process_group(group)
     dist.destroy_process_group(unnamed)
     assert [(r.group, r.ranks, r.wire_bytes) for r in p.comm] == [("pair", 2, 32), ("ranks 1-13 by 4", 4, 48)]
@@ -166,12 +162,10 @@ def test_rows_outlive_the_group_that_they_are_of(mesh):
 def test_groups_of_one_name_are_told_apart(mesh):
     other = dist.new_group([5, 6], group_desc="mesh_tp")
 
-    class Twice(nn.Module):
-        def forward(self, x):
-            return collectives.all_reduce(collectives.all_reduce(x, "sum", mesh.get_group("tp")), "sum", other)
-
+    model = Call(lambda m, x: collectives.all_reduce(
+        collectives.all_reduce(x, "sum", mesh.get_group("tp")), "sum", other))
     try:
-        p = profile(Twice(), args=(torch.empty(8),), mode="infer")
+        p = profile(model, args=(torch.empty(8),), mode="infer")
     finally:
         dist.destroy_process_group(other)
     assert [(r.group, r.ranks) for r in p.comm] == [("tp", 8), ("tp (ranks 5-6)", 2)]
@@ -204,13 +198,9 @@ def _(x, group_name):
     return torch.empty_like(x)
 
 
-class Exchanged(nn.Module):
-    def forward(self, x):
-        return collectives.all_reduce(exchange(x, dist.group.WORLD.group_name), "sum", dist.group.WORLD)
-
-
 def test_an_operator_that_is_not_understood_is_unknown_and_said():
-    p = profile(Exchanged(), args=(torch.empty(8),), mode="infer")
+    p = profile(Call(lambda m, x: collectives.all_reduce(exchange(x, dist.group.WORLD.group_name), "sum",
+                                                         dist.group.WORLD)), args=(torch.empty(8),), mode="infer")
     assert [(r.kind, r.bytes, r.wire_bytes, r.operator) for r in p.comm] == [
         (None, None, None, "comm_row.exchange.default"),
         ("all_reduce", 32, 60, "_c10d_functional.all_reduce.default")]

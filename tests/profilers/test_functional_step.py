@@ -1,6 +1,4 @@
 """Steps of torch.func, control flow and operators whose result depends on data cost what runs."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -14,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from analyzer import ProfileOptions, profile, symbolic_trace
 from analyzer.errors import DataDependentError
 from analyzer.tools.runtime import measure
+from tests.call import Call
 
 X, IMAGES = torch.rand(4, 8), torch.rand(4, 3, 8, 8)
 IDS, LABELS = torch.arange(20).reshape(4, 5) % 10, torch.arange(4) % 3
@@ -173,14 +172,6 @@ def test_a_trace_gives_what_the_module_gives(kind):
 
 # Operators whose result depends on data are logged as themselves, with their own count.
 
-class Apply(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
 
 
 @pytest.mark.parametrize(("function", "args", "flops"), [
@@ -192,7 +183,8 @@ class Apply(nn.Module):
     (lambda a, b: torch.linalg.lstsq(a, b)[0], (torch.rand(6, 4), torch.rand(6, 2)), 310),
 ], ids=["unique", "unique of unknown data", "unique rows", "masked_select", "mask", "lstsq"])
 def test_an_operator_of_unknown_size_counts_by_its_own_formula(function, args, flops):
-    predicted = profile(Apply(function), args=args, mode="infer", device="cpu")
+    model = Call(lambda m, *given: function(*given))
+    predicted = profile(model, args=args, mode="infer", device="cpu")
     assert (predicted.fwd_flops, predicted.uncounted) == (flops, ())
     if not args[0].is_meta:
-        assert measure(Apply(function), args=args, mode="infer", steps=1).fwd_flops == flops
+        assert measure(model, args=args, mode="infer", steps=1).fwd_flops == flops

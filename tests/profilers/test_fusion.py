@@ -9,36 +9,31 @@ from analyzer.errors import InputError
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.fused_graph import Buffer, FusedGraph, Kernel, build_graph
 from analyzer.profilers.fused_step import fuse
+from tests.call import Call
 
 ROWS, COLUMNS = 128, 256
 N = ROWS * COLUMNS * 4  # bytes of x in float32
 
 
-class Model(nn.Module):
-    """A module of one function; ``weight`` is a square matrix that it may use."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(COLUMNS, COLUMNS, device="meta"))
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(self, *args)
-
-
-def kernels_of(function, *args, mode="infer", **options):
-    """Of each kernel of a step of ``function``: the names of its operators, what it runs over, and its bytes."""
+def fused(model, *args, mode="infer", **options):
+    """The kernels of a step, each with the names of its operators."""
     found = []
 
     def look(log):
-        for kernel in fuse(build_graph(log)):
-            names = [log.calls[i].signature.op.__name__.partition(".")[0] for i in sorted(kernel.calls)]
-            found.append(("extern" if kernel.extern is not None else kernel.moved_bytes, names))
+        found.extend((kernel, [log.calls[i].signature.op.__name__.partition(".")[0] for i in sorted(kernel.calls)])
+                     for kernel in fuse(build_graph(log)))
         return Annotation()
 
-    profile(Model(function), args or (torch.empty(ROWS, COLUMNS, device="meta"),), mode=mode, device="a100",
-            profilers=[look], **options)
+    profile(model, args or (torch.empty(ROWS, COLUMNS, device="meta"),), mode=mode, device="a100", profilers=[look],
+            **options)
     return found
+
+
+def kernels_of(function, *args, **options):
+    """Of each kernel of ``function``, which may use a square matrix: its bytes, and the names of its operators."""
+    model = Call(function, weight=torch.rand(COLUMNS, COLUMNS, device="meta"))
+    return [("extern" if kernel.extern is not None else kernel.moved_bytes, names)
+            for kernel, names in fused(model, *args, **options)]
 
 
 def test_pointwise_chain_reads_and_writes_once():
@@ -110,28 +105,15 @@ def test_write_into_a_buffer_of_the_module_stays():
             self.mean.mul_(0.9)
             return x + 1
 
-    found = []
-
-    def look(log):
-        found.extend(k.moved_bytes for k in fuse(build_graph(log)))
-        return Annotation()
-
-    profile(Counting(), (torch.empty(ROWS, COLUMNS, device="meta"),), mode="infer", device="a100", profilers=[look])
-    assert sorted(found) == [2 * 4 * COLUMNS, 2 * N]
+    assert sorted(kernel.moved_bytes for kernel, _ in fused(Counting())) == [2 * 4 * COLUMNS, 2 * N]
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_reduces_only_in_training(training):
     """In training the columns are reduced in one kernel, and normalized in another with what follows."""
     norm = nn.BatchNorm1d(COLUMNS, device="meta").train(training)
-    found = []
-
-    def look(log):
-        found.extend(k.moved_bytes for k in fuse(build_graph(log)) if k.moved_bytes > 16)  # not the count of batches
-        return Annotation()
-
-    profile(nn.Sequential(norm, nn.ReLU()), (torch.empty(ROWS, COLUMNS, device="meta"),), mode="infer", device="a100",
-            profilers=[look])
+    found = [kernel.moved_bytes for kernel, _ in fused(nn.Sequential(norm, nn.ReLU()))
+             if kernel.moved_bytes > 16]  # not the count of batches
     row = 4 * COLUMNS  # of weight, bias, and each of the running and the batch's statistics
     if training:
         reduce, apply = found
@@ -146,15 +128,8 @@ def test_gradients_are_added_outside_the_graph():
         for _ in range(2):
             model(x).sum().backward()
 
-    kinds = []
-
-    def look(log):
-        kinds.extend(k.extern.signature.op.__name__ for k in fuse(build_graph(log)) if k.extern is not None)
-        return Annotation()
-
-    profile(nn.Linear(64, 32, device="meta"), (torch.empty(16, 64, device="meta"),), device="a100", step=step,
-            profilers=[look])
-    assert sum(kind.startswith("add_") for kind in kinds) >= 2
+    found = fused(nn.Linear(64, 32, device="meta"), torch.empty(16, 64, device="meta"), mode="train", step=step)
+    assert sum(kernel.extern is not None and names == ["add_"] for kernel, names in found) >= 2
 
 
 def loops(*rows):

@@ -1,6 +1,4 @@
 """The steady step in time: its spans add up to what the profile says of it."""
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -14,6 +12,7 @@ from analyzer.parallel import world
 from analyzer.profilers.stream_schedule import Cover
 from analyzer.zoo import MODELS
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 CPU = replace(find_device("h100"), name="a host", kind="cpu")  #: a host whose times need not be measured
 IMAGES = torch.empty(2, 3, 64, 64, device="meta")
 
@@ -41,7 +40,7 @@ def sharded():
 
 def replicated():
     model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)]).cuda()
-    return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)  # a bucket each
 
 
 class Offloads(nn.Module):
@@ -93,7 +92,6 @@ def cover(spans) -> Cover:
     return Cover([(picoseconds(span.start_seconds), picoseconds(span.end_seconds)) for span in spans])
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_spans_add_up_to_the_step(name):
     p = run(name)
@@ -122,7 +120,6 @@ def test_spans_add_up_to_the_step(name):
         assert cover(spans).within(0, whole) == sum(picoseconds(span.seconds) for span in spans)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["sharded", "replicated"])
 def test_exposed_communication_is_where_only_communication_runs(name):
     p = run(name)
@@ -136,7 +133,6 @@ def test_exposed_communication_is_where_only_communication_runs(name):
         (picoseconds(row.start_seconds), picoseconds(row.seconds)) for row in p.comm)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "lanes"), [
     ("micro-batches", {"host", "compute"}), ("on the host", {"host", "compute"}),
     ("replicated", {"host", "compute", "world all_reduce"}),
@@ -152,7 +148,6 @@ def test_replayed_parts_have_the_same_spans(name):
     assert run(name).spans == run(name, reuse=False).spans != ()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["transformer", "sharded"])
 def test_kernels_name_their_launch(name):
     p = run(name)
@@ -188,7 +183,3 @@ def test_copies_are_told_from_kernels():
     copies = Counter((span.phase, span.operator) for span in p.spans if span.kind == "copy")
     # the inputs of three layers, and the weights of two: the first one's input asks for no gradient
     assert copies == {("forward", "aten.copy_.default"): 5, ("backward", "aten._to_copy.default"): 5}
-
-
-def test_where_no_time_is_known_there_are_no_spans():
-    assert run("training", device=None).spans == ()

