@@ -1,6 +1,4 @@
 """The attention kernel that the claimed GPU would run, and what it returns and saves."""
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

@@ -1,6 +1,4 @@
 """Operators of bitsandbytes on the simulated GPU, and layers that are quantized when they get there."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -8,6 +6,7 @@ from torch import nn
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
+from tests.call import Call
 
 bnb = pytest.importorskip("bitsandbytes")
 
@@ -103,17 +102,9 @@ def test_training_through_a_frozen_weight():
 
 def test_an_update_reads_its_gradient_and_writes_the_rest():
     elements = 1 << 20
-
-    class Vector(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.empty(elements))
-
-        def forward(self, x):
-            return self.weight * x
-
-    p = profile(Vector(), args=(torch.empty(elements),), optimizer=lambda parameters: bnb.optim.AdamW8bit(parameters),
-                device="h200", loss_fn=lambda out: out.sum())
+    p = profile(Call(lambda m, x: m.weight * x, weight=torch.empty(elements)), args=(torch.empty(elements),),
+                optimizer=lambda parameters: bnb.optim.AdamW8bit(parameters), device="h200",
+                loss_fn=lambda out: out.sum())
     phase = p.phases["optimizer"]
     scales, maps = 2 * 4 * elements // 256, 2 * 4 * 256
     assert p.optimizer_bytes == 2 * elements + scales + maps

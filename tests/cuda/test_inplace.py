@@ -1,8 +1,6 @@
 """Where torch works in place on tensors with data, the simulation does too. The oracle is torch's own CPU run, seen by
 its profiler.
 """
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

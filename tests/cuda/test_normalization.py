@@ -1,6 +1,4 @@
 """Normalisation on the claimed GPU: which library runs it, and what it saves."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,16 +1,14 @@
 """Single operators whose path on the claimed GPU is another than on meta, and the place of such paths in the
 dispatcher.
 """
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from analyzer import MetaTensorMode, profile
 from analyzer.cuda.kernel_registry import device_kernels
 from analyzer.tools.runtime import measure
+from tests.call import Call
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -165,21 +163,15 @@ def test_nothing_is_left_in_the_dispatcher_or_in_the_thread():
 
 # Losses that are summed into the storage of their elements.
 
-class Loss(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.rand(16, 8))
-
-    def forward(self, target):
-        return self.function(self.weight, target)
-
 
 @pytest.mark.parametrize("function", [F.mse_loss, F.soft_margin_loss, F.binary_cross_entropy, F.l1_loss])
 def test_a_loss_holds_what_the_processor_holds(function):
+    def make():
+        return Call(lambda m, target: function(m.weight, target), weight=torch.rand(16, 8))
+
     target = torch.rand(16, 8)
-    predicted = profile(Loss(function), args=(target,), device="cpu", reuse=False)
-    measured = measure(Loss(function), args=(target,), steps=1)
+    predicted = profile(make(), args=(target,), device="cpu", reuse=False)
+    measured = measure(make(), args=(target,), steps=1)
     for phase in ("forward", "backward"):
         assert predicted.phases[phase].allocated_bytes == measured.phases[phase].allocated_bytes
     assert predicted.phases["forward"].peak_allocated_bytes == measured.phases["forward"].peak_allocated_bytes

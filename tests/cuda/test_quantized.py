@@ -1,6 +1,4 @@
 """Quantised layers and simulated quantisation without data."""
-from __future__ import annotations
-
 import warnings
 
 import pytest

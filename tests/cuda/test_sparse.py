@@ -1,6 +1,4 @@
 """Sparse tensors: counted and held in memory by what they store, as real ones are; what is not followed is refused."""
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from analyzer import MetaTensorMode, profile
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.tools.runtime import measure
+from tests.call import Call
 
 SIZE, STORED, WIDTH = 400, 900, 8
 PLACES = torch.randperm(SIZE * SIZE, generator=torch.Generator().manual_seed(0))[:STORED].sort().values
@@ -100,27 +99,15 @@ def test_results_store_as_much_as_real_ones(layout: str, name: str) -> None:
     lambda device: torch.sparse_csr_tensor(MATRICES["csr"].crow_indices(), MATRICES["csr"].col_indices(), COO.values(),
                                            COO.shape, device=device)])
 def test_a_matrix_is_made_where_it_is_asked_for(make: Callable[[Any], Tensor]) -> None:
-    class Made(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return make(x.device) @ x
-
-    p = profile(Made(), args=(torch.rand(SIZE, WIDTH),), mode="infer", device="h100")
+    p = profile(Call(lambda m, x: make(x.device) @ x), args=(torch.rand(SIZE, WIDTH),), mode="infer", device="h100")
     assert (p.fwd_macs, p.uncounted) == (STORED * WIDTH, ())
-
-
-class Embedded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(1000, 16, sparse=True)
-
-    def forward(self, i: Tensor) -> Tensor:
-        return self.table(i)
 
 
 @pytest.mark.parametrize(("make", "states"), [
     (lambda p: torch.optim.SGD(p, 0.1), 0), (torch.optim.SparseAdam, 2), (lambda p: torch.optim.Adagrad(p, 0.1), 1)])
 def test_sparse_gradients_are_as_large_as_the_batch(make: Any, states: int) -> None:
-    p = profile(Embedded(), args=(torch.randint(0, 1000, (64,)),), optimizer=make, device="h100")
+    p = profile(nn.Embedding(1000, 16, sparse=True), args=(torch.randint(0, 1000, (64,)),), optimizer=make,
+                device="h100")
     table = 1000 * 16 * 4
     assert p.optimizer_bytes == states * table
     gradient = 64 * 16 * 4  # and 512 bytes of the batch's own indices
@@ -128,7 +115,7 @@ def test_sparse_gradients_are_as_large_as_the_batch(make: Any, states: int) -> N
 
 
 @pytest.mark.parametrize(("run", "text"), [
-    (lambda: profile(Embedded(), args=(torch.randint(0, 1000, (64,)),), device="h100",
+    (lambda: profile(nn.Embedding(1000, 16, sparse=True), args=(torch.randint(0, 1000, (64,)),), device="h100",
                      optimizer=lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)), "momentum .*Way out: SGD without"),
     (lambda: profile(Graph(None, lambda a, b: a @ a), args=(torch.rand(SIZE, 16), COO)), "two sparse matrices"),
     (lambda: profile(Graph(None, lambda a, b: torch.sparse.softmax(a, 1)), args=(torch.rand(SIZE, 16), COO)),

@@ -1,6 +1,4 @@
 """What a program asks of its streams is in the log; what would not be replayed rightly then is run."""
-from __future__ import annotations
-
 import gc
 
 import pytest

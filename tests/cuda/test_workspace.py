@@ -1,14 +1,10 @@
 """Workspaces that cuBLAS and cuBLASLt keep, and what a kernel holds while it runs."""
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analyzer import MetaTensorMode, profile
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
@@ -151,15 +147,6 @@ def test_blocks(x: TensorSpec, dims: tuple[int, ...], expected: tuple[int, ...])
     assert reduction_blocks(x, dims, 4) == expected
     with simulating(dataclasses.replace(find_device("h200"), name="unknown", multiprocessors=None, aliases=())):
         assert reduction_blocks(x, dims, 4) == ()
-
-
-@given(st.lists(st.integers(1, 4096), min_size=1, max_size=3), st.integers(0, 2))
-def test_order_of_equal_dimensions_does_not_matter(shape: list[int], position: int) -> None:
-    """A dimension of size 1 anywhere changes nothing."""
-    dims = (0,)
-    wider = [*shape]
-    wider.insert(1 + position % len(shape), 1)
-    assert reduction_blocks(spec(*wider), dims, 4) == reduction_blocks(spec(*shape), dims, 4)
 
 
 # What kernels of PyTorch allocate inside one operator.

@@ -1,8 +1,6 @@
 """What convolutions hold: layout copies by arithmetic intensity, partial sums of weight gradients, copies that PyTorch
 makes.
 """
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,6 +1,4 @@
 """A mode whose operator calls are kept."""
-from __future__ import annotations
-
 import pytest
 
 from analyzer import MetaTensorMode

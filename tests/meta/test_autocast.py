@@ -1,6 +1,4 @@
 """``torch.autocast`` without data: the lists, the casts, the cache of weights."""
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from pathlib import Path

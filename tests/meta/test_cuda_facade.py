@@ -1,6 +1,4 @@
 """``torch.cuda`` under the mode: answers from the simulation, and torch's own as soon as the mode is left."""
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -12,12 +10,6 @@ from analyzer.hardware.catalogue import simulating
 from analyzer.meta.state import MetaOptions
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def mode():
-    with MetaTensorMode() as mode:
-        yield mode
 
 
 def test_the_claimed_device_is_there_and_has_its_properties(mode):

@@ -1,6 +1,4 @@
 """Tensors of two devices in one call: what PyTorch refuses is refused in its words, what it takes is taken."""
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import MetaTensorMode, profile
+from tests.call import Call
 
 ROWS = [0, 0]
 
@@ -88,13 +87,8 @@ def test_what_a_module_keeps_in_a_list_stands_on_either_side(device: str | None)
     p = profile(Pairs(device), torch.empty(4, 4, device="meta"), mode="infer", device="h100")
     assert p.peak_allocated_bytes
     with pytest.raises(RuntimeError, match="same device"):  # as before: the same specs, and nothing met on the way
-        profile(lambda: Mixed(), torch.empty(4, 4, device="meta"), mode="infer", device="h100")
-
-
-class Mixed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        met = torch.rand(24, 2)  # on the host, and so are all that are made without a device
-        return torch.cat((torch.zeros(24, 1, device=x.device), met), 1)
+        profile(Call(lambda m, x: torch.cat((torch.zeros(24, 1, device=x.device), torch.rand(24, 2)), 1)),
+                torch.empty(4, 4, device="meta"), mode="infer", device="h100")
 
 
 @pytest.mark.parametrize("call", [lambda: torch.addcmul(on(4), host(), host()), lambda: on(4).clamp(host(), host())])
@@ -133,14 +127,9 @@ def test_the_message_names_both_tensors_the_module_and_the_line(reuse: bool) -> 
 
 
 def test_what_stays_on_the_host_is_no_memory_of_the_device() -> None:
-    class Stays(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            table = torch.zeros(1 << 20)
-            return x + table.sum()
-
-    x = torch.rand(128)
-    assert profile(Stays(), args=(x,), mode="infer", device="h100").peak_allocated_bytes == 2 * x.nbytes
-    assert profile(Stays(), args=(x,), mode="infer", device="cpu").peak_allocated_bytes > 4 << 20
+    model, x = Call(lambda m, x: x + torch.zeros(1 << 20).sum()), torch.rand(128)
+    assert profile(model, args=(x,), mode="infer", device="h100").peak_allocated_bytes == 2 * x.nbytes
+    assert profile(model, args=(x,), mode="infer", device="cpu").peak_allocated_bytes > 4 << 20
 
 
 # What C++ code makes with another tensor's options is where that tensor is, though both really are on meta.

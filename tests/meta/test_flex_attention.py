@@ -1,6 +1,4 @@
 """``flex_attention`` without data: what it computes uncompiled, forward and backward."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

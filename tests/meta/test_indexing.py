@@ -1,12 +1,11 @@
 """Brackets write as the device would: numbers and tensors of no dimensions on the host fill, others are copied."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer import profile
+from tests.call import Call
 
 
 class Net(nn.Module):
@@ -73,14 +72,13 @@ def test_a_number_that_is_written_takes_no_memory_of_the_device():
 
 
 def test_contents_that_are_known_stay_known():
-    class Places(nn.Module):
-        def forward(self, x):
-            places = torch.zeros(4, dtype=torch.long, device=x.device)
-            places[1:3] = 2
-            places[0] = torch.tensor(1)
-            return x[:int(places.sum())]
+    def cut(m, x):
+        places = torch.zeros(4, dtype=torch.long, device=x.device)
+        places[1:3] = 2
+        places[0] = torch.tensor(1)
+        return x[:int(places.sum())]
 
-    nodes = profile(Places(), args=(torch.empty(9, 2, device="meta"),), mode="infer").nodes
+    nodes = profile(Call(cut), args=(torch.empty(9, 2, device="meta"),), mode="infer").nodes
     shapes = [tuple(out.shape) for node in nodes if node.target == "aten.slice.Tensor" for out in node.outputs]
     assert shapes[-1] == (5, 2)
 

@@ -1,6 +1,4 @@
 """A signal may come at any step: whatever its handler raises, torch and this process are as they were afterwards."""
-from __future__ import annotations
-
 import gc
 import signal
 import sys

@@ -1,21 +1,15 @@
 """What a registered rule may say of an operator's memory."""
-from __future__ import annotations
-
 import pytest
 import torch
 
 from analyzer import profile, register_memory_impl, register_shape_impl
 from analyzer.errors import InputError
 from analyzer.meta import MemoryNeed, Stage
+from tests.call import Call
 
 MIB = 2**20
 library = torch.library.Library("memory_rule", "DEF")
 library.define("pair(Tensor x) -> (Tensor, Tensor)")
-
-
-class Pair(torch.nn.Module):
-    def forward(self, x):
-        return torch.ops.memory_rule.pair(x)
 
 
 def peak(need):
@@ -23,7 +17,7 @@ def peak(need):
     with register_shape_impl.scope(), register_memory_impl.scope():
         register_shape_impl(torch.ops.memory_rule.pair, lambda x: (x.new_empty(x.shape), x.new_empty(x.shape)))
         register_memory_impl(torch.ops.memory_rule.pair, lambda x, out: need)
-        return profile(Pair(), x, mode="infer").peak_allocated_bytes
+        return profile(Call(lambda m, x: torch.ops.memory_rule.pair(x)), x, mode="infer").peak_allocated_bytes
 
 
 @pytest.mark.parametrize(("need", "mib"), [

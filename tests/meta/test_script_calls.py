@@ -1,6 +1,4 @@
 """What scripts do before they train: move a model by keywords, set a default dtype, format a loss, draw by weights."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 """Conditions and counts that only data could give: the stated rule, its trace in the assumptions, and where there is
 none.
 """
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

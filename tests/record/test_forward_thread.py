@@ -1,6 +1,4 @@
 """Threads of a forward: what they do with its tensors is refused with the line that starts them, never lost."""
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool

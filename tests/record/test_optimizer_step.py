@@ -1,6 +1,4 @@
 """An optimizer whose lists of tensors are looked at once costs what it costs if they are looked at in every call."""
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,6 +8,7 @@ from torch import nn
 from analyzer import ProfileOptions, profile
 from analyzer.meta.dispatch.call import ListMemo
 from analyzer.meta.mode import MetaTensorMode
+from tests.call import Call
 
 
 def make_model():
@@ -96,17 +95,8 @@ def test_hooks_may_change_what_they_like(taken):
 
 
 def test_a_gradient_that_is_missing_is_no_part_of_a_list(taken):
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(24))
-
-        def forward(self, x):
-            for layer in self.layers[:12]:
-                x = layer(x)
-            return x
-
-    model, x = Half(), torch.rand(2, 8)
+    model = Call(lambda m, x: m.layers[:12](x), layers=nn.Sequential(*(nn.Linear(8, 8) for _ in range(24))))
+    x = torch.rand(2, 8)
     found = profile(model, args=(x,), optimizer="adamw")
     assert set(taken) == {24} and found.optimizer_bytes == sum(2 * p.numel() * 4 for layer in model.layers[:12]
                                                                for p in layer.parameters())

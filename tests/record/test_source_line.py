@@ -1,6 +1,4 @@
 """The user's line of code behind each node of an eager run."""
-from __future__ import annotations
-
 import inspect
 
 import pytest
