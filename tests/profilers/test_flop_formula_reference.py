@@ -10,7 +10,6 @@ from analyzer.profilers.operator.registration import OfSignature
 
 aten = torch.ops.aten
 
-
 # What decides the count is data that no specification holds.
 UNKNOWN = {
     "nonzeros of a sparse tensor": """
