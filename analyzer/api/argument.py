@@ -67,9 +67,7 @@ def depends_on_training(module: nn.Module) -> bool:
 
 
 def describe_training(walked: Iterable[tuple[str, nn.Module]], log: Log) -> str | None:
-    """A sentence on what ran as in training in an inference step, None where nothing is known to; ``walked`` are (path,
-    module) pairs.
-    """
+    """A sentence on what of the (path, module) pairs ran as in training in an inference step; None for nothing."""
     training = [(path, module) for path, module in walked if module.training]
     if not training:
         return None
@@ -130,9 +128,7 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
 
 
 def build_model(factory: Any, remarks: list[str] | None = None) -> torch.nn.Module:
-    """Call a factory under a mode of its own; what is assumed meanwhile is added to ``remarks``. Raises InputError
-    where it is not callable or gives no module. A program by torch.export gives its module.
-    """
+    """Call a factory under its own mode, adding what it assumes to ``remarks``. Raises InputError for no module."""
     if isinstance(module := exported_module(factory), torch.nn.Module):
         if remarks is not None:
             remarks.append("a program by torch.export runs as it was exported, in training or not: mode, train() and "
@@ -190,9 +186,7 @@ def keep_flags(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
 
 def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
                    step: Callable[..., Any] | None = None) -> list[str]:
-    """Names of the positional arguments in forward's signature, or in that of a ``step`` which takes others. Raises
-    InputError where the call fits neither.
-    """
+    """Names of the positional arguments of forward or ``step``. Raises InputError where the call fits neither."""
     try:
         signature = inspect.signature(module.forward)
         bound = signature.bind(*args, **kwargs)
@@ -214,7 +208,6 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 
 def without_data(arguments: Any) -> Any:
-    """``arguments`` with tensors on meta in the place of those that have data."""
     def forget(item: torch.Tensor) -> torch.Tensor:
         if item.layout is not torch.strided or item.is_nested:
             return item

@@ -58,11 +58,9 @@ UNKNOWN_COMMUNICATION = (
 
 
 class Session:
-    """What all runs of one request share: the simulated device, its options, the profilers and the facts of the result.
-    ``device`` is a name of the catalogue, a `DeviceSpec`, or None for a device whose speed and memory are unknown;
-    tensors are then on ``place``. A session that ``evaluates`` calls ``eval()`` of the module that it has borrowed.
-    ``remarks`` are assumptions of each profile. Raises InputError for settings that no run could use, and
-    UnknownDeviceError.
+    """What all runs of one request share. ``device`` is a name of the catalogue, a `DeviceSpec`, or None for one whose
+    speed and memory are unknown; tensors are then on ``place``. A session that ``evaluates`` calls ``eval()`` of the
+    module that it has borrowed. ``remarks`` are assumptions of each profile. Raises InputError, UnknownDeviceError.
     """
 
     def __init__(self, device: str | DeviceSpec | None, options: ProfileOptions | None = None, *, mode: str = "infer",
@@ -95,9 +93,7 @@ class Session:
             "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
 
     def limit(self, allocated_bytes: int | None, reserved_bytes: int | None) -> Session | None:
-        """A session like this with the memory of its device as a limit, where a step without one reserves more at its
-        peak than there is and allocates less: whether it fits depends on what the allocator gives back. Else None.
-        """
+        """A session limited to its device's memory, where a step reserves more and allocates less; else None."""
         memory = None if self.spec is None else self.spec.memory_bytes
         if self.spec is None or memory is None or allocated_bytes is None or reserved_bytes is None:
             return None
@@ -112,9 +108,7 @@ class Session:
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True,
                  space: AddressSpace | None = None) -> Iterator[MetaTensorMode]:
-        """The simulated device for the length of a block, with the memory ``space`` or a new one; tensors that are
-        nowhere are on it where it ``adopts``.
-        """
+        """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere."""
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
                               space=space)
         with mode, simulating(self.spec or simulated_spec()):
@@ -140,11 +134,9 @@ class Session:
             yield Run(self, recorder, borrowed.root, borrowed, surroundings, is_replica=replica is not None)
 
     def casting(self) -> AbstractContextManager[object]:
-        """The autocast region of a forward pass."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
 
     def build_unplaced(self, module: torch.nn.Module, error: DeviceOutOfMemoryError) -> Profile:
-        """The profile of a model that does not fit before its first step."""
         found = build_unplaced_profile(module, error, name=type(uncompiled(module)).__name__, **self.facts,
                                       assumptions=self.remarks)
         found.keep_device(self.own_spec)
@@ -160,9 +152,7 @@ def find_place(module: torch.nn.Module, arguments: Any) -> torch.device:
 
 
 class Run:
-    """One run of a session: its recorder, the module that is run, and the profile of what was recorded. Of a module
-    that ``is_replica``, one copy of several, the bytes communicated are unknown.
-    """
+    """One run of a session; of a module that ``is_replica``, one of several, bytes communicated are unknown."""
 
     def __init__(self, session: Session, recorder: Recorder, root: torch.nn.Module, borrowed: Borrowed | None = None,
                  surroundings: Surroundings | None = None, *, is_replica: bool = False) -> None:
@@ -171,7 +161,6 @@ class Run:
 
     @property
     def borrowed(self) -> Borrowed:
-        """The module's tensors and what takes their place."""
         assert self._borrowed is not None, "this run borrows no module"
         return self._borrowed
 
@@ -213,14 +202,12 @@ class Run:
         return taken
 
     def describe_training(self) -> None:
-        """Say in the assumptions what an inference step ran as in training."""
         with torch._C.DisableTorchFunction():
             text = describe_training(self.borrowed.walked, self.recorder.log)
         if text is not None:
             self.recorder.log.assumptions.append(text)
 
     def annotate(self) -> list[Annotation]:
-        """What the session's profilers say of the log."""
         with torch._C.DisableTorchFunction():
             return [(leave_communication_unknown if self._is_replica and profiler is profile_communication
                      else profiler)(self.recorder.log) for profiler in self.session.profilers.values()]
@@ -228,9 +215,8 @@ class Run:
     def build(self, *, is_final: bool = False, wrappers: Collection[str] = (),
               blanks: Mapping[int, NodeInfo] = MappingProxyType({}), shape: ModuleShape | None = None,
               **facts: Any) -> Profile:
-        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``shape`` is that of
-        the module where the run changed it, ``wrappers`` the paths of compiled modules that were left out of the run,
-        ``blanks`` records of nodes to fill, by index in the log.
+        """The profile of what was recorded; ``facts`` go before what the session and the log say. ``shape`` is the
+        module's before the run, ``wrappers`` paths of compiled modules, ``blanks`` records of nodes to fill, by index.
         """
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
@@ -246,9 +232,7 @@ class Run:
 
 
 def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Tell the recorder which tensors are a step's inputs, by the ``names`` of the positional ones: ``batch_x`` is
-    ``batch.x`` or ``batch["x"]``.
-    """
+    """Mark a step's inputs, by the ``names`` of the positional ones: ``batch_x`` is ``batch.x`` or ``batch["x"]``."""
     named = [*zip(names, args), *kwargs.items()]
     recorder.log.listed_samples = count_listed([value for _, value in named])
     for name, value in named:
@@ -280,7 +264,6 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | N
 
 
 def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:
-    """``factory``, which raises InputError where it makes no optimizer."""
     if factory is None:
         return None
 
@@ -295,9 +278,7 @@ def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:
 
 
 def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[ProfileOptions, str | None]:
-    """``options`` with the device's memory as the capacity where they ask for it, and what was taken for granted then.
-    Raises InputError where the device's memory is not known.
-    """
+    """``options`` with the device's memory as the capacity if asked for, and a remark. Raises InputError if unknown."""
     if not options.limit_to_device or spec is None:
         return options, None
     if spec.memory_bytes is None:

@@ -93,7 +93,6 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
 
 
 def _blank(node: fx.Node, read_rows: Callable[[], dict[str, Any]]) -> NodeInfo:
-    """The record of a node, with what its annotations say."""
     known = {"saved": node.meta.get("saved"), "sharding": node.meta.get("sharding")}
     if "module_path" in node.meta:
         known["module_path"] = node.meta["module_path"]
@@ -113,9 +112,7 @@ def reprofile(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def run_passes(gm: fx.GraphModule, *passes: Callable[[fx.GraphModule], object]) -> fx.GraphModule:
-    """Run each of ``passes``, a function that edits the graph of ``gm`` in place, and bring annotations up to date with
-    `reprofile` after each. A graph that has not been profiled is left without annotations. Raises what a pass raises.
-    """
+    """Run ``passes`` over the graph of ``gm`` in place, and `reprofile` after each, if it has been profiled."""
     for edit in passes:
         edit(gm)
         gm.graph.lint()

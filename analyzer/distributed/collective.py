@@ -61,9 +61,7 @@ _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 
 class Collectives:
-    """What communicating operators do in a world, on a host of so many devices; ``contents`` says what other ranks
-    hold (see `world`).
-    """
+    """What communicating operators do in a world; ``contents`` says what other ranks hold (see `world`)."""
 
     def __init__(self, device_count: int, contents: Callable[..., Any] | None = None) -> None:
         self.device_count = device_count
@@ -75,7 +73,6 @@ class Collectives:
 
     @contextmanager
     def making_buckets(self) -> Iterator[None]:
-        """A block in which C++ makes buckets."""
         first = next_number()
         yield
         self._bucket_numbers.append(range(first, next_number()))
@@ -85,7 +82,6 @@ class Collectives:
         return any(number in numbers for numbers in self._bucket_numbers)
 
     def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
-        """As `returned_by`."""
         return returned_by(info.op)
 
     def launching(self, info: OperatorInfo, given: dict[str, Any]) -> AbstractContextManager[object]:
@@ -122,7 +118,6 @@ class Collectives:
         self._wait_for(ends if is_known else [stream.record_event() for stream in self._streams.values()])
 
     def wait_for_group(self, group: str) -> None:
-        """The current stream waits for all that was launched on a group."""
         self._wait_for([stream.record_event() for (name, _), stream in self._streams.items() if name == group])
 
     def _wait_for(self, events: list[Any]) -> None:
@@ -131,7 +126,6 @@ class Collectives:
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """The strided tensors in nested lists."""
     if isinstance(tree, torch.Tensor):
         return [tree] if tree.layout is torch.strided else []
     return [t for x in tree for t in tensors_of(x)] if isinstance(tree, (list, tuple)) else []
@@ -150,7 +144,6 @@ class _Message:
         self._tensors, self._numbers = tensors, _list_numbers(tensors)
 
     def release(self) -> list[int]:
-        """Let go of the tensor; the number of its storage."""
         self._tensors = []
         return self._numbers
 
@@ -189,7 +182,6 @@ def returned_by(op: Any) -> Callable[..., Any] | None:
 
 
 def current_collectives() -> Collectives:
-    """Those of the world that this thread is in."""
     found = collective_hook.impl
     assert isinstance(found, Collectives)
     return found
@@ -214,7 +206,6 @@ def _wait(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _other_rank(work: Any) -> int:
-    """From which rank a message of any rank came: which is first is not known, so one is taken for it."""
     source = int(dist.get_rank() == 0)
     active_state().assume(f"a message that is received from any rank is taken to come from rank {source}")
     return source

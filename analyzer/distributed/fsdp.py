@@ -28,7 +28,6 @@ def list_flat_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[torch.T
 
 
 def shapes_in(parameter: torch.Tensor) -> tuple[torch.Size, ...]:
-    """The shapes of the parameters that a flat one is made of."""
     found: tuple[torch.Size, ...] = parameter._shapes  # type: ignore[attr-defined]
     return found
 
@@ -50,7 +49,6 @@ _GROUP = ("mp_policy", "offload_policy", "mesh_info", "post_forward_mesh_info", 
 
 
 def is_sharding_state(value: Any) -> bool:
-    """Whether it is what ``fully_shard`` keeps of a module."""
     return hasattr(value, "_fsdp_param_groups")
 
 
@@ -100,9 +98,7 @@ def _for_the_module_of_its_handle(original: Any, state: Any, handle: Any, *args:
 # Private torch API: the parts that FSDP cuts a parameter into, of which one rank looks at two or three.
 
 class Chunks(Sequence[torch.Tensor]):
-    """What ``torch.chunk(tensor, count, dim)`` gives, padded to ``count`` with empty tensors; each is made when it is
-    read: there are as many as ranks.
-    """
+    """What ``torch.chunk(tensor, count, dim)`` gives, padded with empty tensors, each made when it is read."""
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, count, dim
@@ -127,9 +123,7 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def replacements() -> Iterator[Undo]:
-    """How a parameter is cut, and what is done for a group of parameters, or a flat one, between the layers' own
-    operators; each result undoes one replacement.
-    """
+    """How a parameter is cut, and for which module FSDP works; each result undoes one replacement."""
     yield answer(fsdp_param, "_chunk_with_empty", Chunks, where=current_world)
     for owner, names, simulated in (
             (FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward"), _for_its_module),

@@ -18,7 +18,6 @@ _entered: list[World] = []
 
 
 def current_entered() -> World | None:
-    """The world that this thread is in, as it was entered."""
     return None if current_world() is None else _entered[-1]
 
 

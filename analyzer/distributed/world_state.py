@@ -21,15 +21,12 @@ class LiveStorages:
         self._alive: dict[int, weakref.ref[MetaStorage]] = {}
 
     def born(self, storage: MetaStorage) -> None:
-        """A storage got its place."""
         self._alive[storage.number] = weakref.ref(storage)
 
     def died(self, storage: MetaStorage) -> None:
-        """A storage is gone."""
         self._alive.pop(storage.number, None)
 
     def __iter__(self) -> Iterator[MetaStorage]:
-        """Those that are alive, in order of birth."""
         return iter([storage for ref in list(self._alive.values()) if (storage := ref()) is not None])
 
 
@@ -67,28 +64,22 @@ class WorldSpec:
 
     @property
     def host(self) -> int:
-        """The number of the host that the rank runs on."""
         return self.rank // self.devices_per_host
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
         return -(-self.size // self.devices_per_host)
 
     @property
     def local_rank(self) -> int:
-        """The number of the rank on its host, and of its device."""
         return self.rank % self.devices_per_host
 
     @property
     def local_size(self) -> int:
-        """How many ranks the host of the rank has."""
         return min(self.devices_per_host, self.size - self.host * self.devices_per_host)
 
     def environment(self) -> dict[str, str]:
-        """What ``torchrun`` tells a process of its place. Source: ``_start_workers`` in
-        torch/distributed/elastic/agent/server/local_elastic_agent.py.
-        """
+        """As torchrun: ``_start_workers`` in torch/distributed/elastic/agent/server/local_elastic_agent.py."""
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank),
                 "LOCAL_WORLD_SIZE": str(self.local_size), "GROUP_RANK": str(self.host),
                 "GROUP_WORLD_SIZE": str(self.hosts), "ROLE_RANK": str(self.rank), "ROLE_WORLD_SIZE": str(self.size),
@@ -125,26 +116,22 @@ _kept_mails: list[dict[int, Any]] = []
 
 
 def current_world_state() -> WorldState | None:
-    """The state of the world that this thread is in."""
     state = _there
     return state if state is not None and threading.get_ident() in state.threads else None
 
 
 def active_world_state() -> WorldState:
-    """As `current_world_state`, where this thread is known to be in a world."""
     state = current_world_state()
     assert state is not None
     return state
 
 
 def current_world() -> WorldSpec | None:
-    """The world that this thread is in."""
     state = current_world_state()
     return None if state is None else state.spec
 
 
 def is_world_elsewhere() -> bool:
-    """Whether another thread is in a world, and this one is in none."""
     return _there is not None and current_world_state() is None
 
 

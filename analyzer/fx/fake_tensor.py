@@ -62,9 +62,7 @@ def save_generators() -> tuple[Any, Any, Any]:
 
 
 def restore_generators(saved: tuple[Any, Any, Any], *, is_torchs_moved: bool = True) -> None:
-    """Put back what `save_generators` found. Where torch's generator is not known to be moved by this thread, another
-    one that trains may have drawn from it, and must not draw the same again.
-    """
+    """Put back what `save_generators` found; torch's only where no other thread may have drawn from it meanwhile."""
     if is_torchs_moved or threading.active_count() == 1:
         with without_modes():
             torch.default_generator.set_state(saved[0])
@@ -92,7 +90,6 @@ class GeneratorState(NamedTuple):
         return cls(tensor.device, torch.get_device_module(tensor.device).get_rng_state(tensor.device))
 
     def restore(self) -> None:
-        """Let the generator go on from here."""
         if self.device.type == "cpu":
             torch.set_rng_state(self.state)
         else:
@@ -100,13 +97,10 @@ class GeneratorState(NamedTuple):
 
 
 class FakeTensors:
-    """Makes fake tensors and remembers what stands for what.
-
-    A fake tensor has the shape, strides, dtype and ``requires_grad`` of its original and none of its data. The same
-    original gets the same fake tensor; originals that share a storage get some that do. Contents of small integer and
-    boolean tensors, and of scalars, can be read where ``readable`` (they decide control flow), those of small
-    constants, as arguments and plain attributes are, whatever their dtype. Fake tensors claim ``claim`` where given;
-    where ``placed``, tensors made under a mode keep their own claims. Used inside `without_modes`.
+    """Makes fake tensors and remembers what stands for what. They have shape, strides, dtype and ``requires_grad`` of
+    their originals, share storages as these do, and claim ``claim`` where given; where ``placed``, those made under a
+    mode keep their claims. Contents of small integers, booleans and scalars can be read where ``readable``, of small
+    constants always. Used inside `without_modes`.
     """
 
     def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
@@ -117,18 +111,15 @@ class FakeTensors:
         self._adopted: list[int] = []  # keys put into state.fakes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of original and fake tensor, in order of making."""
         for original, ref in list(self._fakes.values()):
             if (fake := ref()) is not None:
                 yield original, fake
 
     def of(self, original: Tensor) -> Tensor | None:
-        """The fake tensor of ``original``, or None."""
         found = self._fakes.get(id(original))
         return None if found is None else found[1]()
 
     def original_of(self, fake: Tensor) -> Tensor | None:
-        """The tensor whose place ``fake`` takes, or None."""
         found = self._originals.get(id(fake))
         return found[0] if found is not None and found[1]() is fake else None
 
@@ -143,15 +134,12 @@ class FakeTensors:
         return fake
 
     def stand_in(self, original: Tensor, fake: Tensor) -> None:
-        """Let ``fake`` be the fake tensor of ``original``."""
         ref = weakref.ref(fake)
         self._fakes[id(original)] = (original, ref)
         self._originals[id(fake)] = (original, ref)
 
     def let_go(self) -> None:
-        """Let later tensors with the originals' storages be adopted anew, and fake tensors die: one whose attribute
-        leads to it by autograd's nodes, as that of a parameter does, is in a circle that Python does not see.
-        """
+        """Let storages be adopted anew, and fake tensors die: autograd's nodes may lead from one to itself."""
         for _, fake in self:
             fake.__dict__.clear()
         for key in self._adopted:
@@ -224,7 +212,6 @@ class FakeTensors:
         return self.state.adopted_device if claim.type in ("cpu", "meta") else claim
 
     def _wrapper(self, original: Any, readable: bool) -> Tensor:
-        """A wrapper subclass (DTensor, quantised tensors) around fake tensors of what it wraps."""
         names, context = original.__tensor_flatten__()
         inner = {name: self.make(getattr(original, name), readable) for name in names}
         out = type(original).__tensor_unflatten__(inner, context, original.size(), original.stride())
@@ -242,12 +229,7 @@ _DEEPEST = 2  # objects in objects that a hook reaches, functions that functions
 
 
 class GradientHooks:
-    """Gives the hooks of parameters to their fake tensors; ``undo`` gets what puts everything back in reverse order.
-
-    What a hook reaches by its closure, defaults, globals or object is replaced: parameters by their fake tensors,
-    containers by copies, also where parameters are keys, and the attributes of optimizers and plain objects for a
-    while. Modules' own parameters, buffers and children are fake already.
-    """
+    """Gives the hooks of parameters, and what they reach, to fake tensors; ``undo`` gets what puts it back."""
 
     def __init__(self, fakes: FakeTensors, undo: list[Any]) -> None:
         self.fakes, self.undo = fakes, undo
@@ -256,7 +238,6 @@ class GradientHooks:
         self._in_optimizer = False
 
     def take(self) -> None:
-        """Give them to the fake tensors."""
         self.undo.append(self._on_host.let_go)
         if any(is_updated_in_backward(original) for original, _ in self.fakes):
             self.fakes.state.assume("hooks on the autograd nodes of parameters are not run: gradients, and the "
@@ -345,6 +326,5 @@ def _set_contents(mapping: dict[Any, Any], contents: dict[Any, Any]) -> None:
 
 
 def _list_globals(code: types.CodeType) -> set[str]:
-    """Names of the module's variables that a function reads or sets, also in functions within it."""
     found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
     return found.union(*[_list_globals(c) for c in code.co_consts if isinstance(c, types.CodeType)])

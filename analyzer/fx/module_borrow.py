@@ -69,13 +69,10 @@ _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping
 
 
 class Borrowed:
-    """What stands for what while a module is borrowed, and how to undo it.
-
-    ``parameters`` and ``buffers`` list (path, fake tensor, original) as ``named_parameters()`` and ``named_buffers()``:
-    a tensor of several names once, under the first. ``modules`` maps id(module) to its first path, registered modules
-    only, ``by_path`` the other way; ``walked`` has them in order, ``every`` also those that are held without being
-    registered. ``root`` is the module to call: what a compiled one wraps. A buffer or another attribute is listed until
-    the forward replaces it, which frees its memory.
+    """What stands for what while a module is borrowed, and how to undo it. ``parameters`` and ``buffers`` list (path,
+    fake tensor, original), a tensor of several names once. ``modules`` maps id(module) to its first path, ``by_path``
+    the other way; ``walked`` has registered modules in order, ``every`` all. ``root`` is the module to call. Buffers
+    and attributes are listed until the forward replaces them, which frees their memory.
     """
 
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
@@ -114,7 +111,6 @@ class Borrowed:
         return [(fake, original) for original, fake in self.fakes if id(fake) not in named]
 
     def take(self) -> None:
-        """Swap, under the mode."""
         with without_modes():
             self._walk(self.root)
             GradientHooks(self.fakes, self._undo).take()
@@ -130,7 +126,6 @@ class Borrowed:
             self._list_all()
 
     def give_back(self) -> None:
-        """Put back in reverse order."""
         while self._undo:
             last = self._undo.pop()
             if type(last) is not tuple:
@@ -146,8 +141,6 @@ class Borrowed:
                 container.clear()
         self._empty.clear()
         self.fakes.let_go()
-
-    # -- walking -------------------------------------------------------------------------------------------------
 
     def _note_compiled(self, what: str) -> None:
         self._state.assume(f"{what}: a module under torch.compile is profiled as the module that it wraps")
@@ -273,10 +266,7 @@ class Borrowed:
                 if type(value) not in LEAVES and (new := self._replace(value, depth)) is not value:
                     container[i] = new
 
-    # -- names ---------------------------------------------------------------------------------------------------
-
     def _list_all(self) -> None:
-        """Fill the lists, in the order and under the names of ``named_parameters()``."""
         named: set[int] = set()
         self.walked = walk_modules(self.root)
         self.every = [value for value in self._seen.values() if isinstance(value, nn.Module)]

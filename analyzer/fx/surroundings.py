@@ -142,12 +142,9 @@ class Holders(StateRecord):
 
 
 class Surroundings(Holders, CodeRecord):
-    """What the code of ``modules``, and ``functions``, reach outside of them: globals, attributes of classes, closures,
-    containers, objects, caches of functions; and the values that they are given.
-
-    Each of these that holds a tensor without data, and did not before, gets back what it held. Plain values stay as the
-    run left them: they may count, or collect for the caller, or another thread has set them. Those in a container, an
-    object, a class or a namespace that is put back are put back with it, and so is all that is given.
+    """What the code of ``modules``, and ``functions``, reach outside of them, and the values that they are given. What
+    of it holds a tensor without data, and did not before, gets back what it held. Plain values stay as the run left
+    them (they may count, or another thread has set them), but for those in what is put back.
     """
 
     def __init__(self, modules: list[nn.Module], functions: Iterable[Any], values: Any) -> None:
@@ -162,7 +159,6 @@ class Surroundings(Holders, CodeRecord):
         self.give(values)
 
     def give(self, values: Any) -> None:
-        """Look at values that code is given."""
         self._given.capture(values)
         while code := [*self.code, *self._given.code]:
             self.code, self._given.code = [], []
@@ -171,9 +167,7 @@ class Surroundings(Holders, CodeRecord):
         self._given.seen.clear()
 
     def put_back(self) -> None:
-        """Put back what holds tensors without data, and what was given; and again what the runs of other threads that
-        overlapped put back, whose tensors this one may have found.
-        """
+        """Put back what holds tensors without data, what was given, and what overlapping runs put back."""
         with _lock:
             self._is_over = True
             for other in reversed(_kept[:_kept.index(self) + 1]):
@@ -185,7 +179,6 @@ class Surroundings(Holders, CodeRecord):
         self._given.put_back()
 
     def put_back_all(self) -> None:
-        """Put back whatever changed."""
         with without_modes(), torch._C.DisableTorchFunction():
             super().put_back()
 

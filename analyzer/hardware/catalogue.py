@@ -119,9 +119,7 @@ register_device = SpecCatalogue(
 
 @contextmanager
 def knowing(device: object) -> Iterator[None]:
-    """For the length of a block, know the device that a file describes by its name, which is all that a profile keeps
-    of it, unless the catalogue has that name. Nothing for what is no file.
-    """
+    """For a block, know the device of a file by its name, which is all that a profile keeps of it."""
     if not isinstance(device, str) or not is_device_file(device):
         yield
         return

@@ -12,7 +12,6 @@ from typing import Any
 from .allocator_options import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorOptions
 
 # The parts that the simulated allocator keeps its books in: segments, the spans they consist of, pools of free spans.
-#
 # Source: ``Block``, ``BlockPool``, ``ExpandableSegment`` in c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11 to 2.13).
 
 ADDRESS_BITS = 64  # of a pointer
@@ -33,7 +32,6 @@ class Span:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is only a part of its segment."""
         return self.prev is not None or self.next is not None
 
     def split(self, left_bytes: int) -> Span:
@@ -83,7 +81,6 @@ class Segment:
         return made
 
     def spans(self) -> Iterator[Span]:
-        """Its spans, by address."""
         span: Span | None = self.head
         while span is not None:
             yield span
@@ -133,7 +130,6 @@ class Pool:
         return made
 
     def insert(self, span: Span) -> int:
-        """Add a free span; its place in ``free``."""
         key = span.size_bytes << ADDRESS_BITS | span.address
         index = bisect_left(self.keys, key)
         self.keys.insert(index, key)
@@ -141,14 +137,11 @@ class Pool:
         return index
 
     def remove(self, span: Span) -> None:
-        """Take out a free span."""
         index = bisect_left(self.keys, span.size_bytes << ADDRESS_BITS | span.address)
         del self.keys[index], self.free[index]
 
     def take(self, index: int, size_bytes: int) -> Span:
-        """Take out the free span at ``index``, cut to ``size_bytes`` where the rest is large enough to stay. Rule:
-        ``alloc_found_block``, ``should_split``; the block keeps the low end.
-        """
+        """Take out a free span, its low end where the rest is large enough: ``alloc_found_block``, ``should_split``."""
         keys, free = self.keys, self.free
         span = free[index]
         rest_bytes = span.size_bytes - size_bytes
@@ -219,16 +212,13 @@ class Pool:
         return bisect_left(self.keys, size_bytes << ADDRESS_BITS)
 
     def insert_unmapped(self, span: Span) -> None:
-        """Add a span of addresses without pages."""
         insort(self.unmapped, (span.address, span))
 
     def remove_unmapped(self, span: Span) -> None:
-        """Take out a span of addresses without pages."""
         del self.unmapped[bisect_left(self.unmapped, (span.address,))]
 
 
 # Repeats a captured sequence of allocations and frees at once: what a replayed module costs is mostly this loop.
-#
 # A sequence is a list of `Instruction`s, which name blocks by the *slots* of a list that they are kept in.
 
 class Opcode(IntEnum):
@@ -373,7 +363,6 @@ def replay_best_fit(memory: Any, instructions: Sequence[Instruction], slots: lis
 
 
 def _find_apart(small: Pool, large: Pool, sizes: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Addresses and sizes of blocks held apart that return where they came from; None where one takes a new segment."""
     found = []
     for size in sizes:
         pool = small if size <= SMALL_BYTES else large

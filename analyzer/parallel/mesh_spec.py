@@ -111,9 +111,7 @@ def sharded_dim(placement: str) -> int | None:
 
 
 def _steps(before: str, after: str) -> tuple[str | None, str | None]:
-    """The collective of a change and that of its gradient, which lies as the tensor did; a sum's is whole on each
-    device, as in torch/distributed/tensor/_redistribute.py.
-    """
+    """The collectives of a change and of its gradient; a sum's is whole (torch/distributed/tensor/_redistribute.py)."""
     if before == PARTIAL:
         return ("all_reduce", None) if sharded_dim(after) is None else ("reduce_scatter", "all_gather")
     if sharded_dim(before) is None:

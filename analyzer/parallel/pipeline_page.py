@@ -53,7 +53,6 @@ def draw_bars(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_se
 
 
 def list_seconds(ranks: Sequence[RankTime], step_seconds: float) -> list[str]:
-    """A table of what each rank's seconds are spent on."""
     rows = [[str(rank.rank), ",".join(map(str, rank.stages)), *(format_seconds(seconds) for seconds in (
         rank.compute_seconds, rank.optimizer_seconds, rank.exposed_transfer_seconds, rank.exposed_group_seconds,
         rank.bubble_seconds)), format_percent(rank.bubble_seconds / step_seconds if step_seconds else None),
@@ -71,9 +70,7 @@ _SECONDS = ("compute_seconds", "optimizer_seconds", "exposed_transfer_seconds", 
 
 def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_seconds: float,
                   names: Sequence[str] | None = None) -> Part:
-    """The lanes of a pipeline's ranks, and what each spends its step on. ``names`` are those of the ranks in the job;
-    by default they are numbered as in the pipeline.
-    """
+    """The lanes of a pipeline's ranks, by default with their numbers there, and what each spends its step on."""
     if names is None:
         names = [f"rank {rank.rank}: stage {', '.join(map(str, rank.stages))}" for rank in ranks]
     shown = [a for a in actions if a.end > a.start]
@@ -111,7 +108,6 @@ def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | Non
 
 
 def _list_waits(rank: int, actions: Sequence[StageAction], step_seconds: float) -> Iterator[StageAction]:
-    """The gaps between what a rank computes."""
     free = 0.0
     for action in (a for a in actions if a.rank == rank and a.kind in COMPUTE_KINDS):
         if action.start > free:
@@ -133,9 +129,7 @@ _QUANTITIES = (("Peak reserved", "bytes", "peak_reserved_bytes"), ("Host peak", 
 def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, slowest: RankRow | None,
                   step_seconds: float | None, step_range: tuple[float, float] | None,
                   profiles: Mapping[int, Profile]) -> Part:
-    """What a page of ranks says first: the verdict on the rank that decides, and the figures of the job; ``step_range``
-    is low and high of its step.
-    """
+    """What a page of ranks says first; ``step_range`` is low and high of the job's step."""
     verdict = None if deciding is None or deciding.rank not in profiles else profiles[deciding.rank].verdict
     said = [f"which of {size} ranks needs most memory is not known"]
     tiles = [Tile("Ranks", format_count(size), f"{len(rows)} kind{'s' if len(rows) > 1 else ''} in the table")]
@@ -158,9 +152,7 @@ def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, 
 
 def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], deciding: RankRow | None,
                    slowest: RankRow | None) -> dict[str, Any]:
-    """The kinds of ranks by column; quantities of which nothing is known are left out. ``categories`` add up to what is
-    allocated at the peaks; there are none where they are not known of every row.
-    """
+    """The kinds of ranks by column; ``categories`` add up to the peaks, and are not there where one is not known."""
     known = [profiles.get(row.rank) for row in rows]
     parts = [{} if profile is None else profile.peak_by_category for profile in known]
     names = sort_categories(name for part in parts for name in part)
@@ -182,9 +174,7 @@ def describe_ranks(rows: Sequence[RankRow], profiles: Mapping[int, Profile], dec
 
 
 def describe_rank_memory(rows: Sequence[RankRow], profiles: Mapping[int, Profile]) -> dict[str, Any] | None:
-    """What each kind of rank has allocated over its step; None where nothing is known of that. Of very many moments
-    each stands for neighbours in its phase and is the highest of them.
-    """
+    """What each kind of rank has allocated over its step, thinned out to the highest moments; None where unknown."""
     known = [(row, profiles[row.rank].timeline) for row in rows if row.rank in profiles]
     known = [(row, timeline) for row, timeline in known if timeline]
     curves: list[dict[str, Any]] = []
@@ -201,9 +191,7 @@ def describe_rank_memory(rows: Sequence[RankRow], profiles: Mapping[int, Profile
 
 
 def list_rank_parts(rows: Sequence[RankRow], profiles: Mapping[int, Profile], deciding: RankRow | None) -> list[Part]:
-    """The parts of the ranks' own pages, those of the rank that decides in sight; another can be chosen, as many of
-    them as keep the file small.
-    """
+    """The parts of the ranks' own pages, of as many as keep the file small, the rank that decides first."""
     ordered = [row for row in sorted(rows, key=lambda row: row != deciding) if row.rank in profiles]
     groups: dict[str, list[Part]] = {}
     packed = 0

@@ -29,7 +29,6 @@ from .pipeline_schedule import (
 from .rank_row import FAMILIES, StageCost
 
 # Which action of a pipeline waits for which, over all ranks, and when each begins and ends.
-#
 # The rules are CUDA's and ProcessGroupNCCL's (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp): computations of a rank
 # follow one another on its stream; a transfer begins when both ends have launched it, each after what its compute
 # stream was given before and after what its communicator's stream holds; transfers of one batch are one kernel.
@@ -52,9 +51,7 @@ class Node:
 
 
 class ActionGraph:
-    """The nodes of all ranks. ``places`` has the node of each entry of each list. Raises InputError where data that is
-    needed is never made, a send has no receive, or ranks wait for each other.
-    """
+    """The nodes of all ranks; ``places`` are those of entries of lists. Raises InputError as `join_timeline`."""
 
     def __init__(self, lists: ActionLists, costs: Sequence[StageCost], shared: Mapping[str, float]) -> None:
         self.lists, self.costs, self.shared = lists, costs, shared
@@ -72,7 +69,6 @@ class ActionGraph:
 
     @property
     def end(self) -> float:
-        """When the last of all ends."""
         return max((node.end for node in self.nodes.values()), default=0.0)
 
     def _add_rank(self, rank: int, actions: Sequence[PipelineAction]) -> list[NodeId]:
@@ -113,7 +109,6 @@ class ActionGraph:
         return key
 
     def _find_inputs(self, rank: int, action: PipelineAction) -> list[NodeId]:
-        """What gives a computation its data: another one of this rank, or a message."""
         kinds: tuple[str, ...]
         if action.kind == "backward_weight":
             return [self._find(action, ("backward_input", ), action.stage)]
@@ -157,7 +152,6 @@ class ActionGraph:
         return key
 
     def _run(self) -> None:
-        """Start and end of each node: the longest way to it."""
         after: dict[NodeId, list[NodeId]] = {key: [] for key in self.nodes}
         left: dict[NodeId, int] = {}
         for key, node in self.nodes.items():
@@ -234,9 +228,7 @@ class PipelineTimeline:
         return "\n".join([*head, *bars, "", *list_seconds(self.ranks, self.step_seconds), *self.assumptions])
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A page of the timeline as text, also written to ``path`` if one is given: a lane a rank, and what its seconds
-        are spent on. Raises MissingExtraError without plotly.
-        """
+        """A page of the timeline, also written to ``path`` if given. Raises MissingExtraError without plotly."""
         first = pipeline_headline(self.step_seconds, self.step_seconds_range, self.micro_batches, self.ranks,
                                   (self.bubble_share, self.exposed_transfer_share), self.imbalance, self.slowest_rank)
         lanes = pipeline_part(self.ranks, self.actions, self.step_seconds)
@@ -280,9 +272,7 @@ def join_timeline(lists: ActionLists, costs: Sequence[StageCost], *,
 
 def _find_range(lists: ActionLists, costs: Sequence[StageCost], shared: Mapping[str, float],
                 end: float) -> tuple[float, float] | None:
-    """Low and high of the step: the stages are alike, so that errors of one family go together on all of them; those of
-    different families do not. The stages are joined again with each family at both ends of its range.
-    """
+    """Low and high of the step: errors of a family go together on all stages, those of different families do not."""
     ends: list[tuple[float, float]] = []
     for family in FAMILIES:
         spreads = [cost.spread_of(family) for cost in costs]
@@ -311,7 +301,6 @@ def _end_of_step(rank: int, actions: Sequence[PipelineAction], costs: Sequence[S
 
 
 def _sum_rank(rank: int, graph: ActionGraph, end: float) -> RankTime:
-    """What a rank's step is spent on: its computations, and each gap between them by what is waited for."""
     own = [(a, graph.nodes[key]) for a, key in zip(graph.lists[rank], graph.places[rank]) if a.kind in COMPUTE_KINDS]
     free, exposed = 0.0, {"transfer": 0.0, "group": 0.0}
     for _, node in own:
@@ -328,7 +317,6 @@ def _sum_rank(rank: int, graph: ActionGraph, end: float) -> RankTime:
 
 
 def _add_exposed(exposed: dict[str, float], gap: tuple[float, float], awaited: Iterable[Node]) -> None:
-    """Add what of a gap is spent on transfers, and what of the rest on collectives."""
     nodes = [node for node in awaited if node.kind != "compute"]
     transfer = _overlap(gap, [node for node in nodes if node.kind == "transfer"])
     exposed["transfer"] += transfer
@@ -336,7 +324,6 @@ def _add_exposed(exposed: dict[str, float], gap: tuple[float, float], awaited: I
 
 
 def _overlap(gap: tuple[float, float], nodes: Iterable[Node]) -> float:
-    """Seconds of a gap in which one of the nodes runs."""
     total, reached = 0.0, gap[0]
     for node in sorted(nodes, key=lambda node: node.start):
         start, stop = max(reached, node.start), min(gap[1], node.end)

@@ -22,9 +22,7 @@ from .rank_table import RankTable
 
 
 class _Run(NamedTuple):
-    """A rank that was run, the schedule that it made, and the ranks that it exchanges messages with, itself included;
-    none where it does with none.
-    """
+    """A rank that was run, the schedule that it made, and the ranks that it exchanges messages with, or none."""
 
     profile: Profile
     schedule: Any
@@ -32,8 +30,6 @@ class _Run(NamedTuple):
 
 
 class _StageWaitsError(Exception):
-    """A rank waits for shapes that ``peers`` are to tell."""
-
     def __init__(self, reason: StageNotToldError, peers: tuple[int, ...]) -> None:
         super().__init__(str(reason))
         self.reason, self.peers = reason, peers
@@ -79,9 +75,7 @@ def profile_ranks(build: Callable[[], Any], args: Any = (), kwargs: Any = None, 
 
 def _run_all(ranks: list[int], run: Callable[[int], _Run], mail: Mapping[int, Any],
              finds_peers: bool = False) -> dict[int, _Run]:
-    """Run ranks in order, and the peers of the first where asked for. A stage that waits for shapes of a stage that has
-    not run is run again after the others, as long as more of them are told: ``mail`` is what was.
-    """
+    """Run ranks in order, and the peers of the first where asked for; again those that wait for what others tell."""
     runs: dict[int, _Run] = {}
     left = list(ranks)
     while left:
@@ -103,7 +97,6 @@ def _run_all(ranks: list[int], run: Callable[[int], _Run], mail: Mapping[int, An
 
 
 def _find_peers(profile: Profile) -> tuple[int, ...]:
-    """The ranks of the group in which a rank without a schedule exchanges messages; nothing where there is none."""
     groups: Mapping[str, GroupInfo] = {g.name: g for g in profile.world.groups} if profile.world is not None else {}
     names = dict.fromkeys(row.group for row in profile.comm or () if row.kind in POINT_TO_POINT and row.group)
     found = [groups[name].ranks for name in names if name in groups]
@@ -161,13 +154,11 @@ _EVEN = "stages of one rank are taken to compute for equally long"
 
 
 def list_stages(schedule: Any) -> list[Any]:
-    """The stages that a rank's schedule of torch.distributed.pipelining runs."""
     stages = getattr(schedule, "_stages", None)
     return list(stages) if stages is not None else [schedule._stage]
 
 
 def list_group(schedule: Any) -> tuple[int, ...]:
-    """The global ranks of a schedule's pipeline, in the order of the group."""
     import torch.distributed as dist
 
     return tuple(dist.get_process_group_ranks(list_stages(schedule)[0].group))
@@ -175,9 +166,8 @@ def list_group(schedule: Any) -> tuple[int, ...]:
 
 def join_profiles(profiles: Sequence[Profile], lists: ActionLists) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
     """The timeline of ranks that were profiled alone, in the order of the pipeline's ranks, and what it takes for
-    granted; None where seconds are not known. What a rank computes is the wall time of its forward and backward passes
-    without what it waited for messages, an equal part for each micro-batch and stage. Sums over groups that the forward
-    pass does not use are the exchange of gradients.
+    granted; None where seconds are not known. A rank's wall time without what it waited for is divided evenly among
+    micro-batches and stages. Sums over groups that the forward pass does not use are the exchange of gradients.
     """
     ranks, micro_batches = place_stages(lists), len({a.micro_batch for a in lists[0] if a.kind == "forward"})
     costs = []
@@ -191,7 +181,6 @@ def join_profiles(profiles: Sequence[Profile], lists: ActionLists) -> tuple[Pipe
 
 
 def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches: int, stages: int) -> StageCost | None:
-    """The cost of one of the ``stages`` of a rank; ``ranks`` are those of all stages, in the pipeline's group."""
     rows = profile.comm or ()
     forward, backward, optimizer = (profile.phases[name].seconds if name in profile.phases else 0.0
                                     for name in ("forward", "backward", "optimizer"))
@@ -228,7 +217,6 @@ def find_compute_spreads(profile: Profile) -> tuple[float | None, float | None]:
 
 
 def _find_spread(profile: Profile, rows: Sequence[CommInfo]) -> float | None:
-    """The spread of what communicates, all of whose errors go together; None where a time is not known."""
     names = {row.operator for row in rows}
     found = [operator for operator in profile.operators if operator.operator in names]
     seconds = add_quantities([operator.seconds for operator in found])
@@ -237,7 +225,6 @@ def _find_spread(profile: Profile, rows: Sequence[CommInfo]) -> float | None:
 
 
 def _send_seconds(rows: Sequence[CommInfo], ranks: dict[int, int], stage: int, step: int) -> float:
-    """Seconds of a message to the stage after or before: of the rank's usual message."""
     if ranks.get(stage + step, ranks[stage]) == ranks[stage]:
         return 0.0
     seconds = [row.seconds for row in rows if row.kind in POINT_TO_POINT and row.seconds is not None]

@@ -106,7 +106,6 @@ class RankRow:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks that are alike, sorted."""
         return tuple(sorted(r for run in self.runs for r in range(run.first, run.last + 1, run.step)))
 
 
@@ -124,7 +123,6 @@ def merge_alike(rows: Sequence[RankRow]) -> list[RankRow]:
 
 
 def describe_rank(profile: Profile, rank: int, alike: tuple[int, ...], kind: str) -> RankRow:
-    """The row of ranks ``alike``, of which ``rank`` was profiled."""
     fullest = [name for steps in (profile.phases, profile.first_step) for name, info in steps.items()
                if info.peak_allocated_bytes == profile.peak_allocated_bytes is not None]
     comm = [info.comm_bytes for info in profile.step_phases.values()]

@@ -87,7 +87,6 @@ class RankTable:
         return "\n".join([*lines, *self._list_said(), *self.assumptions])
 
     def _list_cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headers and rows."""
         cells = [[format_ranks(row.ranks), row.kind, format_count(row.params), format_bytes(row.peak_allocated_bytes),
                   format_bytes(row.peak_reserved_bytes), format_bytes(row.host_peak_bytes),
                   row.peak_phase or "-", format_seconds(row.step_seconds), format_bytes(row.comm_bytes)]
@@ -98,7 +97,6 @@ class RankTable:
         return headers, cells
 
     def _list_said(self) -> Iterator[str]:
-        """Which rank decides what."""
         if self.fullest is not None:
             yield f"most memory: {self.fullest.name}, {format_bytes(self.fullest.peak_allocated_bytes)} allocated"
         if self.slowest is not None:
@@ -108,7 +106,6 @@ class RankTable:
             yield f"slowest: {self.slowest.name}; the step takes {step}{between}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         title, *said = [*self._list_said()] or ["no figure of the ranks is known"]
         assumed = "".join([f"<div>{escape(line)}</div>" for line in self.assumptions])
         return write_fragment(
@@ -116,10 +113,7 @@ class RankTable:
             write_rows(*self._list_cells(), left=(0, 1)), fold(f"Taken for granted ({len(self.assumptions)})", assumed))
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A page of the job as text, also written to ``path`` if one is given: the kinds of ranks and who decides,
-        their memory over each other, the schedule of a pipeline, and the parts of the rank that decides; another can be
-        chosen. Raises MissingExtraError without plotly.
-        """
+        """A page of the job, also written to ``path`` if given. Raises MissingExtraError without plotly."""
         deciding = next((row for row in self.rows if row.rank == self.deciding_rank), None)
         memory, timeline = describe_rank_memory(self.rows, self.profiles), self.timeline
         lanes = [] if timeline is None else [pipeline_part(timeline.ranks, timeline.actions, timeline.step_seconds,
@@ -141,9 +135,7 @@ class RankTable:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankTable:
-        """The table that ``to_dict`` gave, also after a round trip through JSON. Raises ProfileFormatError for anything
-        else.
-        """
+        """The table that ``to_dict`` gave, also after JSON. Raises ProfileFormatError for anything else."""
         found: RankTable = read_plain(_SavedTable, data).whole
         return found
 
@@ -157,9 +149,7 @@ class RankTable:
 
     @classmethod
     def from_json(cls, source: str | Path) -> RankTable:
-        """Read what `to_json` wrote, from text or from a file. Raises InputError for no file, ProfileFormatError for
-        anything else.
-        """
+        """Read what `to_json` wrote, a text or a file. Raises InputError for no file, else ProfileFormatError."""
         origin, text = load_text(source, "RankTable.from_json", FORMAT.what)
         with damage_in(origin):
             data = FORMAT.read(decode_json(text))
@@ -177,8 +167,6 @@ class RankTable:
 
 @dataclass(frozen=True)
 class _SavedTable:
-    """A table as it is saved, without the profiles."""
-
     size: int
     rows: tuple[RankRow, ...]
     timeline: PipelineTimeline | None

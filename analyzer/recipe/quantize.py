@@ -55,18 +55,15 @@ class QuantizedLinear(nn.Module):
         self.quantize(weight)
 
     def quantize(self, weight: Tensor) -> None:
-        """Make ``self.weight`` and what goes with it."""
         raise NotImplementedError
 
     def hold(self, codes: Tensor, **buffers: Tensor) -> None:
-        """Keep a quantized weight and its scales."""
         self.weight = nn.Parameter(codes, requires_grad=False)
         setattr(self.weight, "quant_state", Packed(self.shape))  # noqa: B010  # no attribute that nn.Parameter declares
         for name, value in buffers.items():
             self.register_buffer(name, value)
 
     def extra_repr(self) -> str:
-        """As of `nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
@@ -98,14 +95,12 @@ class Nf4Linear(QuantizedLinear):
                   values=values, offset=offset, nested_absmax=nested_absmax, nested_values=steps)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The weight in ``dtype``, by two kernels."""
         scales = ops.dequantize_blockwise(self.absmax, self.nested_absmax, self.nested_values, NESTED_BLOCK)
         scales = scales + self.offset
         weight: Tensor = ops.dequantize_4bit(self.weight, scales, self.values, self.BLOCK, self.shape, dtype)
         return weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of a linear layer, in the dtype of ``x``."""
         # in autocast's dtype where there is one, else in that of the weight it was made from
         kind = x.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
@@ -152,15 +147,12 @@ class Int8Linear(QuantizedLinear):
         self.hold((weight * (INT8_MAX / absmax.unsqueeze(1))).round().to(torch.int8), absmax=absmax)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of a linear layer, in the dtype of ``x``."""
         output: Tensor = _Int8Product.apply(x, self)  # type: ignore[no-untyped-call]
         return output
 
 
 class _Int8Product(torch.autograd.Function):
-    """bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, without outliers. The input is kept for the backward pass,
-    which reads only its dtype.
-    """
+    """bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, without outliers; of the input, backward reads its dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Int8Linear) -> Tensor:
@@ -206,7 +198,6 @@ class Fp8Linear(QuantizedLinear):
         self.hold(codes, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of a linear layer, in the dtype of ``x``."""
         output: Tensor = _Fp8Product.apply(x, self)  # type: ignore[no-untyped-call]
         return output
 
@@ -232,7 +223,6 @@ class _Fp8Product(torch.autograd.Function):
 
 
 def _to_float8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of rows and the scale of each, (rows, 1)."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale = (rows.abs().amax(dim=-1, keepdim=True).float() / largest).clamp(min=torch.finfo(torch.float32).tiny)
     return (rows.float() / scale).clamp(-largest, largest).to(torch.float8_e4m3fn), scale
@@ -271,7 +261,6 @@ class Int4Linear(QuantizedLinear):
 
 
 def _split(values: Tensor, block: int) -> Tensor:
-    """Rows of ``block`` values in float32, the last filled up with zeros."""
     flat = values.reshape(-1).float()
     return functional.pad(flat, (0, -flat.numel() % block)).reshape(-1, block)
 
@@ -310,9 +299,8 @@ _HOLDERS = (nn.MultiheadAttention, nn.ParameterList, nn.ParameterDict)  # of tor
 
 
 def _left_whole(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, nn.Parameter]:
-    """Matrices in modules of the model's own, of attention and of lists, by path, such as experts that are one
-    parameter. bitsandbytes and torchao replace `nn.Linear` layers alone (transformers/integrations/bitsandbytes.py,
-    `replace_with_bnb_linear`).
+    """Matrices in no quantized layer, by path, such as experts that are one parameter; others replace `nn.Linear`
+    layers alone (transformers/integrations/bitsandbytes.py, `replace_with_bnb_linear`).
     """
     heads = list_heads(model)
     return {f"{path}.{name}" if path else name: parameter for path, module in model.named_modules()

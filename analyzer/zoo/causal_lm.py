@@ -38,7 +38,6 @@ class LayerCache:
         self.values: Tensor | None = None
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take those of the next tokens; the result is those of all so far."""
         start, self.tokens = self.tokens, self.tokens + keys.shape[2]
         if self.max_tokens is None:
             # a copy even of the first ones, which may be a part of a larger tensor that they would keep alive
@@ -63,11 +62,9 @@ class KeyValueCache:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it holds."""
         return self.layers[0].tokens if self.layers else 0
 
     def layer(self, index: int) -> LayerCache:
-        """The cache of a layer, made when it is first asked for."""
         while len(self.layers) <= index:
             self.layers.append(LayerCache(self.max_tokens))
         return self.layers[index]

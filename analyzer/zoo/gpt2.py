@@ -82,9 +82,7 @@ class Transformer(nn.Module):
 
 
 class GPT2(nn.Module):
-    """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
-    With a ``cache`` the tokens follow those that it has seen.
-    """
+    """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels alike, also the loss."""
 
     def __init__(self, vocabulary: int = 50257, positions: int = 1024, hidden: int = 768, layers: int = 12,
                  heads: int = 12, dropout: float = 0.1) -> None:
@@ -95,7 +93,6 @@ class GPT2(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None,
                 cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
-        """See the class."""
         logits: Tensor = self.lm_head(self.transformer(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 

@@ -121,9 +121,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels of that shape, also the loss.
-    With a ``cache`` the tokens follow those that it has seen.
-    """
+    """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels alike, also the loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -134,7 +132,6 @@ class Llama(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None,
                 cache: KeyValueCache | None = None) -> Tensor | CausalLMOutput:
-        """See the class."""
         logits: Tensor = self.lm_head(self.model(input_ids, cache))
         return logits if labels is None else CausalLMOutput(causal_lm_loss(logits, labels), logits)
 

@@ -82,5 +82,4 @@ def find_shape(name: str) -> PublishedShape | None:
 
 
 def list_names() -> Iterable[str]:
-    """All names, for a guess of what was meant."""
     return [name for shape in list_shapes() for name in shape.names]

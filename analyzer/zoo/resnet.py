@@ -81,7 +81,6 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(512 * wide, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))

@@ -29,9 +29,7 @@ _WANTED = "give a callable of no arguments that returns an nn.Module"
 
 
 def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target:
-    """The target ``text`` that is ``name`` (``Net``, ``Holder.make``) in ``module``, which users know as ``where``.
-    Raises TargetError where there is none, or one that needs arguments, with the names that would do.
-    """
+    """The target that is ``name`` in ``module``, or ``where``. Raises TargetError with the names that would do."""
     factory: Any = module
     for part in name.split("."):
         if not hasattr(factory, part):
@@ -57,16 +55,12 @@ def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target
 
 
 def describe_factories(module: ModuleType, where: str) -> str:
-    """The end of an error: which names of ``module`` would do."""
     names = list_factories(module)
     return f"; in {where} these would do: {', '.join(names)}" if names else f"; nothing in {where} would do"
 
 
 def list_factories(module: ModuleType) -> list[str]:
-    """Names that a Python module defines itself and that could be asked for: classes of models, then functions and
-    `functools.partial` of them, all without required arguments. A function may return anything, unless its annotation
-    says otherwise.
-    """
+    """Names of the module's own model classes, then of functions and partials, that need no arguments."""
     classes, others = [], []
     for name, value in vars(module).items():
         if name.startswith("_"):
@@ -95,9 +89,8 @@ def _list_required_parameters(factory: Any) -> list[str]:
 
 
 def import_file(given: str, text: str) -> ModuleType:
-    """Import the file ``given`` as ``python given`` would find what it imports: its folder is searched first; of a file
-    in a package, the folder that holds the package. Raises TargetError where there is no such file, with the files that
-    resemble it, or where importing it fails.
+    """Import a file as ``python given`` would find what it imports: its folder, or that of its package, is searched
+    first. Raises TargetError where there is no such file, with the files that resemble it, or where importing it fails.
     """
     path = Path(given).absolute()
     if not path.is_file():
@@ -136,9 +129,7 @@ def _is_file(given: str | None, path: Path) -> bool:
 
 
 def import_name(name: str, text: str, hint: str) -> ModuleType:
-    """Import a dotted name, searched for in the working directory first. TargetError, which ends in ``hint`` where
-    there is no such module, or says why importing it fails.
-    """
+    """Import a dotted name, the working directory first. TargetError says why it fails, or ends in ``hint``."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does; a console script has its own directory there instead
@@ -166,21 +157,7 @@ def import_errors(what: str, text: str) -> Iterator[None]:
                           + (f", at {source}" if source else "")) from error
 
 
-# The TARGET of the command line: which model to profile.
-#
-# ======================================  ====================================================================
-# `NAME`                                  a model that ships with the project (`analyzer.zoo.MODELS`)
-# `torchvision:NAME`                      classification, segmentation, detection, video, optical flow
-# `timm:NAME`                             with or without a tag
-# `hf:NAME[:ModelClass]`                  a published shape by its name on the hub, with or without the organisation:
-#                                         `hf:meta-llama/Llama-3.1-8B`, `hf:llama-3.1-8b`; `analyzer models` lists them
-# `hf:CONFIG.json[:ModelClass]`           a config file of transformers, or the directory that holds config.json
-# `hf:ConfigClass[:ModelClass]`           a config class of transformers with its default sizes
-# `package.module:factory`                any callable of no arguments that returns an nn.Module, for instance a class;
-#                                         the working directory is searched first
-# `FILE.py:factory`                       such a callable in a file, e.g. `mynet.py:Net` or `models/mynet.py:build`
-# ======================================  ====================================================================
-#
+# The TARGET of the command line: which model to profile, in the forms of docs/usage.md.
 # No weights are ever loaded.
 
 __all__ = ["LabelRule", "Target", "load_target"]
@@ -217,9 +194,7 @@ def load_target(text: str) -> Target:
 
 
 def import_own_code(text: str) -> None:
-    """Import the file or module of the user's own that ``text`` names, if it names one and no model of a library, for
-    what it registers. Raises TargetError as `load_target` does.
-    """
+    """Import the user's own file or module that ``text`` names, if any, for what it registers. Raises TargetError."""
     scheme, colon, _ = text.partition(":")
     if scheme not in LIBRARIES and (colon or text.endswith(".py")):
         load_target(text)

@@ -22,10 +22,8 @@ _definitions: list[torch.library.Library] = []  # a Library that dies takes its 
 
 
 def define_torchvision_ops() -> None:
-    """Make `import torchvision` work beside any build of torch, before anything (timm, transformers) tries it. A
-    torchvision wheel built for CUDA cannot load its C++ library beside a CPU-only torch, yet its Python files attach
-    shapes to `nms` and `qnms` while they are imported, and stop where those operators do not exist. If the library does
-    load, it brings them itself and nothing is defined here; without torchvision nothing happens at all.
+    """Make `import torchvision` work beside any build of torch: its files attach shapes to `nms` and `qnms`, which do
+    not exist where its C++ library, built for CUDA, cannot be loaded.
     """
     if hasattr(torch.ops.torchvision, "nms"):
         return

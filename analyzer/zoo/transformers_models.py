@@ -30,11 +30,9 @@ SECOND_OF_SAMPLES = 16_000  # speech models are trained on 16 kHz audio (wav2vec
 
 
 def find_transformers_model(spec: str, target: str) -> Target:
-    """The model of `CONFIG.json`, a directory with a config.json, the name of a published shape, or `ConfigClass`, each
-    optionally `:ModelClass`; else it is the first of the config's "architectures", the first task head that
-    transformers has for the config (see `HEADS`), or its base model. Parameters have the dtype that the config names.
-    Raises TargetError for a file that is no config and for unknown names and classes, MissingExtraError without
-    transformers, or diffusers for what is a model of that.
+    """The model of `CONFIG.json`, a folder with a config.json, a published shape, or `ConfigClass`, each optionally
+    `:ModelClass`; else the first of the config's "architectures", the first task head (see `HEADS`), or its base model,
+    in the config's dtype. Raises TargetError for no config and unknown names, MissingExtraError without the library.
     """
     source, _, model_name = (spec, "", "") if _is_path(spec) or ":" not in spec else spec.rpartition(":")
     shape = None if _is_path(source) else find_shape(source)
@@ -83,7 +81,6 @@ def _read_config(transformers: Any, path: Path, target: str) -> Any:
 
 
 def _make_config(transformers: Any, fields: dict[str, Any], path: str, target: str) -> Any:
-    """The config of these fields, which are those of ``path``."""
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
     known = transformers.CONFIG_MAPPING
     if isinstance(model_type, str) and model_type in known:
@@ -141,7 +138,6 @@ def _choose_model_class(transformers: Any, config: Any, name: str, target: str) 
 
 
 def _find_setting(config: Any, *names: str) -> Any:
-    """The first of the settings that the config, or the part of it for images, has."""
     for part in (config, getattr(config, "vision_config", None)):
         for name in names:
             value = getattr(part, name, None)
@@ -151,7 +147,6 @@ def _find_setting(config: Any, *names: str) -> Any:
 
 
 def _derive_inputs(model_class: Any, config: Any) -> tuple[InputSpec, ...] | None:
-    """Inputs of the sizes in the config, the model's main one first; None where they do not follow from it."""
     main = model_class.main_input_name
     parameters = inspect.signature(model_class.forward).parameters
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -197,7 +192,6 @@ def spectrogram_shape(config: Any) -> tuple[int, ...] | None:
 
 
 def _derive_labels(model_class: Any, config: Any, inputs: tuple[InputSpec, ...]) -> tuple[LabelRule, ...]:
-    """The integer labels of the task heads whose shape follows from an input; none for the others."""
     name, main, names = model_class.__name__, model_class.main_input_name, [spec.name for spec in inputs]
     parameters = inspect.signature(model_class.forward).parameters
     if name.endswith("ForQuestionAnswering") and "start_positions" in parameters:

@@ -25,9 +25,7 @@ class DetectionTargets(InputSpec):
     keys: tuple[str, ...] = ()
 
     def make(self, device: str | torch.device = "meta") -> Any:
-        """Boxes of half of the image's height and width, which lie inside of it, all of the first class. Their data is
-        on the host, for models read it; masks are as large as images and without data on ``meta``.
-        """
+        """Boxes of half an image's size, of the first class, with data, which models read; masks on ``device``."""
         height, width = self.shape[-2:]
         first, half = torch.arange(OBJECTS)[:, None] / (2 * OBJECTS), torch.tensor([0.5, 0.5])
         corners = torch.cat((first, first, first + half), 1)
@@ -47,7 +45,6 @@ class DetectionTargets(InputSpec):
 
     @property
     def assumption(self) -> str:
-        """What is made up, in a sentence."""
         return f"{self.name} are made up: {OBJECTS} objects in each image, with {', '.join(self.keys)}"
 
     def __str__(self) -> str:
@@ -61,7 +58,6 @@ class DetectionRule(LabelRule):
     keys: tuple[str, ...] = ()
 
     def apply(self, inputs: Sequence[InputSpec]) -> InputSpec | None:
-        """The targets of the images, floating ones in their dtype."""
         source = self.find_source(inputs)
         return None if source is None else DetectionTargets(self.name, source.dtype, source.shape, self.keys)
 
@@ -70,7 +66,6 @@ class DetectionModel(Target):
     """A detection model of torchvision, which is called with images; one alone is a batch of one."""
 
     def choose_inputs(self, given: Sequence[InputSpec] = (), *, train: bool) -> tuple[InputSpec, ...] | None:
-        """As `Target.choose_inputs`."""
         images = [replace(spec, shape=(1, *spec.shape)) if len(spec.shape) == 3 else spec for spec in given]
         return super().choose_inputs(images, train=train)
 
@@ -82,9 +77,8 @@ DETECTION_SIZE = (800, 800)  # GeneralizedRCNNTransform brings the shorter side 
 
 
 def find_torchvision_model(name: str, target: str) -> Target:
-    """The model `name` of torchvision.models: classification, segmentation, detection, video or optical flow. Detection
-    models take a batch of images, which they iterate over as over a list, and made-up targets when they train. Raises
-    TargetError for an unknown name, MissingExtraError without it.
+    """The model `name` of torchvision.models; detection models take a batch of images, and made-up targets when they
+    train. Raises TargetError for an unknown name, MissingExtraError without it.
     """
     models = import_extra("torchvision", target).models
     if name not in models.list_models():
@@ -125,9 +119,7 @@ def _choose_shapes(models: Any, name: str) -> list[tuple[int, ...]]:
 
 
 def find_timm_model(name: str, target: str) -> Target:
-    """The model `name` of timm, to be called with a batch of images of the size in its pretrained configuration. Raises
-    TargetError for an unknown name or tag, MissingExtraError without timm.
-    """
+    """The model `name` of timm, with its pretrained image size. Raises TargetError, MissingExtraError without timm."""
     timm = import_extra("timm", target)
     if not timm.is_model(name):
         raise TargetError(f"{target}: timm has no model {name!r}{find_close(name, timm.list_models())}")

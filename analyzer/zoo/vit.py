@@ -60,7 +60,6 @@ class VisionTransformer(nn.Module):
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(hidden_dim, num_classes)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
         n = x.shape[0]
         x = self.conv_proj(x)  # (n, hidden, rows, columns)
         x = x.reshape(n, self.hidden_dim, x.shape[2] * x.shape[3]).permute(0, 2, 1)

@@ -78,7 +78,6 @@ def makers(node: fx.Node) -> set[fx.Node]:
 
 
 def _statistics(node: fx.Node) -> list[Any]:
-    """The running statistics that a normalization updates, of which its schema says nothing."""
     affine, running = ("weight", "bias"), ("running_mean", "running_var")
     order = (*running, *affine) if is_functional(node.target) else (*affine, *running)
     given = dict(zip(("input", *order, "training"), node.args)) | node.kwargs
@@ -96,7 +95,6 @@ def _module(node: fx.Node) -> nn.Module | None:
 
 
 def _is_inplace_call(node: fx.Node) -> bool:
-    """Whether a function of torch.nn.functional is called with ``inplace=True``."""
     if node.kwargs.get("inplace") is True:
         return True
     if node.op != "call_function" or not inspect.isfunction(
@@ -123,9 +121,7 @@ _Schema = tuple[int, tuple[tuple[int, str, bool], ...]]
 
 @functools.cache
 def _read_schemas(operator: Any) -> tuple[_Schema, ...]:
-    """Of an operator, or all of a name but for ``out``: how many arguments, and (position, name, is written to) of
-    those whose memory it shares.
-    """
+    """Of an operator, or all of a name but for ``out``: how many arguments, and which of them share their memory."""
     packet = getattr(torch.ops.aten, operator, None) if operator and isinstance(operator, str) else None
     schemas = [] if packet is None else [getattr(packet, o)._schema for o in packet.overloads()]
     schemas = [s for s in schemas if not any(a.is_out for a in s.arguments)]
@@ -176,7 +172,6 @@ def is_pure(node: fx.Node) -> bool:
 
 @functools.cache
 def _draws(name: str) -> bool:
-    """Whether an operator of ATen says that it draws random numbers."""
     packet = getattr(torch.ops.aten, name.partition(".")[0], None) if name else None
     return packet is not None and any(torch.Tag.nondeterministic_seeded in getattr(packet, o).tags
                                       for o in packet.overloads())

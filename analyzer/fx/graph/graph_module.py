@@ -42,10 +42,7 @@ _ANNOTATIONS = ("region", "saved", "module_path", "module_stack", "source")
 
 
 class RegionCodeGen(CodeGen):
-    """torch.fx's code generator, nested into ``with`` blocks and calls of ``torch.utils.checkpoint.checkpoint``.
-
-    Consecutive nodes that share a region share its block. ``keyword_only`` are arguments that forward takes by name.
-    """
+    """torch.fx's code generator, with ``with`` blocks and checkpoints; nodes that share a region share its block."""
 
     def __init__(self, keyword_only: Iterable[str] = ()) -> None:
         super().__init__()
@@ -61,7 +58,6 @@ class RegionCodeGen(CodeGen):
         return super().gen_fn_def(free_vars, maybe_return_annotation, **options)
 
     def additional_globals(self) -> list[tuple[str, Any]]:
-        """What the generated code names besides torch.fx's own."""
         return self._extra
 
     def _gen_python_code(self, nodes: Any, root_module: str, namespace: Any, **options: Any) -> PythonCode:
@@ -114,7 +110,6 @@ class _Writer:
         return [*self.preamble, *self._function(statements, "", set(), set())]
 
     def _function(self, statements: list[Statement], indent: str, given: set[Node], returned: set[Node]) -> list[str]:
-        """The body of a function that is given some values and returns others."""
         local = given | {n for s in statements for n in s.nodes()}
         last = last_uses(statements, local)
         out: list[str] = []
@@ -171,7 +166,6 @@ class _Writer:
         return out
 
     def _global(self, value: Any, name: str = "") -> str:
-        """What generated code calls ``value``."""
         for known, held in self.extra:
             if held is value:
                 return known
@@ -199,7 +193,6 @@ class TracedGraph(fx.Graph):
         self._owner = None if module is None else weakref.ref(module)
 
     def set_codegen(self, codegen: CodeGen) -> None:
-        """Let ``codegen`` generate the code of this graph."""
         super().set_codegen(codegen)
         if isinstance(codegen, RegionCodeGen):
             codegen.home = weakref.ref(self)
@@ -234,7 +227,6 @@ class _Packed:
 
 
 def _pack_graph(graph: fx.Graph) -> tuple[Any, ...]:
-    """The nodes of ``graph`` in order, and the arguments that its code takes by name only."""
     positions = {n: i for i, n in enumerate(graph.nodes)}
 
     def pack(value: Any) -> Any:
@@ -303,7 +295,6 @@ class GraphModule(fx.GraphModule):
             self._expected.setdefault(e.argument, []).append(e)
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; its own code is in ``code``."""
         write = type(self).to_fragment
         return None if write is None else write(self)
 
@@ -341,8 +332,6 @@ class GraphModule(fx.GraphModule):
         if self._compares_identity:
             check_identity([e for found in expected.values() for e in found], values)
 
-    # -- copies --------------------------------------------------------------------------------------------------
-
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
         result = memo[id(self)] = _make(type(self).__name__, {}, None)
         result.__dict__.update(copy.deepcopy(self._state(), memo))
@@ -370,7 +359,6 @@ def _make(class_name: str, state: dict[str, Any], graph: fx.Graph | tuple[Any, .
 
 
 def _copy_graph(graph: fx.Graph, memo: dict[int, Any] | None) -> fx.Graph:
-    """A copy of ``graph``; with a ``memo``, annotations are copied deeply."""
     new = copy.deepcopy(graph)
     for before, after in zip(graph.nodes, new.nodes):
         after.meta = dict(before.meta) if memo is None else copy.deepcopy(before.meta, memo)

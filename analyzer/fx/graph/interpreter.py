@@ -36,10 +36,7 @@ from .statement import Block, Keeping, Offloading, Statement, last_uses, shared_
 
 
 class GraphInterpreter(fx.Interpreter):
-    """Runs the nodes of a graph module; one overridable method per kind of node, as torch.fx does.
-
-    It does what the generated code would do: values die where its do, in the regions that annotations ask for.
-    """
+    """Runs a graph module node by node as the generated code would; one overridable method per kind of node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -64,12 +61,10 @@ class GraphInterpreter(fx.Interpreter):
             self._arguments = {}
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a node, in containers that can be changed."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         return thaw(args), thaw(kwargs)  # generated code passes containers that can be changed
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """An argument of forward."""
         return self._arguments[target.lstrip("*")]
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -114,7 +109,6 @@ class GraphInterpreter(fx.Interpreter):
             self.env = outer
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
-        """What surrounds a statement with the blocks that are its own."""
         return nullcontext()
 
     def _run_checkpointed(self, statement: Statement) -> None:
@@ -153,7 +147,6 @@ def explain_call(name: str, signature: inspect.Signature, args: tuple[Any, ...],
 
 
 def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
-    """Leave all but the outermost ``depth`` blocks."""
     while len(blocks) > depth:
         with InterruptsHeld():
             blocks.pop()[1].__exit__(*sys.exc_info())
@@ -177,7 +170,6 @@ class RecordingInterpreter(GraphInterpreter):
         return found
 
     def begin_step(self) -> None:
-        """Make the rows of a new step."""
         paths, rows = self.recorder.log.index_of_path, self.rows
         for n in self.graph.nodes:
             path = n.meta.get("module_path", "")
@@ -197,12 +189,10 @@ class RecordingInterpreter(GraphInterpreter):
             record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
-        """The row of the log that the statement's calls go to."""
         n = statement.node
         return nullcontext() if n is None else self.recorder.at(self.rows[n], self._paths[n])
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node, and tell the recorder what it read and gave."""
         row, recorder = self.rows[n], self.recorder
         if recorder.phase == "forward":
             recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
@@ -266,7 +256,6 @@ class ShapeProp(GraphInterpreter):
             return self.run(*run_args, **run_kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node, and note what it gave."""
         try:
             result = super().run_node(n)
         except AnalyzerError:

@@ -29,12 +29,10 @@ class StorageTable(Generic[V]):
         self._entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], V]] = {}
 
     def put(self, tensor: torch.Tensor, value: V) -> None:
-        """Note ``value`` for the storage of ``tensor``."""
         storage = tensor.untyped_storage()
         self._entries[storage._cdata] = weakref.ref(storage), value
 
     def find(self, tensor: torch.Tensor) -> V | None:
-        """The value for the storage of ``tensor``, or None."""
         storage = tensor.untyped_storage()
         found = self._entries.get(storage._cdata)
         return None if found is None or found[0]() is not storage else found[1]
@@ -60,7 +58,6 @@ class HostCopy:
             state.recorder.mark([self._contents], "host copy")  # no activation, wherever the run takes place
 
     def describe(self, tensor: Tensor) -> HostTensor:
-        """``tensor``, a view of the memory that was copied, as a view of the copy."""
         return HostTensor(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype,
                           tensor.is_conj(), tensor.is_neg())
 
@@ -83,19 +80,15 @@ class HostTensor(NamedTuple):
     is_neg: bool
 
     def bring_back(self) -> Tensor:
-        """The tensor on the device."""
         tensor = self.copy.bring_back().view(self.dtype).as_strided(self.shape, self.strides, self.offset)
         tensor = tensor._neg_view() if self.is_neg else tensor
         return tensor.conj() if self.is_conj else tensor
 
 
 class OffloadedTensors:
-    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in backward.
-
-    What runs inside ``with offloaded:`` saves as usual, except tensors that share memory with a value given to ``add``,
-    before or in the same block: they are copied when it ends. Other saved-tensor hooks do not see what is saved inside.
-
-    Raises RuntimeError at the end of a block that wrote in place to what it saved (autograd would, in backward).
+    """Sends what autograd saves of chosen values to the host, once for each storage, and brings it back in backward: of
+    what is saved inside ``with offloaded:``, tensors that share memory with a value given to ``add`` are copied when
+    the block ends. Raises RuntimeError there where it wrote in place to what it saved (autograd would, in backward).
     """
 
     def __init__(self) -> None:
@@ -136,8 +129,6 @@ class _Copy:
 
 
 class _Saved:
-    """What autograd holds in place of a tensor."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self._version = tensor._version

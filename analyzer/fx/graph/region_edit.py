@@ -13,7 +13,6 @@ from .statement import SAVED, CheckpointRegion, GradRegion, Region, region_of, s
 
 
 def checkpoint_of(node: fx.Node) -> CheckpointRegion | None:
-    """The innermost checkpoint region of a node."""
     return next((r for r in reversed(region_of(node)) if isinstance(r, CheckpointRegion)), None)
 
 
@@ -152,7 +151,6 @@ def _annotate(gm: fx.GraphModule, stacks: dict[fx.Node, tuple[Region, ...]]) -> 
 
 
 def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Node]:
-    """The nodes to put ``region`` around, with the parameters between them."""
     caller = f"set_region(..., {region!r})"
     named = find_nodes(gm, nodes, caller)
     order = list(gm.graph.nodes)
@@ -168,7 +166,6 @@ def _contiguous(gm: fx.GraphModule, nodes: Nodes, region: Region) -> list[fx.Nod
 
 
 def _shared_depth(run: list[fx.Node], region: Region) -> int:
-    """How many regions are around all nodes of ``run``."""
     stacks = [region_of(n) for n in run]
     depth = 0
     while all(len(s) > depth and s[depth] == stacks[0][depth] for s in stacks):

@@ -28,19 +28,16 @@ class GradRegion:
     leaves_inference: bool = False  #: torch.inference_mode(False)
 
     def header(self) -> str:
-        """The context manager as source text."""
         if self.inference or self.leaves_inference:
             return "torch.inference_mode()" if self.inference else "torch.inference_mode(False)"
         return "torch.enable_grad()" if self.enabled else "torch.no_grad()"
 
     def context(self) -> Any:
-        """The context manager."""
         if self.inference or self.leaves_inference:
             return torch.inference_mode(self.inference)
         return torch.enable_grad() if self.enabled else torch.no_grad()
 
     def describe(self) -> Description:
-        """The region as plain data."""
         return {"kind": "grad", "enabled": self.enabled, "inference": self.inference}
 
 
@@ -55,7 +52,6 @@ class AutocastRegion:
     cache_enabled: bool | None = None
 
     def header(self) -> str:
-        """The context manager as source text."""
         parts = [repr(self.device_type)]
         if self.dtype is not None:
             parts.append(f"dtype={self.dtype}")
@@ -66,11 +62,9 @@ class AutocastRegion:
         return f"torch.autocast({', '.join(parts)})"
 
     def context(self) -> Any:
-        """The context manager."""
         return torch.autocast(self.device_type, self.dtype, self.enabled, self.cache_enabled)
 
     def describe(self) -> Description:
-        """The region as plain data."""
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
         return {"kind": "autocast", "id": self.id, "device_type": self.device_type, "dtype": dtype,
                 "enabled": self.enabled}
@@ -104,13 +98,11 @@ class CheckpointRegion:
         return {"use_reentrant": self.use_reentrant, **changed}
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run ``function`` as the region says."""
         if not self.replay:
             return function(*args)
         return torch.utils.checkpoint.checkpoint(function, *args, **self.options())
 
     def describe(self) -> Description:
-        """The region as plain data."""
         return {"kind": "checkpoint", "id": self.id, "use_reentrant": self.use_reentrant,
                 "preserve_rng_state": self.preserve_rng_state, "selective": self.context_fn is not None,
                 "replay": self.replay}
@@ -120,7 +112,6 @@ Region = GradRegion | AutocastRegion | CheckpointRegion
 
 
 # The statements of a generated function: nodes and checkpointed functions, in the blocks that annotations ask for.
-#
 # Generated code and the interpreter both follow them, so that a recorded run does what the code would do.
 
 SAVED = ("keep", "offload")
@@ -155,16 +146,13 @@ class Statement:
     offloaded: list[Node] = field(default_factory=list)  #: of its results, those that live on the host
 
     def nodes(self) -> list[Node]:
-        """All nodes in it, in the order of the graph."""
         return [self.node] if self.node is not None else [n for s in self.body for n in s.nodes()]
 
     def inputs(self) -> list[Node]:
-        """What it reads of what is made outside of it."""
         inside = dict.fromkeys(self.nodes())
         return list(dict.fromkeys(i for n in inside for i in n.all_input_nodes if i not in inside))
 
     def results(self) -> list[Node]:
-        """What is read outside of it."""
         inside = dict.fromkeys(self.nodes())
         return [n for n in inside if any(u not in inside for u in n.users)]
 
@@ -235,7 +223,6 @@ def _nest(items: Sequence[tuple[Node, tuple[Region, ...]]], around: Statement | 
 
 
 def last_uses(statements: Sequence[Statement], local: set[Node]) -> dict[int, list[Node]]:
-    """For each statement, the values of this function that no later one reads."""
     seen: set[Node] = set()
     last: dict[int, list[Node]] = {}
     for i in range(len(statements) - 1, -1, -1):

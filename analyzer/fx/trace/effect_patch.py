@@ -81,7 +81,6 @@ def effect_replacements() -> Iterator[Undo]:
 
 
 # Python's operators and the functions of torch.nn.functional become nodes of their own, as those of torch.fx are.
-#
 # Torch tells a function mode of ``x + y`` as of ``x.add(y)``, and of what a function of torch.nn.functional calls, not
 # of the function itself. A proxy of torch.fx sees both, and patterns for graphs are traced with proxies.
 
@@ -144,7 +143,6 @@ def mode_wrappers() -> dict[int, tuple[Any, Any]]:
 
 
 def _list_mode_functions() -> Iterator[tuple[Any, str, Any, Callable[..., None]]]:
-    """What holds a function, its name there, itself, and what notes calls of it."""
     notes: dict[Callable[..., None], dict[Any, tuple[str, ...]]] = {
         _note_asked: {torch: _ASKED}, _note_set: {torch: _SET}, _note_choice: _CHOICES}
     for note, owners in notes.items():

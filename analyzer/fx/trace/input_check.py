@@ -37,17 +37,14 @@ class Bound(NamedTuple):
         return next(f"self_{i}" for i in itertools.count(1) if f"self_{i}" not in taken) if p.name == "self" else p.name
 
     def call_arguments(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``values`` (by parameter name) as positional and keyword arguments."""
         bound = inspect.BoundArguments(inspect.Signature(self.parameters), OrderedDict(values))
         return bound.args, bound.kwargs
 
 
 def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
                    concrete_args: Mapping[str, Any]) -> Bound:
-    """Which parameter gets which value; names that a ``**kwargs`` parameter takes are gathered under its name.
-
-    Raises InputError for a name that forward does not take, a name given twice, a required argument without a value,
-    and a value in ``meta_args`` without any tensor.
+    """Which parameter gets which value; names that a ``**kwargs`` parameter takes are gathered under its name. Raises
+    InputError for a name that forward does not take, one given twice, and a value that is missing or holds no tensor.
     """
     parameters = list(inspect.signature(forward).parameters.values())
     by_name = {p.name: p for p in parameters}
@@ -146,13 +143,11 @@ class Expected(NamedTuple):
                                  "asks for it: trace again with a tensor like this one in meta_args")
 
     def find(self, value: Any) -> Any:
-        """What is at this place in ``value``, the whole argument."""
         for access in self.path:
             value = access.get(value)
         return value
 
     def describe(self) -> str:
-        """What was traced, in words."""
         if self.keys is not None:
             return f"{len(self.keys)} items"
         if self.shape is None:
@@ -169,7 +164,6 @@ class Asked(NamedTuple):
     place: str | None
 
     def check(self) -> None:
-        """Raise InputError where it tells something else now."""
         found = getattr(torch, self.name)(*self.args)
         if found != self.told:
             call = f"torch.{self.name}({', '.join(map(repr, self.args))})"
@@ -188,7 +182,6 @@ _METHODS = frozenset({"_is_view", "is_inference", "is_contiguous", "stride", "st
 
 
 def ask_state(tensor: Tensor, name: str, args: tuple[Any, ...] = (), kwargs: tuple[Any, ...] = ()) -> Any:
-    """What code is told now that asks a tensor for ``name``."""
     told = getattr(tensor, name)
     return state_told(name, told(*args, **dict(kwargs)) if name in _METHODS else told)
 
@@ -204,7 +197,6 @@ def name_spec(shape: Iterable[int], dtype: torch.dtype | None) -> str:
 
 
 def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
-    """What the arguments of the traced forward were, by their names in the graph."""
     found: list[Expected] = []
     numbers: dict[int, int] = {}  # by id of a tensor
     seen: set[int] = set()
@@ -228,7 +220,6 @@ def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
 
 
 def _keys(value: Any) -> tuple[Any, ...] | None:
-    """What items of a container are found by; None for others."""
     if isinstance(value, (dict, UserDict)):
         return tuple(value)
     return tuple(range(len(value))) if isinstance(value, (list, tuple, deque)) else None
@@ -244,7 +235,6 @@ def _comparable(value: Any) -> list[Any]:
 
 
 # Contents of tensors that a module holds, and that its forward both reads and changes (a queue's pointer).
-#
 # What is read is different in the next call, so it must not become a constant of the graph. The forward is traced
 # again with these contents unknown: code that asks for them becomes one node (`outline`). Where the forward of the root
 # itself asks for them, the graph checks that they are what they were when it was traced.
@@ -301,7 +291,6 @@ def keep_read(method: str, traced: Any, place: str | None, tensor: Tensor, *args
 
 
 def shorten(value: Any) -> str:
-    """The beginning of a value as text."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 

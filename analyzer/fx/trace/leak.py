@@ -65,8 +65,6 @@ for _name in (*("bool int float complex index len iter next contains getitem set
 
 
 class _State(Holders, CodeRecord):
-    """What a function may set: what it is given, and what its code reaches."""
-
     def __init__(self, function: Any, values: Any) -> None:
         self.modules: list[nn.Module] = []
         self.attributes: set[int] = set()  #: ids of what holds the attributes of objects
@@ -102,7 +100,6 @@ class _State(Holders, CodeRecord):
                 names), **{id(holder): names.intersection(keys) for holder, _, keys, _ in self.rows}}
 
     def places_of(self, value: Any) -> list[tuple[Any, Any]]:
-        """What holds ``value``, each with its key, index or name."""
         rows: list[tuple[Any, Iterable[Any], Iterable[Any]]] = [*self.mappings]
         rows += [(holder, names, found) for holder, _, names, found in self.rows]
         rows += [(holder, (name,), (found,)) for holder, name, found in self.places]
@@ -147,7 +144,6 @@ class _Leak(NamedTuple):
     values: list[Any]
 
     def put(self, value: Any) -> None:
-        """Let the place hold ``value``."""
         if value is MISSING and isinstance(self.holder, dict):
             self.holder.pop(self.key, None)
         elif isinstance(self.holder, (dict, *_SEQUENCES)):
@@ -168,7 +164,6 @@ class Leaks:
         self.left: dict[tuple[int, Any], tuple[Any, Any]] = {}
 
     def begin(self, function: Any, values: Any) -> None:
-        """The forward ``function`` begins, with ``values``."""
         self._start = _State(function, values)
 
     def list_set(self, state: _State, rebuilt: set[int]) -> set[str]:
@@ -197,7 +192,6 @@ class Leaks:
                              "graph does not")
 
     def _is_left(self, holder: Any, key: Any, before: Any, now: Any) -> bool:
-        """Whether ``now`` is what a node left there, or where none did what there was before."""
         return are_alike((now,), (self.left.get((id(holder), key), (None, before))[1],))
 
     def show(self) -> None:
@@ -206,7 +200,6 @@ class Leaks:
         self.vary(0)
 
     def vary(self, run: int) -> None:
-        """Let all places hold what another run left."""
         for leak in self._held:
             leak.put(leak.values[min(run, len(leak.values) - 1)])
 

@@ -45,7 +45,6 @@ class CallMethod(CallTarget):
     """Calls the function ``wrapped``, a method of a module, with the module or the `HeldModule` around it."""
 
     def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method of the module, or of the one that is held."""
         return self.wrapped(module.module if isinstance(module, HeldModule) else module, *args, **kwargs)
 
 
@@ -58,7 +57,6 @@ class GiveArguments(CallTarget):
     """Calls ``wrapped``; gives its result and its arguments, where it put other tensors into them."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result, and the arguments as the call left them."""
         args, kwargs = thaw(args), thaw(kwargs)
         return self.wrapped(*args, **kwargs), args, kwargs
 
@@ -113,7 +111,6 @@ def _site(frame: FrameType, code: CodeType, first: Any, borrowed: Borrowed) -> S
 
 
 def code_of(function: Any) -> CodeType | None:
-    """The code behind decorators."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return getattr(function, "__code__", None)

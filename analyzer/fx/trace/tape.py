@@ -62,10 +62,7 @@ class Tape(NodeWriter):
         self.operator = ""  #: the operator of Python that is being evaluated, such as ``"__add__"``
         self.active_impls: set[Any] = set()  #: functions whose implementation for tracing runs now
 
-    # -- what the mode calls -------------------------------------------------------------------------------------
-
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
-        """Run a torch function and write it down."""
         if self.paused:
             return call(func, args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:  # operators are written down, cast or not
@@ -136,8 +133,6 @@ class Tape(NodeWriter):
                              "a register_leaf_module_impl. Leave it as it is, or call another module")
         return found
 
-    # -- what the patches call -----------------------------------------------------------------------------------
-
     def run_leaf(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run,
                  module: nn.Module | None = None) -> Any:
         """Run something whose inside is not looked at, as one node."""
@@ -152,9 +147,7 @@ class Tape(NodeWriter):
 
     def run_outlined(self, site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
                      module: nn.Module | None = None) -> Any:
-        """Run ``function``, which asks for what depends on data, as one node. Where its result shows that, code around
-        it is wanted too.
-        """
+        """Run ``function``, which asks for what depends on data, as one node; want more where its result shows it."""
         find_leaks((args, kwargs))
         self.leaks.show()
         try:
@@ -234,7 +227,6 @@ class Tape(NodeWriter):
         return result
 
     def _check_what_was_set(self, site: Site, watch: LeakWatch, copies: Mapping[int, tuple[Any, Any]]) -> None:
-        """Raise LeakError where the code of a node reads what forward set before it, other than what it is given."""
         rebuilt = {id(held if isinstance(held, (list, dict)) else vars(held)) for held, _ in copies.values()
                    if isinstance(held, (list, dict)) or holds_tensor(held)}
         if (names := self.leaks.list_set(watch.state, rebuilt)) and not self._want():
@@ -243,7 +235,6 @@ class Tape(NodeWriter):
                             "what is there without that. Pass it as an argument")
 
     def _versions(self, *arguments: Any) -> list[int]:
-        """How often arguments, and tensors that the root holds, were written to."""
         with self.pause:
             return [t._version for t in (*tensors_of(arguments), *(t for _, t in self.borrowed.fakes))
                     if not t.is_inference()]
@@ -263,14 +254,12 @@ class Tape(NodeWriter):
         return fx.node.map_arg(given, lambda node: fresh.get(node, node))
 
     def follow(self, values: Any, results: Any) -> None:
-        """Let ``results`` be what ``values`` are in the graph."""
         for value, result in zip(tensors_of(values), tensors_of(results)):
             self.map(result, self.node_of(value))
             self.sizes.set_dims(result, self.sizes.dims_of(value), self.sizes.is_guessed(value))
 
     @contextmanager
     def module(self, path: str, kind: str) -> Iterator[None]:
-        """A module that runs."""
         before = self.modules
         self.modules = (*before, (path, kind))
         try:
@@ -283,7 +272,6 @@ class Tape(NodeWriter):
 
     @contextmanager
     def checkpoint(self, **options: Any) -> Iterator[None]:
-        """A checkpointed function runs."""
         with self.regions.checkpoint(**options) as frame:
             try:
                 yield
@@ -314,7 +302,6 @@ class Tape(NodeWriter):
         self.bind(result, node, rename=not in_place)
 
     def _next_site(self) -> Site | None:
-        """The innermost function or module that runs and is not one node yet; None for the root."""
         return next((site for site in outline.open_sites(self.borrowed) if site not in self.outlined), None)
 
     def _want(self, leaf: nn.Module | None = None) -> bool:
@@ -326,7 +313,6 @@ class Tape(NodeWriter):
         return site is not None
 
     def _read_size(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Python code was told a size that depends on data."""
         tensor = args[0]
         dims = self.sizes.dims_of(tensor)
         if getattr(func, "__name__", "") == "__get__":
@@ -341,7 +327,6 @@ class Tape(NodeWriter):
             self.map(tensor, self.call(outline.keep_sizes, self.node_of(tensor), sizes, user_line()))
 
     def _note_read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Python code was told contents: the graph checks that they are what they were."""
         given = [(t, node) for t in tensors_of((args, kwargs)) if (node := self._nodes.get(id(t))) in self.dependent]
         for tensor, node in given[:1]:
             self.state.assume(f"{func.__name__} of {node.name} was {shorten(result)} when traced and is a constant of "
@@ -357,7 +342,6 @@ class Tape(NodeWriter):
 
 
 def _unwrap_numbers(tree: Any) -> Any:
-    """Numbers that C++ wrapped into tensors on the host, as numbers."""
     if isinstance(tree, Tensor):
         if tree.dim() == 0 and type(tree) is Tensor and not tree.requires_grad and not isinstance(
                 tree.untyped_storage(), MetaStorage):

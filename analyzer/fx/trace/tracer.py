@@ -138,7 +138,6 @@ class _Attempt:
     put_back: Callable[[], None] = lambda: None  #: what the run changed outside of the module
 
     def run(self, trace_act_ckpt: bool, bias_addition_split: bool) -> fx.Graph:
-        """The graph. Raises what `symbolic_trace` does."""
         module, bound = self.module, self.bound
         outer = current()
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
@@ -202,9 +201,7 @@ class _Attempt:
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any]:
-    """The given values with a fake tensor for every tensor. Each place has its own, as it has its own node; one tensor
-    in two places shares memory, and with ``merges`` is one.
-    """
+    """The given values with a fake tensor for every tensor: one for each place, or with ``merges`` for each tensor."""
     made: dict[int, Tensor] = {}
 
     def make(tensor: Tensor) -> Tensor:
@@ -272,17 +269,13 @@ class Assignments:
         self.given = {name: list(tensors_of(value)) for name, value in arguments.items()}
 
     def _list_held(self) -> dict[tuple[str, str], Any]:
-        """Tensors and modules by (path of the module, name), attributes first, without those of TorchScript."""
         return {(path, name): value for path, module in self.borrowed.walked
                 if not isinstance(module, torch.jit.ScriptModule)
                 for held in (vars(module), module._parameters, module._buffers, module._modules)
                 for name, value in held.items() if isinstance(value, (Tensor, nn.Module))}
 
     def write(self, tape: Tape, result: Any) -> frozenset[int]:
-        """Let the graph give the buffers that were replaced their new contents; the ids of the old ones.
-
-        It sets nothing else, and the assumptions say so. ``result`` is what the forward returns.
-        """
+        """Let the graph give replaced buffers their new contents, and nothing else; the ids of the old ones."""
         now, named = self._list_held(), {path: fake for path, fake, _ in self.borrowed.buffers}
         replaced: list[tuple[Tensor, Tensor]] = []
         for place in {**self.before, **now}:

@@ -196,7 +196,6 @@ _COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gathe
 
 
 def _function_replacements() -> Iterator[Undo]:
-    """Registered Python functions, wherever a module or a class holds them under a name."""
     wrappers: dict[int, tuple[Any, Any]] = {}
     distributed: Any = torch.distributed
     joined = distributed.is_available() and distributed.is_initialized()

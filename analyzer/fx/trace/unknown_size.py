@@ -46,7 +46,6 @@ class SizeWatch:
         self.is_guess = True  #: whether what the last call asked for was decided by a policy: no exact constant
 
     def dims_of(self, tensor: Tensor) -> frozenset[int]:
-        """The dimensions of ``tensor`` whose size depends on data."""
         return self._dims.get(id(tensor), frozenset())
 
     def is_guessed(self, tensor: Tensor) -> bool:
@@ -54,7 +53,6 @@ class SizeWatch:
         return id(tensor) in self._guessed
 
     def set_dims(self, tensor: Tensor, dims: frozenset[int], is_guess: bool) -> None:
-        """Note which dimensions of ``tensor`` depend on data."""
         if dims or id(tensor) in self._dims:
             self._dims[id(tensor)] = dims
             (self._guessed.add if is_guess else self._guessed.discard)(id(tensor))
@@ -69,10 +67,8 @@ class SizeWatch:
 
     def follow(self, run: Run, args: Any, kwargs: Any, result: Any, module: nn.Module | None = None,
                contents: bool = False) -> bool:
-        """Note what sizes of ``result``, which ``run(args, kwargs)`` gave, depend on data; whether anything else does.
-
-        Buffers of ``module``, the one that runs, stay as they are. With ``contents``, known contents of ``result`` that
-        depend on data are forgotten; else they vary, with those of the inputs that they follow from.
+        """Note what sizes of ``result`` of ``run(args, kwargs)`` depend on data; whether anything else does. Buffers of
+        ``module`` stay. With ``contents``, contents that depend on data are forgotten; else they vary.
         """
         others = [again for change, bound in _OTHERS
                   if (again := self._repeat(run, args, kwargs, change, bound, module)) is not None]
@@ -141,13 +137,11 @@ class SizeWatch:
 
 
 def known_contents(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Known | None]]:
-    """Tensors with what is known of them now."""
     return [(t, s.known) for t in tensors
             if t.layout is torch.strided and isinstance(s := t.untyped_storage(), MetaStorage)]
 
 
 def forget_contents(tensor: Tensor) -> None:
-    """Let the contents of ``tensor`` be unknown."""
     for t, _ in known_contents([tensor]):
         t.untyped_storage().known = None  # type: ignore[attr-defined]
 
@@ -163,7 +157,6 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _outline(value: Any, seen: set[int]) -> Any:
-    """What there is in nested containers besides the contents of tensors: how many there are, and plain numbers."""
     if isinstance(value, Tensor):
         return Tensor
     if isinstance(value, NUMBERS):

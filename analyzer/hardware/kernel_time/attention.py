@@ -208,9 +208,8 @@ def count_bytes(size: AttentionSize) -> int:
 
 
 def memory_seconds(nbytes: float, device: DeviceSpec, c: Constants) -> float:
-    """Seconds to move bytes of which those that fit the last cache come from it. A working set below a share of the
-    cache is read at the cache's rate; one of twice that share is not found there again, as the oldest bytes leave
-    first.
+    """Seconds to move bytes, of which those that fit a share of the last cache come at its rate; of twice that share
+    none is found there again, as the oldest bytes leave first.
     """
     bandwidth = (device.memory_bandwidth or 1.0) * c["memory"]
     seconds = nbytes / bandwidth

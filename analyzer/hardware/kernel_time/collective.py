@@ -77,7 +77,6 @@ def _inside(link: LinkSpec, ranks: int, joined: int) -> Path:
 
 
 # How long a collective takes, by kind, bytes, ranks and what joins them: latency of the steps, then the wire.
-#
 # The algorithms are NCCL's (github.com/NVIDIA/nccl, src/graph/tuning.cc and src/device): rings, trees between hosts,
 # NVLink SHARP where switches add up, grouped sends. A ring has three protocols, of which the fastest for the size
 # counts: LL flags every 8 bytes, so it starts at once and uses little of the bandwidth; LL128 flags every 128 bytes;
@@ -101,9 +100,7 @@ class Cost(NamedTuple):
 
 
 def name_spread(path: Path, cost: Cost) -> str:
-    """The constant that is the spread of a prediction: by medium, and by how much of the time is transfer. Between the
-    sizes where latency is all and where the rate is all, NCCL changes protocols, not always to the better.
-    """
+    """The constant that is the spread, by medium and share of transfer: NCCL changes protocols between the sizes."""
     share = cost.transfer / cost.seconds
     return f"{path.medium}_spread_{'small' if share < 0.1 else 'middle' if share < 0.6 else 'large'}"
 
@@ -138,9 +135,7 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
 
 def estimate_collective(kind: str, nbytes: int, ranks: int, path: Path, constants: Mapping[str, float],
                         dtype: str = "float16") -> Cost:
-    """Seconds of a collective over ``path`` with given constants: what `collective_time` predicts and the fit varies.
-    The arguments are those of `collective_time`, and two ranks or more.
-    """
+    """What `collective_time` predicts and the fit varies: seconds of a collective of two ranks or more."""
     if kind == "barrier":
         kind, nbytes = "all_reduce", _BARRIER_BYTES
     if kind == "send":  # one rank to one other, which waits for it

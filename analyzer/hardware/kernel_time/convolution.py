@@ -104,7 +104,6 @@ def depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: D
 
 
 # How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones.
-#
 # On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two algorithms;
 # the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
 # PyTorch's default for convolutions) it has implicit products of channels-last tensors.
@@ -152,7 +151,6 @@ def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, 
 
 
 def _cuda_core_time(shape: ConvolutionShape, peak: float, c: Mapping[str, float], device: DeviceSpec) -> KernelTime:
-    """The fastest algorithm on CUDA cores."""
     assert device.memory_bandwidth is not None
     rows, columns, depth = shape.product
     rate, bandwidth = peak * c["cuda_core_efficiency"], device.memory_bandwidth * c["memory_efficiency"]

@@ -119,9 +119,7 @@ _VECTOR_BYTES = 16  # that a thread loads at once: rows of other lengths are not
 
 
 def copy_seconds(elements: int, item_bytes: int, c: Mapping[str, float], device: DeviceSpec) -> float:
-    """Seconds to write a tensor in the other order of channels: by the byte, or by the element where those are small.
-    cuDNN's ``nchwToNhwcKernel`` and ``nhwcToNchwKernel`` move one element a thread and step.
-    """
+    """Seconds to write a tensor in the other order of channels (``nchwToNhwcKernel``): by the byte or the element."""
     assert device.memory_bandwidth is not None and device.multiprocessors is not None
     by_byte = 2 * elements * item_bytes / (device.memory_bandwidth * c["copy_efficiency"])
     clock = device.clock_hertz or CLOCK_HERTZ
@@ -135,7 +133,6 @@ def is_multiplied_in_place(shape: ConvolutionShape) -> bool:
 
 
 def _padded(channels: int, shape: ConvolutionShape) -> int:
-    """Channels that a kernel computes: whole vectors."""
     vector = _VECTOR_BYTES // shape.item_bytes
     return -(-channels // vector) * vector
 

@@ -62,9 +62,7 @@ _PICOSECONDS = 10**12
 
 @functools.cache
 def common_share() -> float:
-    """The part of the variance of kernels' errors that kernels of a machine have in common, as
-    ``benchmarks/calibration/error.py`` finds it.
-    """
+    """The part of errors' variance that a machine's kernels have in common: ``benchmarks/calibration/error.py``."""
     return float(read_fitted(FAMILY)["generic"]["common_share"])
 
 

@@ -37,7 +37,6 @@ def slowdown_under_load(device: DeviceSpec, on_cuda_cores: bool, itemsize: int, 
 
 
 # How a matrix product is cut into blocks: the tile and the split of k that take least time on the multiprocessors.
-#
 # A library's kernel gives each block of threads one tile of the output, ``rows`` by ``cols``, and blocks are dealt out
 # to the multiprocessors: a multiprocessor with one block more than the others finishes last (wave quantisation), a tile
 # that sticks out over the edge is computed whole (tile quantisation). A product with fewer tiles than multiprocessors
@@ -135,7 +134,6 @@ def cut_into_blocks(batch: int, m: int, n: int, k: int, itemsize: float, multipr
 
 
 # The time of a matrix product: blocks on multiprocessors, bytes from memory, the clock under load, a kernel's floor.
-#
 # Constants are fitted by ``benchmarks/calibration/matmul.py``, for each kind of arithmetic of its own (`KINDS`).
 
 #: torch dtype to the kind of arithmetic whose constants it takes, and bytes of an element of the factors.
@@ -151,9 +149,7 @@ MMA_SHARE = 0.629
 
 
 class ProductMachine:
-    """What a product in one format needs to know of a device, in bytes and seconds: its figures and the constants.
-    Raises KeyError for a dtype that is not of `KINDS`.
-    """
+    """A device's figures and constants for products in one format. Raises KeyError for a dtype not of `KINDS`."""
 
     def __init__(self, device: DeviceSpec, dtype: str, constants: Mapping[str, float]) -> None:
         kind, self.itemsize = KINDS[dtype]
