@@ -107,9 +107,7 @@ def _explain(called: str, unknown: Sequence[str], words: Sequence[str]) -> str:
 
 @contextmanager
 def _showing_progress(command: str) -> Iterator[None]:
-    """Show on a terminal how far the work of the block has come; a sweep, in many processes, does so
-    itself.
-    """
+    """Show on a terminal how far the block has come; a sweep, in many processes, does so itself."""
     if command == "sweep":
         yield
         return

@@ -230,7 +230,7 @@ A budget with a unit is of the whole step (parameters, gradients, optimizer stat
 activations' memory at its peak.
 """, {0: "found", 1: _MODEL, 2: "the command line, an input or the budget cannot be used", 3: "no plan meets it"}),
 
-    Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.command:run_dryrun",
+    Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.job:run_dryrun",
             "script, arguments, device, steps, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;

@@ -21,7 +21,6 @@ from analyzer.report.page.document import check_page
 from analyzer.report.summary import DEFAULT_COLUMNS, model_table
 from analyzer.report.text_width import escape_controls
 from analyzer.report.verdict import format_cheapest, judge
-from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.tools.advice.search import find_advice
@@ -86,17 +85,14 @@ def run_show(arguments: argparse.Namespace) -> int:
             raise InputError(f"--{_FLAGS.get(name, name).replace('_', '-')}: --report {','.join(shown)} has no such "
                              f"option; it is of {', '.join(takers)}")
     check_output(arguments.output)
-    choice.emit("\n\n".join(choice.make_text(profile, shown, **given) for profile in _read(arguments.file)),
-                arguments.output)
+    path = arguments.file
+    if _holds(path, FORMAT.name):  # a generation: its prefill, and the last token
+        whole = GenerationProfile.from_json(path)
+        found = [part for part in (whole.prefill, whole.decode) if part is not None]
+    else:
+        found = [Profile.from_json(path)]
+    choice.emit("\n\n".join(choice.make_text(profile, shown, **given) for profile in found), arguments.output)
     return 0
-
-
-def _read(path: Path) -> list[Profile]:
-    """The profiles of a file: one, or the prefill and the last token of a generation."""
-    if not _holds(path, FORMAT.name):
-        return [Profile.from_json(path)]
-    found = GenerationProfile.from_json(path)
-    return [part for part in (found.prefill, found.decode) if part is not None]
 
 
 def _holds(path: Path, kind: str) -> bool:
@@ -148,7 +144,22 @@ def run_compare(arguments: argparse.Namespace) -> int:
         choice.emit(model_table([(str(path), profile) for path, profile in zip(files, profiles, strict=True)],
                                 arguments.columns or DEFAULT_COLUMNS, arguments.format), arguments.output)
         return 0
-    return _tell_change(compare(profiles[0], profiles[1], arguments.fail_if), arguments)
+    change = compare(profiles[0], profiles[1], arguments.fail_if)
+    if arguments.markdown is not None:
+        change.to_markdown(arguments.markdown)
+    if arguments.html is not None:
+        change.to_html(arguments.html)
+    try:
+        fmt = arguments.format
+        choice.emit(change.to_markdown().rstrip("\n") if fmt == "markdown" else change.render() if fmt == "text" else
+                    change.table(fmt), arguments.output)
+        sys.stdout.flush()  # what failed follows on the other stream
+    except BrokenPipeError:  # the reader (head, less) has gone, and what was found still counts
+        if not change.failed:
+            raise
+    for row in change.failed:
+        print_error(escape_controls(f"--fail-if {describe_condition(row)}"))
+    return EXCEEDED if change.failed else 0
 
 
 def _find_rows(arguments: argparse.Namespace, files: int) -> str:
@@ -165,21 +176,3 @@ def _find_rows(arguments: argparse.Namespace, files: int) -> str:
             raise InputError(f"{flag} {value}: is of what changed between two profiles; give two, without --columns "
                              f"and --by {by}")
     return by
-
-
-def _tell_change(change: ProfileChange, arguments: argparse.Namespace) -> int:
-    if arguments.markdown is not None:
-        change.to_markdown(arguments.markdown)
-    if arguments.html is not None:
-        change.to_html(arguments.html)
-    try:
-        fmt = arguments.format
-        choice.emit(change.to_markdown().rstrip("\n") if fmt == "markdown" else change.render() if fmt == "text" else
-                    change.table(fmt), arguments.output)
-        sys.stdout.flush()  # what failed follows on the other stream
-    except BrokenPipeError:  # the reader (head, less) has gone, and what was found still counts
-        if not change.failed:
-            raise
-    for row in change.failed:
-        print_error(escape_controls(f"--fail-if {describe_condition(row)}"))
-    return EXCEEDED if change.failed else 0

@@ -113,7 +113,7 @@ NAMES = {
         torch.distributed.checkpoint.default_planner._validate_global_plan
         torch.distributed.checkpoint.state_dict_saver._ProcessBasedAsyncCheckpointExecutor
         torch.distributed.checkpoint._state_dict_stager.StateDictStager._offload_tensor""",
-    "tools/dryrun/launch.py": "torch.distributed.launcher.api.launch_agent",
+    "tools/dryrun/patch.py": "torch.distributed.launcher.api.launch_agent",
     "fx/graph/interpreter.py": "torch.fx.passes.shape_prop._extract_tensor_metadata",
     "fx/graph/offload.py": """
         torch.UntypedStorage._cdata torch._C._SetExcludeDispatchKeyGuard torch._C.DispatchKey.ADInplaceOrView""",

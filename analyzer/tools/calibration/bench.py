@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,9 +119,9 @@ def time_host_call(call: str, budget_seconds: float, clock: Callable[[], float])
     Raises KeyError for another name.
     """
     if call == "backward":
-        return fastest(torch.Tensor.backward, budget_seconds, clock, _run_gradient) / _CALLS
-    run = {"forward": _run_forward, "gradient": _run_gradient, "update": _run_update, "module": _run_modules,
-           "list_tensor": _run_lists}[call]
+        return fastest(torch.Tensor.backward, budget_seconds, clock, partial(_run_products, True)) / _CALLS
+    run: Call = {"forward": partial(_run_products, False), "gradient": partial(_run_products, True),
+                 "update": _run_update, "module": _run_modules, "list_tensor": _run_lists}[call]
     return fastest(lambda _: run(), budget_seconds, clock) / _CALLS
 
 
@@ -141,20 +142,12 @@ def time_device_call(call: str, device: torch.device, budget_seconds: float, clo
     return fastest(run, budget_seconds, clock, lambda: torch.cuda.synchronize(device)) / _CALLS
 
 
-@torch.no_grad()
-def _run_forward() -> object:
-    x = torch.zeros(1, dtype=torch.float32)
-    for _ in range(_CALLS):
-        x = torch.mul(x, 1.0)
-    return x
-
-
-@torch.enable_grad()
-def _run_gradient() -> torch.Tensor:
-    x = torch.zeros(1, dtype=torch.float32, requires_grad=True)
-    for _ in range(_CALLS):
-        x = torch.mul(x, 1.0)
-    return x
+def _run_products(has_gradient: bool) -> torch.Tensor:
+    with torch.set_grad_enabled(has_gradient):
+        x = torch.zeros(1, dtype=torch.float32, requires_grad=has_gradient)
+        for _ in range(_CALLS):
+            x = torch.mul(x, 1.0)
+        return x
 
 
 @torch.no_grad()
@@ -165,12 +158,7 @@ def _run_update() -> object:
     return x
 
 
-class _Nothing(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-
-_module = _Nothing()
+_module = torch.nn.Identity()
 
 
 def _run_modules() -> object:
@@ -217,7 +205,9 @@ class TorchBench:
                 if self.device.type != "cuda":
                     turns = itertools.cycle(calls)
                     return fastest(lambda _: next(turns)(), self.budget_seconds, self.clock)
-                return self._time_copies(calls) if point.family == "host_copy" else self._time_graph(calls)
+                if point.family == "host_copy":
+                    return self._time_queued(lambda: _run(calls), self.budget_seconds) / len(calls)
+                return self._time_graph(calls)
         except RuntimeError:  # too little memory, a format or a kernel that this device or build lacks
             return None
 
@@ -289,9 +279,6 @@ class TorchBench:
         with torch.cuda.graph(graph, stream=stream):
             _run([*calls] * turns)
         return self._time_queued(graph.replay, self.budget_seconds) / (turns * len(calls))
-
-    def _time_copies(self, calls: Sequence[Call]) -> float:
-        return self._time_queued(lambda: _run(calls), self.budget_seconds) / len(calls)
 
     def _time_queued(self, run: Callable[[], object], budget_seconds: float) -> float:
         """The median seconds that the device takes for ``run``, by events around it; one run queued before keeps the

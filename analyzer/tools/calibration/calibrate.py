@@ -290,7 +290,7 @@ def find_known(place: torch.device) -> DeviceSpec:
     if known.l2_bytes is None and getattr(about, "L2_cache_size", False):
         figures |= {"l2_bytes": about.L2_cache_size}
     return DeviceSpec.from_measurement(known.name, figures, command="torch.cuda.get_device_properties",
-                                       date=_today(), like=known, compute_capability=capability)
+                                       date=str(datetime.date.today()), like=known, compute_capability=capability)
 
 
 def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> DeviceSpec:
@@ -302,8 +302,8 @@ def make_spec(like: DeviceSpec, points: Sequence[Timed], identity: str) -> Devic
     known = {figure.name for figure in like.figures() if figure.value is not None}
     always = {"launch_seconds"} | (known if like.kind == "cpu" else set())
     figures = {name: value for name, value in find_figures(points).items() if name in always or name not in known}
-    base = DeviceSpec.from_measurement(like.name, figures, command=f"analyzer calibrate: {identity}", date=_today(),
-                                       like=like)
+    base = DeviceSpec.from_measurement(like.name, figures, command=f"analyzer calibrate: {identity}",
+                                       date=str(datetime.date.today()), like=like)
     host = find_host(points)
     if host:  # it is this host, no other
         host["spread"] = find_constants("host", base)["measured_spread"]
@@ -341,10 +341,6 @@ def _identify(place: torch.device, like: DeviceSpec) -> str:
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{model}, {cores} cores, {torch.get_num_threads()} threads, torch {torch.__version__}, {platform.node()}"
-
-
-def _today() -> str:
-    return datetime.date.today().isoformat()
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:

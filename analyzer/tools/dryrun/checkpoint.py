@@ -31,6 +31,11 @@ _DTYPES = {
 _LONGEST_HEADER = 100_000_000  # safetensors/src/tensor.rs, MAX_HEADER_SIZE
 
 
+def assume(text: str) -> None:
+    if (state := current()) is not None:
+        state.assume(text)
+
+
 class HeaderOnly:
     """Answers as ``safetensors.safe_open``, with tensors without data: nothing behind the header is read, or need be
     there. Raises SafetensorError for a file that does not begin with a header.
@@ -40,9 +45,7 @@ class HeaderOnly:
         self._entries = _read_header(filename)
         self._metadata: dict[str, str] | None = self._entries.pop("__metadata__", None)
         self._device = device
-        state = current()
-        if state is not None:
-            state.assume("checkpoints of safetensors were read for names, shapes and dtypes alone")
+        assume("checkpoints of safetensors were read for names, shapes and dtypes alone")
 
     def __enter__(self) -> HeaderOnly:
         return self
@@ -51,19 +54,15 @@ class HeaderOnly:
         pass
 
     def keys(self) -> list[str]:
-        """The names of the tensors."""
         return sorted(self._entries)
 
     def offset_keys(self) -> list[str]:
-        """The names in the order of the data."""
         return sorted(self._entries, key=lambda name: (self._entries[name]["data_offsets"], name))
 
     def metadata(self) -> dict[str, str] | None:
-        """What the header tells besides tensors."""
         return self._metadata
 
     def get_slice(self, name: str) -> HeaderSlice:
-        """A tensor of which a part can be asked for."""
         from safetensors import SafetensorError
 
         if name not in self._entries:
@@ -72,11 +71,9 @@ class HeaderOnly:
         return HeaderSlice(tuple(entry["shape"]), entry["dtype"], self._device)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A whole tensor."""
         return self.get_slice(name)[...]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, in the order of the data."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
 
@@ -87,11 +84,9 @@ class HeaderSlice:
         self._shape, self._dtype, self._device = shape, dtype, device
 
     def get_shape(self) -> list[int]:
-        """The shape of the whole tensor."""
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """The dtype as the header has it."""
         return self._dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -131,11 +126,9 @@ def read_headers_alone() -> Iterator[Undo]:
 
 def _writing_nothing(original: Any, name: str) -> Any:
     def save(value: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        state = current()
-        if state is None:
+        if current() is None:
             return original(value, filename, *args, **kwargs)
-        state.assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
-        return None
+        assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
 
     return save
 
@@ -175,10 +168,7 @@ def _create_stream(original: Any, system: Any, path: Any, mode: str) -> Abstract
     if "w" not in mode:
         found: AbstractContextManager[Any] = original(system, path, mode)
         return found
-    state = current()
-    if state is not None:
-        folder = str(path).rpartition("/")[0]
-        state.assume(f"torch.distributed.checkpoint to {folder!r} wrote nothing: there is no data")
+    assume(f"torch.distributed.checkpoint to {str(path).rpartition('/')[0]!r} wrote nothing: there is no data")
     return tempfile.TemporaryFile(mode)
 
 

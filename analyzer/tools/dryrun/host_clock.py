@@ -48,7 +48,6 @@ class PredictedTimer:
         self.log, self.spec = log, spec
 
     def mark(self) -> int:
-        """Now."""
         return len(self.log.call_slots)
 
     def seconds(self, start: int, end: int) -> float | None:
@@ -59,7 +58,6 @@ class PredictedTimer:
                    for tensor in (*call.signature.outputs, *call.signature.inputs))])
 
     def describe(self) -> str:
-        """What the seconds are."""
         return f"times predicted for {self.spec.name}, of the kernels between the two events"
 
 
@@ -71,7 +69,6 @@ _LEAST = {"is_sm_at_least_89": (8, 9), "is_sm_at_least_90": (9, 0), "is_sm_at_le
 CAPABILITIES: dict[str, dict[str, Callable[..., Any]]] = {"torchao.utils": {
     **{name: partial(lambda least: simulated_capability() >= least, least) for name, least in _LEAST.items()},
     "is_sm_version": lambda major, minor: simulated_capability() == (major, minor)}}
-
 
 # What to install where a script failed for want of a package.
 
@@ -117,7 +114,6 @@ class _Finder:
         self._searching = False
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder.find_spec`."""
         if name not in self._makers or self._searching:
             return None
         self._searching = True

@@ -1,8 +1,10 @@
-"""`dry_run_ranks`: a script as several ranks of a job, each in a process of its own."""
+"""``analyzer dryrun``, and `dry_run_ranks`: a script as several ranks of a job, each in a process of its own."""
 from __future__ import annotations
 
+import argparse
 import os
 import pickle  # nosec B403 # of what this program wrote to a folder of its own
+import re
 import subprocess  # nosec B404 # Python runs this program again
 import sys
 import tempfile
@@ -10,18 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from analyzer.distributed.world_state import WorldSpec
+import torch
+
+from analyzer.api.prediction import check_world_options, read_world
+from analyzer.distributed.world import World
+from analyzer.distributed.world_state import WorldSpec, mail_kept
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
+from analyzer.meta.value.data_dependent import STAND_IN
+from analyzer.output import check_output
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.profilers.collective import POINT_TO_POINT
+from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
+from analyzer.report.page.document import check_page
 from analyzer.results.profile import Profile
 
-from .script import check_script
+from .script import check_script, dry_run
 
 # A rank of a job in a process of its own. Libraries keep what they were told of a world for as long as a process lives
 # (Accelerate's ``AcceleratorState``, Megatron's ``parallel_state``, caches of meshes), so two ranks in one process
@@ -81,8 +90,7 @@ class RankProcess:
     def __enter__(self) -> RankProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -91,23 +99,15 @@ class RankProcess:
 
 def run_job(folder: str) -> None:
     """Run the job that lies in a folder, and leave its result there."""
-    import torch
-
-    from analyzer.distributed.world import World
-    from analyzer.distributed.world_state import mail_kept
-
-    from .script import dry_run
-
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other ranks
     job: RankJob = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
-    result = Path(folder) / "result.pickle"
     with mail_kept() as mail:
         mail.update(job.mail)
         run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world))
     sent = {stage: meta for stage, meta in mail.items() if stage not in job.mail}
     sys.stdout.flush()
     whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
-    result.write_bytes(pickle.dumps(whole))
+    (Path(folder) / "result.pickle").write_bytes(pickle.dumps(whole))
 
 
 # `dry_run_ranks`: a script as several ranks of a job, each as ``torchrun`` would start it, and their table.
@@ -216,3 +216,69 @@ def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: 
 def _shorten(error: str) -> str:
     lines = [line for line in error.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "took no step"
+
+
+def run_dryrun(arguments: argparse.Namespace) -> int:
+    """``analyzer dryrun``; the result is the exit code."""
+    shown = read_shown(arguments.show)
+    check_world_options(arguments)
+    check_output(arguments.json)
+    check_page(arguments.html)
+    # the script may change the directory
+    outputs = [None if path is None else path.absolute() for path in (arguments.json, arguments.html)]
+    if arguments.world is not None and arguments.rank is None:
+        return _run_ranks(arguments, shown, *outputs)
+
+    run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps,
+                  world=read_world(arguments))
+    sys.stdout.flush()  # what the script printed comes before what follows on the other stream
+    print(run.format_error(), end="", file=sys.stderr)
+    found = run.profile
+    if not (run.error or run.steps or found.params or found.timeline or found.out_of_memory):
+        named = re.search(r"^(?:class|def) (\w+)", arguments.script.read_text(), re.MULTILINE)
+        raise InputError(f"{arguments.script}: it ran no model and no optimizer step; for a class or function in it "
+                         f"use analyzer profile {arguments.script}:{'Net' if named is None else named[1]} --input SPEC")
+    if found.out_of_memory is not None:
+        ended = "the script would run out of memory"
+    elif run.error is not None:
+        ended = "the script failed"
+    else:
+        ended = "ended here" if run.is_stopped else "the script ended by itself"
+    taken = f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}" if run.steps else "no optimizer step was taken"
+    has_ended_early = run.error is not None and not run.steps
+    if not has_ended_early:
+        save_profile(found, *outputs)  # before anything is printed, for a reader that goes
+    print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
+    if any(line.startswith(STAND_IN) for line in found.assumptions):
+        print("numbers that it read from tensors, such as a loss of 1.0, are stand-ins: there are no data")
+    if has_ended_early:
+        return 1  # of what little ran there is nothing to tell
+    return _print_profile(found, shown, run.error is not None)
+
+
+def _print_profile(found: Profile, shown: list[str], has_failed: bool) -> int:
+    print(f"\n{make_text(found, shown)}")
+    code = end_with_verdict(found.verdict, is_told="screen" in shown)
+    return 3 if found.out_of_memory is not None else 1 if has_failed else code
+
+
+def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
+    """Several ranks of a job: their table, then the profile of the one that decides."""
+    run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
+                        devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
+                        device=arguments.device, steps=arguments.steps)
+    failed, rank = run.failed_rank, run.table.deciding_rank
+    found = None if rank is None else run.table.profiles[rank]
+    if failed is not None:
+        print(f"rank {failed}:\n{run.results[failed].error}", end="", file=sys.stderr)
+    if json is not None and run.table.profiles:
+        run.table.to_json(json)
+    if html is not None and run.table.profiles:
+        run.table.to_html(html)
+    print(f"\n--- dry run of {arguments.script} as {len(run.results)} of {arguments.world} ranks"
+          f"{'' if failed is None else ', the script failed'}\n\n{run.table.render()}")
+    if found is None:
+        return 1
+    if len(run.table.profiles) > 1:
+        print(f"\n--- rank {rank}")
+    return _print_profile(found, shown, failed is not None)

@@ -1,35 +1,42 @@
-"""What a dry run replaces besides the mode: threads, and what would need data."""
+"""What a dry run replaces besides the mode: threads, launchers, and what would need data."""
 from __future__ import annotations
 
 import functools
 import inspect
+import os
+import runpy
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.multiprocessing
 import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
 from analyzer.cuda.kernels.product import answer_for_managed_memory
-from analyzer.distributed.world_state import current_world, joined
+from analyzer.distributed.world_state import WorldSpec, current_world, joined
+from analyzer.errors import InputError
 from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.replacement import answer
+from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
-from .checkpoint import SAVES, read_headers_alone, write_nowhere
+from .checkpoint import SAVES, assume, read_headers_alone, write_nowhere
 from .host_clock import CAPABILITIES, TIMERS, answer_each, replaced_once_imported
-from .launch import LAUNCHES, run_one_process
 
 # Threads that a script starts run under the mode too: weights are loaded, and texts generated, in threads. What the
 # books of the simulated memory are told comes from one thread at a time.
@@ -79,6 +86,92 @@ def _submit(original: Any, pool: ThreadPoolExecutor, function: Callable[..., Any
     return future
 
 
+# What libraries do so that all ranks agree, or to see that they do: they are taken to, as no other rank runs.
+# Accelerate broadcasts the states of random generators, which have no data; ZeRO-3 compares lists of numbers with those
+# that rank 0 broadcasts, in the first passes.
+
+_TAKEN = {"accelerate.utils.random": ("Accelerate's broadcasts of random generators' states were left out",
+                                      "synchronize_rng_state"),
+          "deepspeed.runtime.zero.utils": ("DeepSpeed's comparisons with rank 0 were left out",
+                                           "assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")}
+
+
+# Launchers inside a script: of the processes that they would start, the rank of the world runs, in this one.
+
+def run_one_process() -> Iterator[Undo]:
+    """Replace what starts processes or waits for them; each result undoes one replacement."""
+    for owner in (dist, c10d):
+        yield answer(owner, "init_process_group", _init, passes_original=True)
+    for owner in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        for name in ("spawn", "start_processes"):
+            if callable(getattr(owner, name, None)):
+                yield answer(owner, name, _spawn)
+
+
+def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+    spec = _find_world("torch.multiprocessing.spawn", nprocs, nprocs, f"(nprocs={nprocs})")
+    fn(spec.local_rank if nprocs == spec.local_size else spec.rank, *args)
+    return None if join else _Joined()
+
+
+def _init(original: Any, *args: Any, **kwargs: Any) -> None:
+    if current_world() is None:
+        size = kwargs.get("world_size", os.environ.get("WORLD_SIZE", "N"))
+        raise InputError(f"init_process_group() waits for the other ranks of a job: add --world {size} to run one of "
+                         f"them without the others")
+    original(*args, **kwargs)
+
+
+class _Joined:
+    """Answers as the context of processes that have ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        return True
+
+    def pids(self) -> list[int]:
+        return []
+
+
+def _launch(config: Any, entrypoint: Any, args: list[Any], **_: Any) -> dict[int, Any]:
+    """``torch.distributed.run``: a function or a command, of which a Python script runs in this process."""
+    name = "torch.distributed.run"
+    spec = _find_world(name, config.max_nodes * config.nproc_per_node, config.nproc_per_node)
+    os.environ.update(spec.environment())
+    if callable(entrypoint):
+        return {spec.local_rank: entrypoint(*args)}
+    words = [str(word) for word in args if word != "-u"]
+    if Path(str(entrypoint)).name.startswith("python") and words[:1] == ["-m"]:
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif Path(str(entrypoint)).name.startswith("python") and words:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).absolute().parent))
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        raise InputError(f"{name} would start {entrypoint!r}, which is no Python script: it cannot run without data")
+    return {}
+
+
+def _find_world(name: str, ranks: int, processes: int, call: str = "") -> WorldSpec:
+    """The world in place of the one of so many ranks that a launcher would start, in so many processes on a host."""
+    spec = current_world()
+    if spec is None:
+        raise InputError(f"{name}{call} starts the {ranks} ranks of a job: add --world {ranks} to run one of them")
+    if processes not in (spec.local_size, spec.size):
+        assume(f"{name} would start {processes} processes on a host; the job that was asked for has "
+               f"{spec.local_size} on each and {spec.size} in all, of which rank {spec.rank} ran")
+    return spec
+
+
+#: What to answer instead of functions of modules, by their places in these.
+LAUNCHES: dict[str, dict[str, Callable[..., Any]]] = {
+    "torch.distributed.launcher.api": {"launch_agent": _launch},
+    **{module: dict.fromkeys(names, partial(lambda text, *_, **__: assume(text), text))
+       for module, (text, *names) in _TAKEN.items()}}
+
+
 # What a dry run replaces besides the mode: what would need data or other processes, or leave a trace.
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
@@ -119,16 +212,10 @@ def _for_real() -> Iterator[None]:
         _real.depth -= 1
 
 
-def _assume(text: str) -> None:
-    state = current()
-    if state is not None:
-        state.assume(text)
-
-
 def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(loader, *args, **kwargs).arguments
     if bound.get("num_workers", 0) > 0:
-        _assume(f"a DataLoader's {bound['num_workers']} workers were not started: it loads in the script's own process")
+        assume(f"a DataLoader's {bound['num_workers']} workers were not started: it loads in the script's own process")
         bound["num_workers"] = 0
         for name in _WORKER_SETTINGS:
             bound.pop(name, None)
@@ -143,7 +230,7 @@ def _draw_for_real(original: Any, source: Any) -> Iterator[int]:
 
 
 def _draw_in_turn(original: Any, source: Any) -> Iterator[int]:
-    _assume("WeightedRandomSampler: samples are taken in turn, as the weights have no data")
+    assume("WeightedRandomSampler: samples are taken in turn, as the weights have no data")
     return iter([i % len(source.weights) for i in range(source.num_samples)])
 
 
@@ -180,13 +267,13 @@ def _draw_integers(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _time_the_host(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-    _assume(f"{name} told the time that Python takes without data, not the device's")
+    assume(f"{name} told the time that Python takes without data, not the device's")
     return original(*args, **kwargs)
 
 
 def _save_nothing(original: Any, value: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:
-    _assume(f"torch.save to {file!r} wrote nothing: there is no data"
-            if isinstance(file, str) or hasattr(file, "__fspath__") else "torch.save wrote nothing: there is no data")
+    to = f" to {file!r}" if isinstance(file, str) or hasattr(file, "__fspath__") else ""
+    assume(f"torch.save{to} wrote nothing: there is no data")
 
 
 def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +281,7 @@ def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
         args = (args[0], "cpu", *args[2:])
     else:
         kwargs["map_location"] = "cpu"
-    _assume("torch.load put its tensors on the host, wherever they were saved from")
+    assume("torch.load put its tensors on the host, wherever they were saved from")
     with _for_real():
         return original(*args, **kwargs)
 
@@ -215,7 +302,7 @@ def _compile_nothing(original: Any, model: Any = None, **kwargs: Any) -> Any:
 
 
 def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    _assume("torch.compile was left out: what it would compile runs as written")
+    assume("torch.compile was left out: what it would compile runs as written")
 
 
 def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
@@ -225,7 +312,7 @@ def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
         return original(x, **named)
     state = current()
     assert state is not None
-    _assume("unknown values were taken as finite")
+    state.assume("unknown values were taken as finite")
     with _for_real():
         value = torch.full(tuple(x.shape), told)
     return constant(state, value, device_of(x))

@@ -16,9 +16,6 @@ from analyzer.zoo.causal_lm import KeyValueCache
 
 from .stored_cache import CacheForm, StoredLayer, attend_cache, make_stored_cache, scale_bytes
 
-__all__ = ["Decoder", "check_positions", "find_logits", "is_of_transformers", "kept_bytes", "make_decoder",
-           "tensors_kept"]
-
 # What tables of positions are called, not those of relative ones.
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
 _CACHE_DEPTH = 6  # of objects and containers around the tensors of a cache
@@ -248,7 +245,6 @@ class StoredDecoder(TransformersDecoder):
             return super().read(tokens)
 
     def skip(self, count: int) -> None:
-        """Go on as if ``count`` more tokens had been read."""
         self.context += count
         for layer in self.layers():
             layer.skip(count)
@@ -274,11 +270,9 @@ class StoredDecoder(TransformersDecoder):
         return [layer for layer in self.cache.layers if isinstance(layer, StoredLayer)]
 
     def used_bytes(self) -> int:
-        """Of the tokens that are in the cache."""
         return sum(layer.used_bytes() for layer in self.layers())
 
     def bends(self) -> list[int]:
-        """After how many tokens a window is full."""
         return sorted({layer.sliding_window - 1 for layer in self.layers() if layer.sliding_window is not None})
 
     @contextmanager

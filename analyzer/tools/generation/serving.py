@@ -263,15 +263,12 @@ _SAID = {True: "yes", False: "no", None: "not known"}
 def serving_table(points: Sequence[ServingPoint], fmt: str = "text") -> str:
     """A row for each number of sequences; ``fmt`` is as of `GenerationProfile.table`, in CSV figures are unrounded."""
     check_layout(None, 0, fmt, "serving_table()")
-    rows = [[_find(point, place) for place in _COLUMNS] for point in points]
+    rows: list[list[Any]] = [[  # None where what holds a figure is not there
+        reduce(lambda found, name: getattr(found, name, None), place.split("."), point) for place in _COLUMNS]
+        for point in points]
     if fmt != "csv":
         rows = [[*row[:-1], _SAID[row[-1]]] for row in rows]
     return print_data(tuple(_COLUMNS.values()), rows, fmt)
-
-
-def _find(point: Any, place: str) -> Any:
-    """The figure of a point at a place, None where what holds it is not there."""
-    return reduce(lambda found, name: getattr(found, name, None), place.split("."), point)
 
 
 def tell_which_fit(points: Sequence[ServingPoint]) -> str:
@@ -317,20 +314,17 @@ class MaxSequences:
         said = (f"at most {self.sequences:,} sequences of {self.context_tokens:,} tokens fit" if self.sequences else
                 f"not even one sequence of {self.context_tokens:,} tokens fits")
         more = "" if self.beyond is not None else "; no more were asked for"
-        rows = [(what, format_quantity(nbytes, "bytes"), _share(nbytes, self.capacity_bytes))
+        whole = self.capacity_bytes
+        rows = [(what, format_quantity(nbytes, "bytes"), "" if nbytes is None else f"{nbytes / whole:.1%}")
                 for what, nbytes in self.split()]
         lines = [f"{self.device}: {said}{more}",
-                 f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take", "",
+                 f"of {format_quantity(whole, 'bytes')} that the allocator may take", "",
                  print_rows(("At the limit", "Size", "Share"), rows)]
         point = self.at_limit
         if point is not None and point.decode is not None:
             lines += ["", f"decode: {format_quantity(point.decode.seconds, 'seconds')} a pass, "
                           f"{format_quantity(point.tokens_per_second, 'count')} tokens a second"]
         return "\n".join(lines)
-
-
-def _share(nbytes: int | None, whole: int) -> str:
-    return "" if nbytes is None else f"{nbytes / whole:.1%}"
 
 
 @leaves_no_tensor

@@ -54,9 +54,6 @@ class CacheForm:
 
         Pages are whole. A window need not begin where a page does, so it takes one more (vLLM's
         v1/kv_cache_interface.py, SlidingWindowSpec).
-
-        >>> CacheForm("static").room(100, 30), CacheForm("paged").room(100, None), CacheForm("paged").room(100, 30)
-        (30, 112, 48)
         """
         if self.kind != "paged":
             return tokens if window is None else min(tokens, window)
@@ -82,7 +79,6 @@ class StoredLayer:
 
     @property
     def is_initialized(self) -> bool:
-        """As transformers asks for it."""
         return self.keys is not None
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -109,7 +105,6 @@ class StoredLayer:
         return kept, kept[:batch, :min(seen, self.capacity)].transpose(1, 2)
 
     def skip(self, count: int) -> None:
-        """Go on as if ``count`` more tokens had been stored."""
         self.tokens += count
 
     def used_bytes(self) -> int:
@@ -119,16 +114,13 @@ class StoredLayer:
                    for kept in (self.keys, self.values) if kept is not None)
 
     def get_seq_length(self) -> int:
-        """As transformers asks for it."""
         return self.tokens
 
     def get_max_length(self) -> int:
-        """As transformers asks for it."""
         return self.capacity
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As transformers asks for it, though masks are the kernel's own here."""
-        return self.tokens + query_length, 0
+        return self.tokens + query_length, 0  # masks are the kernel's own here
 
 
 def make_stored_cache(config: Any, form: CacheForm, tokens: int, sequences: int | None = None) -> Any:
@@ -151,7 +143,6 @@ def make_stored_cache(config: Any, form: CacheForm, tokens: int, sequences: int 
 
 
 # Attention of new tokens to a cache as serving engines run it: one kernel that reads the cache where and as it lies.
-#
 # Neither pages nor a narrow type of the cache make a copy of it: kernels look pages up and convert in registers.
 
 _library = torch.library.Library("analyzer", "FRAGMENT")
@@ -168,29 +159,21 @@ keys with positions (batch, tokens, 1, rotated channels), both wider by scales w
 (batch, new, heads, rank)."""
 
 
-def _look_back(new: int, window: int) -> Window:
-    """What each of ``new`` tokens sees; a single one sees all that it is given."""
-    if new == 1:
-        return Window()
-    return Window(left=window - 1 if window else None, right=0, bottom_right=True)
-
-
 def _flops(query: Any, keys: Any, values: Any, window: int, scales: int, out: Any) -> FlopCount:
-    """The two products, as of PyTorch's kernels: dense, and what the mask leaves as executed."""
-    return Attention(query[0] * query[2], query[1], keys[1], query[3], out[3]).forward(
-        query, _look_back(query[1], window))
-
-
-def _latent_flops(query: Any, latents: Any, rotated: Any, rank: int, out: Any) -> FlopCount:
-    """Scores against latents and rotated keys, and the sum of latents."""
-    return _flops(query, latents, rotated, 0, 0, out)
+    """The two products, as of PyTorch's kernels: dense, and what the mask leaves as executed. A single token sees all
+    that it is given.
+    """
+    seen = Window() if query[1] == 1 else Window(left=window - 1 if window else None, right=0, bottom_right=True)
+    return Attention(query[0] * query[2], query[1], keys[1], query[3], out[3]).forward(query, seen)
 
 
 register_shape_impl(cached_attention, lambda query, keys, values, window, scales: query.new_empty(
     (*query.shape[:3], values.shape[3] - scales)))
 register_shape_impl(latent_attention, lambda query, latents, rotated, rank: query.new_empty((*query.shape[:3], rank)))
 register_flop_impl(cached_attention, _flops)
-register_flop_impl(latent_attention, _latent_flops)
+# scores against latents and rotated keys, and the sum of latents
+register_flop_impl(latent_attention, lambda query, latents, rotated, rank, out: _flops(
+    query, latents, rotated, 0, 0, out))
 
 
 def attend_cache(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,

@@ -10,9 +10,8 @@ from analyzer.report.compat.deepspeed import (
     params_to_string,
 )
 
-from .flops_profiler import FlopsProfiler, get_model_profile
+from .flops_profiler import FlopsProfiler, TIDSProfiler, get_model_profile
 from .measure import measure
-from .tids_profiler import TIDSProfiler
 
 __all__ = ["FlopsProfiler", "TIDSProfiler", "bytes_to_string", "duration_to_string", "flops_to_string",
            "get_model_profile", "macs_to_string", "measure", "number_to_string", "params_to_string"]

@@ -33,8 +33,7 @@ class FunctionCost:
 class CostAttributes:
     """Attributes of the modules of one model. A module's ``__flops__`` and ``__macs__`` are of what it does itself, its
     ``__params__`` and ``__duration__`` (seconds of the forward pass, of a simulated device predicted for its kernels;
-    None where neither is known) of all below it too,
-    and its ``__profile_table__`` has a `FunctionCost` for each function that it calls.
+    None where neither is known) of all below it too, its ``__profile_table__`` has a `FunctionCost` a function.
     """
 
     def __init__(self, model: nn.Module, convention: str) -> None:
@@ -47,7 +46,6 @@ class CostAttributes:
                                    __profile_table__=defaultdict(FunctionCost))
 
     def remove(self) -> None:
-        """Take them off."""
         for module in self._by_path.values():
             for name in (*_ZERO, "__params__", "__profile_table__"):
                 module.__dict__.pop(name, None)

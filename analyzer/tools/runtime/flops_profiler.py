@@ -1,7 +1,10 @@
-"""`FlopsProfiler`: measures its user's training loop, under the interface of DeepSpeed's and flops-profiler's."""
+"""Profilers of a user's training loop: `FlopsProfiler`, under the interface of DeepSpeed's and flops-profiler's, and
+`TIDSProfiler`, under that of ruipeterpan/torch_profiler, which shows latency and shapes together.
+"""
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,11 @@ from analyzer.api.argument import set_training
 from analyzer.errors import InputError
 from analyzer.output import drawing_plainly
 from analyzer.report.compat.deepspeed import DEEPSPEED, Dialect, aggregate, deepspeed_text
+from analyzer.report.compat.torchinfo import tids_report
+from analyzer.report.module_tree import first_shape
 from analyzer.results.build import list_micro_batches
 from analyzer.results.info import ModuleInfo
+from analyzer.results.node_info import TensorInfo
 from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
@@ -154,16 +160,13 @@ class FlopsProfiler:
             facts = {"world_size": engine.world_size, "data_parallel_size": engine.dp_world_size,
                      "model_parallel_size": engine.mp_world_size}
             if (batch := getattr(engine, "train_micro_batch_size_per_gpu", None)) is not None:
-                facts["batch_size"] = batch() * self._count_micro_batches(recorder, steps[-1], trained)
+                # micro-batches of a step: those that were seen, else those that the engine says
+                said = getattr(engine, "gradient_accumulation_steps", None)
+                facts["batch_size"] = batch() * (len(list_micro_batches(recorder.log, steps[-1])) or (
+                    said() if trained and said is not None else 1))
         found = make_profile(recorder, steps, self.convention, mode="train" if trained else "infer", **facts)
         recorder.log.steps = recorder.step + 1  # it may go on
         return found
-
-    def _count_micro_batches(self, recorder: RuntimeRecorder, step: int, trained: bool) -> int:
-        """Of one step: those that were seen, else those that the engine says."""
-        seen = len(list_micro_batches(recorder.log, step))
-        said = getattr(self.ds_engine, "gradient_accumulation_steps", None)
-        return seen or (said() if trained and said is not None else 1)
 
     @property
     def _root(self) -> ModuleInfo:
@@ -278,3 +281,66 @@ def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | 
     if not args and not kwargs:
         raise InputError("get_model_profile(): give input_shape, args or kwargs: what the model is to be called with")
     return run, args, dict(kwargs or {})
+
+
+@dataclass(frozen=True)
+class ModuleProfile:
+    """One module and those below it, a line of text for each; latencies are in milliseconds, shares of the model."""
+
+    name: str
+    type: str
+    depth: int
+    num_params: int | None
+    num_params_pctg: float | None
+    input_shape: list[int] | None
+    output_shape: list[int] | None
+    input_elem_bytes: int | None
+    output_elem_bytes: int | None
+    fwd_latency: float | None
+    fwd_latency_pctg: float | None
+    macs: int | None
+    macs_pctg: float | None
+    fwd_flops: int | None
+    fwd_flops_pctg: float | None
+    children: list[ModuleProfile]
+    profile: Profile = field(repr=False)
+
+    def __str__(self) -> str:
+        return tids_report(self.profile) + "\n"
+
+
+class TIDSProfiler(FlopsProfiler):
+    """Measures what a model does between `start_profile` and `generate_profile`.
+
+    >>> import torch
+    >>> prof = TIDSProfiler(torch.nn.Sequential(torch.nn.Linear(4, 2)))
+    >>> prof.start_profile()
+    >>> out = prof.model(torch.rand(3, 4))
+    >>> profile = prof.generate_profile()
+    >>> profile.type, profile.num_params, profile.output_shape, profile.children[0].fwd_flops
+    ('Sequential', 10, [3, 2], 48)
+    >>> prof.end_profile()
+    """
+
+    def generate_profile(self) -> ModuleProfile:
+        """What was measured so far, module by module. Raises InputError where nothing was."""
+        return _describe(self._root, self._root, "model", self.profile)
+
+
+def _describe(module: ModuleInfo, root: ModuleInfo, name: str, profile: Profile) -> ModuleProfile:
+    seconds = module.fwd_seconds
+    return ModuleProfile(name, module.type, module.depth, module.params, _share(module.params, root.params),
+                         first_shape(module.inputs), first_shape(module.outputs), _element_bytes(module.inputs),
+                         _element_bytes(module.outputs), None if seconds is None else 1000 * seconds,
+                         _share(seconds, root.fwd_seconds), module.fwd_macs, _share(module.fwd_macs, root.fwd_macs),
+                         module.fwd_flops, _share(module.fwd_flops, root.fwd_flops),
+                         [_describe(child, root, child.path.rpartition(".")[2], profile) for child in module.children],
+                         replace(profile, modules=module))
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else 100 * part / whole
+
+
+def _element_bytes(tensors: Sequence[TensorInfo]) -> int | None:
+    return tensors[0].nbytes // tensors[0].numel if tensors and tensors[0].numel else None

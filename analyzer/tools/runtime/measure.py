@@ -144,42 +144,35 @@ def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     if not has_data(built) and current() is None:
         raise InputError(f"{type(built).__name__} is on the meta device and has no data to run on: "
                          f"model.to_empty(device='cpu') gives it some, and analyzer.profile predicts without any")
-    return run_steps(session, built, as_arguments(args), as_keywords(kwargs), range(warm_up, warm_up + steps),
-                     convention, clock)
-
-
-def run_steps(session: Session, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], steps: range,
-              convention: str, clock: Clock | None = None) -> Profile:
-    """The profile of ``steps``, with what is before them as a warm-up; of a model without data nothing is timed."""
-    device, mode, autocast = device_of(model), session.mode, session.autocast
+    args, kwargs, device = as_arguments(args), as_keywords(kwargs), device_of(built)
     if autocast is None and torch.is_autocast_enabled(device.type):  # around this call
         autocast = torch.get_autocast_dtype(device.type)
-    with InterruptsDeferred(), unchanged(model, device,
+    with InterruptsDeferred(), unchanged(built, device,
                                          weights=session.optimizer is not None or session.step is not None):
-        recorder = RuntimeRecorder(model, clock or choose_clock(device), whole=True)
-        mark_inputs(recorder, args, kwargs, argument_names(uncompiled(model), args, kwargs))
-        driver = EagerStep(recorder, model, args, kwargs, mode=mode, loss_fn=session.loss_fn,
+        recorder = RuntimeRecorder(built, clock or choose_clock(device), whole=True)
+        mark_inputs(recorder, args, kwargs, argument_names(uncompiled(built), args, kwargs))
+        driver = EagerStep(recorder, built, args, kwargs, mode=mode, loss_fn=session.loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=autocast,
                            step=session.step, device_type=device.type, options=session.options)
         with recorder.recording():
             driver.run()
         compiled_seconds = None
-        if list_compiled(model) and not recorder.is_simulated:
+        if list_compiled(built) and not recorder.is_simulated:
             with torch.set_grad_enabled(mode == "train"), torch.autocast(device.type, dtype=autocast,
                                                                          enabled=autocast is not None):
-                model(*args, **kwargs)
+                built(*args, **kwargs)
                 time = recorder.clock
                 start = time.pause()
                 time.go()
-                for _ in steps:
-                    model(*args, **kwargs)
+                for _ in range(steps):
+                    built(*args, **kwargs)
                 end = time.pause()
                 time.go()
                 time.settle()
-                compiled_seconds = time.seconds(start, end) / len(steps)
-        return make_profile(recorder, steps, convention, mode=mode, optimizer=session.facts["optimizer"],
+                compiled_seconds = time.seconds(start, end) / steps
+        return make_profile(recorder, range(warm_up, warm_up + steps), convention, mode=mode,
                             autocast=None if autocast is None else str(autocast).removeprefix("torch."),
-                            compiled_seconds=compiled_seconds)
+                            optimizer=session.facts["optimizer"], compiled_seconds=compiled_seconds)
 
 
 def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: str, *, mode: str,
@@ -205,8 +198,13 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
         session = Session(spec, mode=mode, profilers={"flops": flops})
         return Run(session, recorder, model).build(**facts, seconds_method=method)
     session = Session(None, mode=mode, profilers={"flops": flops, "measured": make_measured_profiler(recorder, steps)})
-    facts = {"device": name_device(device), "measured_steps": len(steps), **facts,
-             "seconds_method": f"measured on {describe_device(device)} ({recorder.clock.name})"}
+    described = describe_device(device)
+    try:
+        name = find_device(described.removeprefix("NVIDIA ")).name
+    except UnknownDeviceError:
+        name = device.type if device.type == "cpu" else described
+    facts = {"device": name, "measured_steps": len(steps), **facts,
+             "seconds_method": f"measured on {described} ({recorder.clock.name})"}
     return Run(session, recorder, model).build(**facts)
 
 
@@ -221,15 +219,6 @@ def describe_device(device: torch.device) -> str:
         threads = torch.get_num_threads()
         return f"cpu with {threads} thread{'s' if threads > 1 else ''}"
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else str(device)
-
-
-def name_device(device: torch.device) -> str:
-    """Its name in the hardware catalogue, else as it is described."""
-    described = describe_device(device)
-    try:
-        return find_device(described.removeprefix("NVIDIA ")).name
-    except UnknownDeviceError:
-        return device.type if device.type == "cpu" else described
 
 
 def list_compiled(model: torch.nn.Module) -> list[str]:
@@ -266,7 +255,6 @@ def run_measure(arguments: argparse.Namespace) -> int:
     shown = choice.read_shown(arguments.show)
     check_output(arguments.json)
     check_page(arguments.html)
-
     device = find_torch_device(arguments.device)
     train = arguments.mode == "train"
     target = load_target(arguments.target)
@@ -299,6 +287,5 @@ def find_torch_device(name: str) -> torch.device:
 
 def make_tensors(inputs: Sequence[InputSpec],
                  device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Positional and named tensors with data."""
     return (tuple(s.fill(device) for s in inputs if s.name is None),
             {s.name: s.fill(device) for s in inputs if s.name is not None})

@@ -27,7 +27,7 @@ from analyzer.record.hooks import FAILED, listen
 from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import next_sequence_number
 
-from .clock import Clock, NoClock, StorageBook
+from .clock import Clock, StorageBook
 from .dispatch import MeasuringMode, run_as_written
 
 ROOT = 0
@@ -58,7 +58,7 @@ class RuntimeRecorder(Recorder):
         self.spec: DeviceSpec | None = None
         device = device_of(root)
         if self.is_simulated:
-            clock = NoClock()
+            clock = Clock()
             if current() is not None and device.type == simulated_spec().kind:
                 self.spec = simulated_spec()
         self.model, self.clock, self.whole, self.ignored = root, clock, whole, tuple(ignored)
@@ -112,20 +112,17 @@ class RuntimeRecorder(Recorder):
         return bool(self.log.phases) and self.log.phases[-1].last_call < 0
 
     def begin(self, phase: str) -> None:
-        """A phase begins; what ran before has ended."""
         super().begin(phase)  # which ends what ran
         self.laps.append((None, self.clock.pause()))
         self.clock.go()
 
     def end(self) -> None:
-        """The running phase ends."""
         if self._runs():
             self._lap()
             super().end()
             self.clock.go()
 
     def hears(self) -> bool:
-        """Whether what this thread runs now is for this recorder."""
         if threading.get_ident() == self._thread:
             return True
         # in a thread of the engine, of another device
@@ -157,7 +154,6 @@ class RuntimeRecorder(Recorder):
         return token
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
-        """A module's call returned, or failed."""
         if token == TRANSPARENT:
             return
         self._release_mode()
@@ -194,7 +190,6 @@ class RuntimeRecorder(Recorder):
 
     def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any,
             end: Any) -> None:
-        """An operator ran between two marks; the clock stands still."""
         if not self._runs():
             self.begin(self.phase)
             self.laps[-1] = None, start
@@ -239,7 +234,6 @@ class RuntimeRecorder(Recorder):
 
     @property
     def is_running(self) -> bool:
-        """Whether it listens."""
         return self._undo is not None
 
     def stop(self) -> None:
@@ -259,7 +253,6 @@ class RuntimeRecorder(Recorder):
                 self.clock.settle()
 
     def next_step(self) -> None:
-        """What runs from here on is another step."""
         self.start_step(self.step + 1, placeholders=False)
 
     def describe_wrappers(self) -> None:
@@ -269,12 +262,10 @@ class RuntimeRecorder(Recorder):
             wrapper.calls, wrapper.inputs, wrapper.outputs = inner.calls, inner.inputs, inner.outputs
 
     def finished_steps(self) -> list[int]:
-        """The steps in which something ran."""
         return sorted({record.step for record in self.log.phases}) or [self.step]
 
     @contextmanager
     def recording(self) -> Iterator[RuntimeRecorder]:
-        """Listen for the length of a block."""
         with InterruptsDeferred():
             self.start()
             try:

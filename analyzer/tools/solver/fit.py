@@ -24,7 +24,6 @@ from analyzer.report.page.document import Headline
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.info import OutOfMemoryInfo
 
-MakeInputs = Callable[[int], Any]
 _FLAT_FACTOR = 64    # how far to go on where a larger size needs no more memory
 _FRAGMENTED = 0.99
 _FAR = 8             # a bracket this wide is narrowed by its orders of magnitude
@@ -76,7 +75,6 @@ class FitResult:
                 "counted as fitting also where PyTorch must free its cache first")
 
     def _list_rows(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Headers, and a row for each size that was tried, by size."""
         return (self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), [
             (f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
              format_quantity(e.peak_reserved_bytes, "bytes"), "" if (info := e.out_of_memory) is None else
@@ -90,7 +88,7 @@ class FitResult:
                                    write_rows(*self._list_rows(), left=(1, 4))))
 
 
-def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs, *,
+def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: Callable[[int], Any], *,
                    device: str | DeviceSpec = "h200", start: int = 1, multiple_of: int = 1, at_most: int | None = None,
                    options: ProfileOptions | None = None, world_size: int = 1, **profile_options: Any) -> FitResult:
     """The largest batch whose step fits on ``device``.
@@ -114,24 +112,13 @@ def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_
                    at_most=at_most, options=options, world_size=world_size, **profile_options)
 
 
-def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: MakeInputs,
+def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: Callable[[int], Any],
                         **options: Any) -> FitResult:
     """The longest sequence whose step fits on a device; as `max_batch_size`, with ``make_inputs(length)``.
 
     Give ``at_most`` where the model has a longest sequence of its own (a table of positions), beyond which it raises.
     """
     return _search("sequence length", model, make_inputs, **options)
-
-
-def split_inputs(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments, from any form that `max_batch_size` takes."""
-    if isinstance(made, dict):
-        return (), made
-    if isinstance(made, tuple):
-        if len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict):
-            return made
-        return made, {}
-    return (made,), {}
 
 
 class _Search:
@@ -199,8 +186,8 @@ class _Search:
         return b + int((self.capacity_bytes - now) * (b - a) / (now - before)) if now > before else b
 
 
-def _search(what: str, model: Any, make_inputs: MakeInputs, *, device: str | DeviceSpec = "h200", start: int = 1,
-            multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
+def _search(what: str, model: Any, make_inputs: Callable[[int], Any], *, device: str | DeviceSpec = "h200",
+            start: int = 1, multiple_of: int = 1, at_most: int | None = None, options: ProfileOptions | None = None,
             world_size: int = 1, **profile_options: Any) -> FitResult:
     if world_size < 1:
         raise InputError(f"world_size={world_size!r}: must be the number of processes that train together, at least 1")
@@ -223,7 +210,14 @@ def _search(what: str, model: Any, make_inputs: MakeInputs, *, device: str | Dev
     limited = replace(options, capacity_bytes=capacity, limit_to_device=False, keep_events=False)
 
     def run(size: int) -> Profile:
-        args, kwargs = split_inputs(make_inputs(size))
+        args: Any = make_inputs(size)
+        kwargs: dict[str, Any] = {}
+        if isinstance(args, dict):
+            args, kwargs = (), args
+        elif not isinstance(args, tuple):
+            args = (args,)
+        elif len(args) == 2 and isinstance(args[0], tuple) and isinstance(args[1], dict):
+            args, kwargs = args
         return profile(model, args=args, kwargs=kwargs, device=spec, options=limited, **profile_options)
 
     search = _Search(what, run, multiple_of, last, capacity)

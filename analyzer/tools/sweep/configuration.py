@@ -64,7 +64,6 @@ class Configuration:
 
     @property
     def device_spec(self) -> DeviceSpec:
-        """The device of that name."""
         return find_device(self.device)
 
     @property
@@ -128,12 +127,6 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
     A text that holds ``{batch}`` or ``{sequence}`` says itself where that size goes; else the batch is the first
     dimension of every input, the sequence the second of every two-dimensional one that is not floating. Raises
     InputError where a size has no place.
-
-    >>> from analyzer.zoo.target import load_target
-    >>> [str(s) for s in resolve_inputs(load_target("gpt2"), (), Configuration(batch=2, sequence=64))]
-    ['input_ids=int64:2x64', 'labels=int64:2x64']
-    >>> [str(s) for s in resolve_inputs(load_target("resnet18"), ["bf16:{batch}x3x64x64"], Configuration(batch=4))]
-    ['bfloat16:4x3x64x64']
     """
     sizes = {name: getattr(configuration, name) for name in _SIZES}
     placed = {name for name in _SIZES if any(f"{{{name}}}" in text for text in texts)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # The rows of a sweep as parts of a page: a scatter of two quantities with its Pareto front, and tables.
 
-_Row = Mapping[str, Any]
-
 #: What the axes can be: title, unit, the column, and whether more of it is better.
 _QUANTITIES = (
     ("Peak reserved", "bytes", "peak_reserved_bytes", False),
@@ -38,7 +36,7 @@ _COSTS = (("Time a token", "tokens_per_second"), ("Time a sample", "samples_per_
 _SIZES = ("batch", "sequence", "accumulate")
 
 
-def list_sweep_parts(rows: Sequence[_Row]) -> list[Part]:
+def list_sweep_parts(rows: Sequence[Row]) -> list[Part]:
     """The parts of the page of a sweep; without a row that has figures there is no chart."""
     done = [row for row in rows if row.get("error") is None]
     failed = [row for row in rows if row.get("error") is not None]
@@ -53,7 +51,7 @@ def list_sweep_parts(rows: Sequence[_Row]) -> list[Part]:
     return parts
 
 
-def describe_sweep(rows: Sequence[_Row]) -> dict[str, Any] | None:
+def describe_sweep(rows: Sequence[Row]) -> dict[str, Any] | None:
     """The rows by column: what varies among them as text, and the quantities that are known of some; None where no two
     are. ``x`` and ``y`` are the axes to begin with: steps that do different amounts of work are compared by the time
     of a token or a sample, others by their own.
@@ -75,7 +73,7 @@ def describe_sweep(rows: Sequence[_Row]) -> dict[str, Any] | None:
             "y": next(title for title in wanted if title in titles)}
 
 
-def list_dimensions(rows: Sequence[_Row], least: int = 1) -> list[dict[str, Any]]:
+def list_dimensions(rows: Sequence[Row], least: int = 1) -> list[dict[str, Any]]:
     """The axes of the grid that have more than ``least`` values among the rows, as text.
 
     >>> list_dimensions([{"batch": 1, "lora": None}, {"batch": 2, "lora": None}])
@@ -85,20 +83,18 @@ def list_dimensions(rows: Sequence[_Row], least: int = 1) -> list[dict[str, Any]
     for name in ("target", *AXES):
         values = [row.get(name) for row in rows]
         if len(set(values)) > least and any(value is not None for value in values):
-            order = sorted(set(values), key=lambda value: (value is None, *_key(value)))
+            # None last, numbers by their size
+            order = sorted(set(values), key=lambda value: (
+                value is None, *((float(value), "") if isinstance(value, (int, float)) else (0.0, str(value)))))
             found.append({"title": name, "values": list(map(_word, values)), "order": list(map(_word, order))})
     return found
-
-
-def _key(value: Any) -> tuple[float, str]:
-    return (float(value), "") if isinstance(value, (int, float)) else (0.0, str(value))
 
 
 def _word(value: Any) -> str:
     return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def sweep_headline(done: Sequence[_Row], failed: Sequence[_Row]) -> Part:
+def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Part:
     """What a sweep found, in a sentence and a row of figures."""
     rows = [*done, *failed]
     fitting = [row for row in done if row.get("fits")]

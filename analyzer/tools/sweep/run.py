@@ -62,7 +62,6 @@ class Job:
     inputs: tuple[InputSpec, ...]
 
     def make_row(self, **figures: Any) -> Row:
-        """The row with these figures; others are None."""
         known = {**figures, "target": self.name, **self.configuration.describe(),
                  "inputs": " ".join(map(str, self.inputs)), "torch_version": str(torch.__version__),
                  "analyzer_version": package_version()}
@@ -74,8 +73,7 @@ class Job:
         return self.target, replace(self.configuration.recipe, optimizer=None, accumulate=1)
 
 
-# A profile borrows its model and hooks into torch, so threads of a worker take turns; Python would let only one run
-# anyway.
+# A profile borrows its model and hooks into torch, so threads of a worker take turns.
 _turn = threading.Lock()
 
 
@@ -110,7 +108,6 @@ def find_model(target: TargetLike, recipe: Recipe) -> nn.Module:
 
 
 def read_figures(found: Profile) -> dict[str, Any]:
-    """The figures of a row."""
     fit = found.fits()
     return {**{name: getattr(found, name) for name in COLUMNS if name in Profile.__dataclass_fields__},
             **{f"{name}_peak_allocated_bytes": phase.peak_allocated_bytes for name, phase in found.phases.items()},
@@ -127,17 +124,7 @@ _DIED = ("the worker process died: killed, for example for memory; if every row 
          "lacks `if __name__ == '__main__':`")
 
 
-def _run(jobs: Sequence[Job], executor: Executor | None, workers: int | None) -> Generator[Done, None, None]:
-    if executor is not None:
-        yield from run_in_executor(jobs, executor)
-    elif workers == 0:
-        for job in jobs:
-            yield job, run_job(job)
-    else:
-        yield from run_in_processes(jobs, min(workers or os.cpu_count() or 1, len(jobs)))
-
-
-def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Iterator[Done]:
+def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, None, None]:
     """Rows as they come. What the executor itself raises for a job (a lost worker) becomes its row's error."""
     futures = {executor.submit(run_job, job): job for job in jobs}
     try:
@@ -155,7 +142,7 @@ def _take(future: Future[Row], job: Job) -> Row:
         return job.make_row(error=f"{type(error).__name__}: {error}")
 
 
-def run_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
+def run_in_processes(jobs: Sequence[Job], workers: int) -> Generator[Done, None, None]:
     """Rows as they come, from fresh processes. Jobs of one that died run again alone; those that die again fail."""
     try:
         pickle.dumps(jobs)
@@ -244,7 +231,13 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     jobs = list_jobs(target, grid, inputs)
     rows: dict[Job, Row] = {}
     by_model = sorted(jobs, key=lambda job: str(job.model_key[1:]))
-    with closing(_run(by_model, executor, workers)) as done:
+    if executor is not None:
+        ran = run_in_executor(by_model, executor)
+    elif workers == 0:
+        ran = ((job, run_job(job)) for job in by_model)
+    else:
+        ran = run_in_processes(by_model, min(workers or os.cpu_count() or 1, len(jobs)))
+    with closing(ran) as done:
         try:
             for job, row in done:
                 rows[job] = row
@@ -282,15 +275,11 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         check_table(arguments.out)
     check_page(arguments.html)
     bar = ProgressBar(among_output=True)
-
-    def show(done: int, total: int, row: Row) -> None:
-        bar(done / total, f"{done} of {total}")
-
     interruption = ""
     try:
         with bar, _connect(arguments.dask) as executor:
             found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers,
-                          progress=show)
+                          progress=lambda done, total, row: bar(done / total, f"{done} of {total}"))
     except SweepInterrupted as stop:
         interruption, found = f"interrupted: {stop}", stop.result
     finally:
