@@ -89,7 +89,6 @@ class _Search:
         return sorted(found, key=_rank)
 
     def run(self, quick: bool) -> None:
-        """Each change alone, then combinations until enough of them fit."""
         total = len(self.changes) + (0 if self.baseline.fits else 2 * WANTED)
         for i, change in enumerate(self.changes):
             if change.axis == "batch" and any(c.axis == "batch" and o.fits for c, o in self.alone.items()):
@@ -203,7 +202,6 @@ class _Search:
 
 
 def _describe(error: Exception) -> str:
-    """Why a change could not be tried, in a line."""
     text = next(iter(str(error).splitlines()), "")
     return text if isinstance(error, AnalyzerError) else f"the model fails: {type(error).__name__}: {text}"
 
@@ -231,7 +229,6 @@ def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
 
 
 def run_advise(arguments: argparse.Namespace) -> int:
-    """``analyzer advise``; the result is the exit code."""
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     found = find_advice(arguments)
     print(found if arguments.format == "text" else found.table(arguments.format))
@@ -239,7 +236,6 @@ def run_advise(arguments: argparse.Namespace) -> int:
 
 
 def find_advice(arguments: argparse.Namespace, quick: bool = False) -> Advice:
-    """The advice on the step that the options of a command describe."""
     target, train = load_target(arguments.target), arguments.mode == "train"
     recipe = read_recipe(arguments)
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, train, recipe.dtype))

@@ -39,7 +39,6 @@ class Variant:
     changes: tuple[Change, ...] = ()
 
     def make(self, changes: Iterable[Change]) -> Variant:
-        """A variant with ``changes`` made."""
         variant = self
         for change in changes:
             variant = replace(change.make(variant), changes=(*variant.changes, change))
@@ -58,12 +57,10 @@ class Change:
 
 
 def change_variant(name: str, axis: str, flag: str, keeps_result: bool = True, **settings: Any) -> Change:
-    """A change of some fields of a variant."""
     return Change(name, axis, lambda variant: replace(variant, **settings), flag, keeps_result)
 
 
 def change_recipe(name: str, axis: str, flag: str, keeps_result: bool = True, **settings: Any) -> Change:
-    """A change of some fields of the recipe."""
     return Change(name, axis, lambda variant: replace(variant, recipe=replace(variant.recipe, **settings)), flag,
                   keeps_result)
 
@@ -181,8 +178,6 @@ def _cut_lists(name: str, value: Any, batch: int, parts: int, cut: dict[int, Any
         _cut_lists(f"{name}{step}", child, batch, parts, cut)
 
 
-# `Trial`: profiles a variant of a model and its step; the caller's own model stays as it is.
-
 class Trial:
     """What is profiled: a model, what it is called with, and where."""
 
@@ -195,11 +190,9 @@ class Trial:
         self.batch: int | None = None
 
     def build(self, recipe: Recipe) -> nn.Module:
-        """A new model with ``recipe`` applied."""
         return build_model(partial(recipe.build, partial(copy_without_data, self.model)))
 
     def _trace(self, variant: Variant) -> tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]:
-        """The program of a variant, and what it is called with."""
         args, kwargs = fit_inputs(self.args, self.kwargs, None, variant, None)
         model = self.build(variant.recipe)
         names = argument_names(model, args, kwargs)
@@ -247,7 +240,6 @@ class Trial:
                        **{**self.options, **step})
 
     def describe(self, variant: Variant, found: Profile) -> Option:
-        """What a profile says of a variant."""
         verdict = judge(found, self.spec, is_brief=True)
         assert verdict is not None  # the profile has a device
         flags = [change.flag for change in variant.changes]

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-# What is timed: one kernel, copy or host call of given sizes.
-
 FAMILIES = ("memory_bound", "matmul", "attention", "convolution", "host_copy", "host")
 
 
@@ -174,8 +172,6 @@ def _run_lists() -> object:
     return tensors
 
 
-# Times points on a real device. A point that the device cannot run takes None.
-
 Bench = Callable[[Point], "float | None"]
 Call = Callable[[], object]
 
@@ -196,7 +192,6 @@ class TorchBench:
 
     @torch.no_grad()
     def __call__(self, point: Point) -> float | None:
-        """Seconds of the point, None where the device cannot run it."""
         try:
             if point.family == "host":
                 return self._time_host(str(point.sizes["call"]))
@@ -215,7 +210,6 @@ class TorchBench:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def prepare(self, point: Point) -> Sequence[Call]:
-        """The calls to time, each with operands of its own."""
         sizes = point.sizes
         make = {"memory_bound": self._make_stream, "matmul": self._make_product, "attention": self._make_attention,
                 "convolution": self._make_convolution, "host_copy": self._make_copy}[point.family]

@@ -30,8 +30,6 @@ from analyzer.record.options import report_progress
 
 from .bench import Bench, Point, TorchBench, list_points
 
-# The families of kernel models that a measurement can set: what predicts a point, and which constants may move.
-
 #: Constants that a measurement moves, by what stands after the last dot of their names: reached parts of rates and
 #: bandwidth, and what each kernel or tile costs. How tiles are cut and how work overlaps stays as fitted.
 MOVED = {
@@ -70,8 +68,6 @@ def predict(point: Point, device: DeviceSpec) -> KernelTime | None:
 def _read_format(name: str) -> tuple[str, bool]:
     return ("float32", True) if name == "tf32" else (name, False)
 
-
-# Measured points become figures and constants of a device.
 
 Timed = tuple[Point, float]
 
@@ -344,7 +340,6 @@ def _identify(place: torch.device, like: DeviceSpec) -> str:
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
-    """``analyzer calibrate``; the result is the exit code."""
     if not is_device_file(arguments.file):
         raise InputError(f"FILE is {arguments.file!r}: --device takes it for a file only if it ends in .json; give "
                          f"{arguments.file + '.json'!r}")

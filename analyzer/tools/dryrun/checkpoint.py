@@ -96,7 +96,6 @@ class HeaderSlice:
 
 
 def _read_header(filename: Any) -> dict[str, Any]:
-    """The header: eight bytes of length, then JSON."""
     from safetensors import SafetensorError
 
     with open(filename, "rb") as file:
@@ -156,7 +155,6 @@ _PACKAGE = "torch.distributed.checkpoint"
 
 
 def write_nowhere() -> Iterator[Undo]:
-    """Replace how files are written."""
     kind = sys.modules[f"{_PACKAGE}.filesystem"].FileSystem
     yield answer(kind, "create_stream", _create_stream, passes_original=True)
     for name in ("mkdir", "rename", "rm_file"):

@@ -35,11 +35,8 @@ _CLOCKS = re.compile(r"\bperf_counter(_ns)?\b|\btime\.(time|monotonic|process_ti
 
 
 def reads_clock(script: Path) -> bool:
-    """Whether the text of a script names a clock of Python's."""
     return _CLOCKS.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
-
-# The time that a simulated device takes between two points of a dry run, for the events of the script.
 
 class PredictedTimer:
     """Sums the predicted kernels of the operators that ran on the device; a mark is how many had run."""
@@ -70,8 +67,6 @@ CAPABILITIES: dict[str, dict[str, Callable[..., Any]]] = {"torchao.utils": {
     **{name: partial(lambda least: simulated_capability() >= least, least) for name, least in _LEAST.items()},
     "is_sm_version": lambda major, minor: simulated_capability() == (major, minor)}}
 
-# What to install where a script failed for want of a package.
-
 _OF_EXTRA = ("accelerate", "bitsandbytes", "datasets", "lightning", "peft", "torchao", "trl")  # `scripts` of pyproject
 
 
@@ -91,8 +86,6 @@ def advise_install(error: BaseException) -> str | None:
                         f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
     return None
 
-
-# Replacements in modules that are not imported yet: made as soon as a script imports them.
 
 Make = Callable[[], Iterable[Undo]]
 

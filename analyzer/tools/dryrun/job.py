@@ -78,7 +78,6 @@ class RankProcess:
                 stdin=subprocess.DEVNULL, stdout=None if shows else kept, stderr=None if shows else kept)
 
     def wait(self) -> RankResult:
-        """Its result, when it has ended."""
         code = self._process.wait()
         found = self._path / "result.pickle"
         if found.exists():
@@ -98,7 +97,6 @@ class RankProcess:
 
 
 def run_job(folder: str) -> None:
-    """Run the job that lies in a folder, and leave its result there."""
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other ranks
     job: RankJob = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
     with mail_kept() as mail:
@@ -109,8 +107,6 @@ def run_job(folder: str) -> None:
     whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
     (Path(folder) / "result.pickle").write_bytes(pickle.dumps(whole))
 
-
-# `dry_run_ranks`: a script as several ranks of a job, each as ``torchrun`` would start it, and their table.
 
 FIRST, LAST, USUAL, STAGE, ASKED = "first", "last", "neither first nor last", "other pipeline stage", "asked for"
 _MOST_STAGES = 64
@@ -125,7 +121,6 @@ class JobDryRun:
 
     @property
     def failed_rank(self) -> int | None:
-        """The first rank that failed."""
         return next((rank for rank, result in sorted(self.results.items()) if result.error), None)
 
 
@@ -219,7 +214,6 @@ def _shorten(error: str) -> str:
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:
-    """``analyzer dryrun``; the result is the exit code."""
     shown = read_shown(arguments.show)
     check_world_options(arguments)
     check_output(arguments.json)
@@ -263,7 +257,6 @@ def _print_profile(found: Profile, shown: list[str], has_failed: bool) -> int:
 
 
 def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
-    """Several ranks of a job: their table, then the profile of the one that decides."""
     run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
                         devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
                         device=arguments.device, steps=arguments.steps)

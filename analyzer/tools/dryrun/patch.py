@@ -55,7 +55,6 @@ _pool = _Pool()
 
 
 def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` under the mode of this thread, for another one."""
     spec, world = simulated_spec(), current_world()
     state.space.share()
 
@@ -172,14 +171,11 @@ LAUNCHES: dict[str, dict[str, Callable[..., Any]]] = {
        for module, (text, *names) in _TAKEN.items()}}
 
 
-# What a dry run replaces besides the mode: what would need data or other processes, or leave a trace.
-
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
 
 
 @contextmanager
 def scripted() -> Iterator[None]:
-    """Replace them for the length of a block, in the threads whose mode is active."""
     with ExitStack() as undo:
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,

@@ -76,7 +76,6 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
 
 
 def check_script(script: str | Path, steps: int) -> Path:
-    """The path of a script that is to take so many steps. Raises InputError where either cannot be."""
     path = Path(script)
     if not path.is_file():
         raise InputError(f"{script}: no such file; give the path of a Python script")
@@ -142,7 +141,6 @@ def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _without_own_frames(error: BaseException, path: Path) -> BaseException:
-    """``error`` with its traceback beginning where the script does."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(path):
         frame = frame.tb_next

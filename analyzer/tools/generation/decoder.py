@@ -266,7 +266,6 @@ class StoredDecoder(TransformersDecoder):
         return kept
 
     def layers(self) -> list[StoredLayer]:
-        """The layers that keep keys and values."""
         return [layer for layer in self.cache.layers if isinstance(layer, StoredLayer)]
 
     def used_bytes(self) -> int:

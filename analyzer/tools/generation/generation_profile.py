@@ -223,7 +223,6 @@ _PROFILES = ("prefill", "decode")
 
 
 def _read_parts(fields: Fields) -> Fields:
-    """The fields of a generation, whose profiles are of today's version too."""
     return fields | {part: PROFILE.read(fields[part]) for part in _PROFILES if fields.get(part) is not None}
 
 

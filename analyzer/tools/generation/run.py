@@ -259,7 +259,6 @@ def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
-    """``analyzer generate``; the result is the exit code."""
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     check_output(arguments.json)
     recipe = read_recipe(arguments)

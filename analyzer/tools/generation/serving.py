@@ -184,7 +184,6 @@ class Server:
         check_positions(self.module, f"{caller}(context_tokens={context_tokens!r})", context_tokens)
 
     def run(self, sequences: int, limit_bytes: int | None = None) -> ServingPoint:
-        """One point; ``limit_bytes`` is the most that the allocator may take."""
         options = self.options if limit_bytes is None else replace(
             self.options, capacity_bytes=limit_bytes, limit_to_device=False, keep_events=False)
         session = Session(self.device, options, autocast=self.autocast)
@@ -272,7 +271,6 @@ def serving_table(points: Sequence[ServingPoint], fmt: str = "text") -> str:
 
 
 def tell_which_fit(points: Sequence[ServingPoint]) -> str:
-    """A line for those that fit, one for those that do not, and one for those of which that is not known."""
     lines = []
     for fits, said in ((True, "fit on"), (False, "do NOT fit on"), (None, "cannot be told whether they fit on")):
         found = [point for point in points if point.fits is fits]

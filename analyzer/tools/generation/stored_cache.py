@@ -12,8 +12,6 @@ from analyzer.meta.operator_info import register_shape_impl
 from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
 from analyzer.profilers.operator.attention import Attention, Window
 
-# The key-value cache of a serving engine, of any type: one that grows, one with room for all tokens, or pages.
-
 CACHES = ("dynamic", "static", "paged")
 BLOCK_SIZE = 16  # tokens of a page, vLLM's default (vllm/config/cache.py)
 SCALE_BYTES = 4  # a float for the keys, and one for the values, of each token and head, beside what is int8
@@ -40,7 +38,6 @@ class CacheForm:
         return self.kind == "paged" or self.dtype is not None
 
     def check(self, caller: str) -> None:
-        """Raise InputError for a kind or block size that there is not."""
         if self.kind not in CACHES:
             raise InputError(f"{caller}(cache={self.kind!r}): must be one of {', '.join(map(repr, CACHES))}")
         if self.kind == "dynamic" and self.dtype is not None:

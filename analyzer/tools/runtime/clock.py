@@ -12,7 +12,6 @@ import torch
 from analyzer.meta.address_space import HostMemory, HostRegion, MetaStorage, find_storage
 from analyzer.meta.state import MetaState, current
 
-# What tells the time of operators and modules: the host's clock, or events on an accelerator's stream.
 
 class Clock:
     """Gives marks, and the seconds between two of them once they are settled. What runs between `pause` and `go` is the
@@ -85,8 +84,6 @@ def choose_clock(device: torch.device) -> Clock:
         return HostClock()
     return EventClock(lambda: torch.Event(device, enable_timing=True), lambda: torch.accelerator.synchronize(device))
 
-
-# Real storages, each with a number of its own until it is freed.
 
 class RealStorage:
     """What the log knows a storage by."""

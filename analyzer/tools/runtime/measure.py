@@ -84,7 +84,6 @@ def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> C
 
 
 def operator_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> dict[int, float]:
-    """Seconds of each call of the log's last step, by index."""
     log = recorder.log
     by_step: dict[int, list[int]] = {step: [] for step in {*steps, log.steps - 1}}
     for index, call in enumerate(log.calls):
@@ -214,7 +213,6 @@ def input_device(model: torch.nn.Module) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """As its driver names it, with the number of threads for a CPU."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return f"cpu with {threads} thread{'s' if threads > 1 else ''}"
@@ -250,7 +248,6 @@ def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) ->
 
 
 def run_measure(arguments: argparse.Namespace) -> int:
-    """``analyzer measure``; the result is the exit code."""
     import_own_code(arguments.target)  # which may register reports
     shown = choice.read_shown(arguments.show)
     check_output(arguments.json)
@@ -272,7 +269,6 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
 
 def find_torch_device(name: str) -> torch.device:
-    """The device of that name. Raises InputError where torch has none such."""
     try:
         device = torch.device(name)
     except RuntimeError:

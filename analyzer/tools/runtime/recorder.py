@@ -176,7 +176,6 @@ class RuntimeRecorder(Recorder):
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Run a block in ``phase``, then go back to the phase before."""
         self._hold_mode()
         try:
             with super().during(phase):
@@ -215,7 +214,6 @@ class RuntimeRecorder(Recorder):
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
-        """Begin to listen in this thread; what fails or interrupts that leaves torch as it was."""
         with InterruptsHeld(), ExitStack() as undo:
             if self.whole:
                 undo.callback(cut_mode_stacks, *mode_stack_depths())
@@ -237,7 +235,6 @@ class RuntimeRecorder(Recorder):
         return self._undo is not None
 
     def stop(self) -> None:
-        """Listen no more; torch and the model are as they were. Nothing happens where nothing was started."""
         if self._undo is None:
             return
         with InterruptsHeld():

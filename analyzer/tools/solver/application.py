@@ -22,8 +22,6 @@ from analyzer.fx.graph.offload import StorageTable, alias_with_version
 from analyzer.fx.graph.region_edit import find_nodes, set_region
 from analyzer.fx.graph.statement import CheckpointRegion
 
-# How a checkpointed region is run again: which products' results it keeps, and no statistics updated twice.
-
 _PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
                       "mkldnn_convolution _scaled_mm _grouped_mm".split())
 
@@ -60,7 +58,6 @@ class KeepProducts:
     __name__ = "keep_products"  # in generated code
 
     def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
-        """The two contexts that `torch.utils.checkpoint` takes: of the forward pass, and of running it again."""
         kept = _Keeping(frozenset(self.ordinals), frozenset(self.skips))
         return kept if kept.ordinals or kept.skips else nullcontext(), _Again(kept, self.norms)
 
@@ -160,8 +157,6 @@ class _Again:
         self.undo.__exit__(*exc)
 
 
-# Puts a plan into a program: regions on the nodes of a graph, or checkpoints around a model's own modules.
-
 @dataclass(frozen=True, slots=True)
 class PlanRegion:
     """Nodes that run under one checkpoint."""
@@ -181,7 +176,6 @@ class PlanRegion:
 
 
 def apply_to_graph(gm: fx.GraphModule, regions: Iterable[PlanRegion], plan_name: str) -> fx.GraphModule:
-    """A new graph module with checkpoints around the regions."""
     planned = copy_graph_module(gm)
     for i, region in enumerate(regions):
         nodes = find_nodes(planned, region.nodes, f"plan of {plan_name}, checkpoint {i}")
@@ -222,7 +216,6 @@ class CheckpointedForward:
 
 
 def apply_to_modules(model: nn.Module, regions: Iterable[PlanRegion], plan_name: str) -> nn.Module:
-    """Wrap the modules that the regions name, where they are."""
     call = f"plan.apply({type(model).__name__})"
     if not isinstance(model, nn.Module):
         raise InputError(f"{call}: takes a GraphModule or a torch.nn.Module")
@@ -247,7 +240,6 @@ def apply_to_modules(model: nn.Module, regions: Iterable[PlanRegion], plan_name:
 
 
 def undo_modules(model: nn.Module, regions: Iterable[PlanRegion]) -> nn.Module:
-    """Give the modules that the regions name their own forward back."""
     for region in regions:
         module = model.get_submodule(region.module_path or "")
         wrapped = vars(module).get("forward")

@@ -133,7 +133,6 @@ def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST
     """
 
     def keep(place: int, held: np.ndarray, cost: np.ndarray) -> np.ndarray:
-        """Of too many states, those that hold least and those that cost least in each step."""
         kept = undominated(held, cost)
         if len(kept) > most_states:
             step = held[kept] * (most_states // 2) // max(1, limit_bytes)

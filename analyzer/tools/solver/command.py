@@ -28,13 +28,10 @@ from .plan import InfeasibleBudgetError, format_frontier
 from .solve import Planner
 from .solver_registry import register_solver
 
-# ``analyzer fit``: on which devices a step fits, or the largest batch or sequence that fits on one.
-
 _SOUGHT = ("batch", "sequence", "memory", "start", "multiple_of", "at_most")
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
-    """``analyzer fit``; the result is the exit code."""
     devices = arguments.device or []
     for device in devices:
         find_device(device)  # before any work: a wrong name costs no waiting
@@ -89,7 +86,6 @@ def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
 
 
 def _judge(found: FitResult, arguments: argparse.Namespace) -> str:
-    """The verdict on the largest size that fits, else on the smallest, in a line."""
     shown = found.beyond if found.at_limit is None else found.at_limit
     size = found.size or found.evaluations[0].size
     spec = find_device(found.device)
@@ -99,13 +95,10 @@ def _judge(found: FitResult, arguments: argparse.Namespace) -> str:
     return f"{found.what} {size:,} {verdict}"
 
 
-# ``analyzer plan``: a checkpointing plan for a model and a budget of memory.
-
 SHARES = "100%,90%,80%,70%,60%,50%,40%,30%,20%"
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """``analyzer plan``; the result is the exit code."""
     check_output(arguments.json)
     check_page(arguments.html)
 

@@ -140,7 +140,6 @@ class _Search:
         return self.high == self.low + 1 or self.low == self.last
 
     def fits(self, steps: int) -> bool:
-        """Profile the size nearest to ``steps`` that the bracket leaves open."""
         steps = max(steps, self.low + 1)
         if self.high:
             steps = min(steps, self.high - 1)

@@ -87,14 +87,11 @@ class Plan:
 
     @property
     def _whole_cost(self) -> float | None:
-        """What an overhead is a share of: the seconds without the plan, or the FLOPs of the forward pass."""
         return self.unplanned.seconds if self.objective == "seconds" else self.unplanned.fwd_flops
 
     def limited_bytes(self, step: StepInfo) -> int:
         """The peak of ``step`` that the budget limits: of its activations, or of the whole step."""
         return self.whole_step_bytes(step) if self.budget_of == "step" else step.peak_activation_bytes
-
-    # ---- the program
 
     def apply(self, target: nn.Module) -> nn.Module:
         """``target`` with the plan in it.
@@ -113,8 +110,6 @@ class Plan:
     def undo(self, model: nn.Module) -> nn.Module:
         """Take the plan away from the modules that `apply` wrapped."""
         return undo_modules(model, self.regions)
-
-    # ---- text
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
@@ -220,7 +215,6 @@ class Plan:
         yield Tile("Checkpoints", str(len(self.regions)), f"of {nodes} nodes")
 
     def _draw(self, before: StepInfo, after: StepInfo) -> bytes | None:
-        """The curves that the budget limits; None where they are not known."""
         if before.memory is None or after.memory is None:
             return None
         limited = self.budget_of == "step", self.held_bytes
@@ -231,7 +225,6 @@ class Plan:
         return f"{self.summary()}\n\n{self.table()}"
 
     def format_cost(self, cost: float | None) -> str:
-        """A cost in the unit of the plan's objective."""
         if self.objective == "seconds":
             return format_seconds(cost)
         return format_flops(None if cost is None else round(cost))

@@ -65,12 +65,10 @@ class Problem:
 
     @property
     def saved(self) -> np.ndarray:
-        """Which values a later operator needs in the backward pass."""
         return self.last_saver >= 0
 
     @property
     def fwd_cost(self) -> float:
-        """Of the forward pass."""
         return sum(c.cost for atom in self.calls for c in atom)
 
 
@@ -143,8 +141,6 @@ class _Reader:
             out.append(place)
         return out
 
-    # ---- atoms
-
     def _make_atoms(self) -> list[int]:
         """The atom of each place, the loss's last: a value written in place soon after stays with its maker. Where it
         is written later, what touches it until then is `touching` and never run again.
@@ -196,8 +192,6 @@ class _Reader:
                     spans[region] = (spans.get(region, (atom, 0))[0], atom)
         return tuple(spans.values())
 
-    # ---- values
-
     def find_savers(self) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
         """The atoms whose gradient reads each value; what each forward call's gradient reads, with parameters."""
         savers: dict[int, set[int]] = {}
@@ -231,7 +225,6 @@ class _Reader:
         return {number for source in node.all_input_nodes for number in self.returned.get(source, ())}
 
     def find_users(self) -> dict[int, set[int]]:
-        """The atoms after its maker that compute with each value."""
         found: dict[int, set[int]] = {}
         for i, call in self.forward:
             atom = self.atom_of[self.place_of_call[i]]
@@ -292,8 +285,6 @@ class _Reader:
             used |= {*call.inputs} - {*call.outputs}  # a view shares its storage, and reads nothing
         return changed
 
-    # ---- what memory is needed besides values
-
     def measure_transients(self, counts_gradients: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What each atom's backward, its forward and the gradients that flow into it take besides values."""
         log, step = self.log, self.step
@@ -331,7 +322,6 @@ class _Reader:
 
 
 def written(call: OpCall) -> list[int]:
-    """The storages that a call writes in place."""
     op = call.signature.op
     if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
         return []
@@ -339,5 +329,4 @@ def written(call: OpCall) -> list[int]:
 
 
 def is_view(call: OpCall) -> bool:
-    """Whether a call does nothing but show storages that it is given."""
     return not written(call) and {*call.outputs} <= {*call.inputs}

@@ -18,7 +18,6 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 from analyzer.results.profile import Profile
 
-# What a training step took, for plans: peaks, FLOPs, seconds, and its memory call by call.
 
 class SavedBytes(NamedTuple):
     """What a node made that is kept for backward."""
@@ -83,8 +82,6 @@ class FrontierPoint:
     recompute_flops: int | None
 
 
-# What a recorded training step held in memory, call by call: what plans are made from and checked by.
-#
 # A plan is checked by replaying its program under the recorder, which knows nothing of how the plan was made.
 
 _HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
@@ -107,28 +104,23 @@ class RecordedStep:
 
     @property
     def peak_activation_bytes(self) -> int:
-        """The most bytes of activations at one time."""
         return int(self.activation_bytes.max(initial=0))
 
     @property
     def all_bytes(self) -> np.ndarray:
-        """Everything, at the highest point while each call runs."""
         held: np.ndarray = self.static_bytes + self.activation_bytes + self.gradient_bytes
         return held
 
     @property
     def peak_bytes(self) -> int:
-        """Everything, at the highest point of the step."""
         return int(self.all_bytes.max(initial=0))
 
 
 def watched(log: Log) -> list[StorageLifetime]:
-    """The storages on the watched device."""
     return [lifetime for lifetime in log.storages.values() if lifetime.device == log.device]
 
 
 def alive_bytes(lifetimes: list[StorageLifetime], calls: int) -> np.ndarray:
-    """Bytes of ``lives`` that are alive when each of so many calls has run."""
     change = np.zeros(calls + 1, dtype=np.int64)
     for lifetime in lifetimes:
         end = calls if lifetime.died_call is None else min(lifetime.died_call, calls)
@@ -187,7 +179,6 @@ def measure_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[st
 
 def record_step(program: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *,
                 device: str | DeviceSpec | None = None, **options: Any) -> tuple[RecordedStep, StepInfo, Profile]:
-    """`measure_step` with the recording it was read from."""
     taken: list[RecordedStep] = []
 
     def take(log: Log) -> Annotation:

@@ -67,10 +67,7 @@ class Planner:
         self._problems: dict[bool, Problem] = {}
         self._units: dict[bool, list[Unit]] = {}
 
-    # ---- budgets
-
     def budget_bytes(self, budget: int | float | str) -> tuple[int, str]:
-        """The bytes that ``budget`` says, and of what."""
         if isinstance(budget, float) or isinstance(budget, str) and budget.strip().endswith("%"):
             try:
                 share = budget if isinstance(budget, float) else float(budget.strip()[:-1]) / 100
@@ -86,8 +83,6 @@ class Planner:
             raise InputError(
                 f"budget={budget!r}: write bytes of the whole step as '24GiB', or a share of the activations' memory "
                 f"as '50%'") from None
-
-    # ---- solving
 
     def solve(self, budget: int | float | str, method: str = "auto") -> Plan:
         """The plan for ``budget``; see `solve`."""
@@ -167,16 +162,12 @@ class Planner:
                                         plan.planned.recompute_flops))
         return tuple(sorted(points, key=lambda p: -p.budget_bytes))
 
-    # ---- parts
-
     def problem(self, whole: bool) -> Problem:
-        """The problem of the graph; ``whole`` counts gradients of parameters too."""
         if whole not in self._problems:
             self._problems[whole] = read_problem(self.step, self.gm, self._cost, whole)
         return self._problems[whole]
 
     def units(self, whole: bool) -> list[Unit]:
-        """What may be put under a checkpoint: operators, or whole modules."""
         if whole not in self._units:
             spans = None if self.granularity == "operator" else [
                 span for span, _ in module_spans(self.gm, self.problem(whole))]

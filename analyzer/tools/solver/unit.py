@@ -50,7 +50,6 @@ class Division:
 
 
 def peak_bytes(division: Sequence[Unit]) -> int:
-    """The highest point of a division into units."""
     held = peak = 0
     for u in division:
         peak = max(peak, held + u.work_bytes)
@@ -59,7 +58,6 @@ def peak_bytes(division: Sequence[Unit]) -> int:
 
 
 def total_cost(division: Sequence[Unit]) -> float:
-    """What a division into units runs again."""
     return sum(u.cost for u in division)
 
 
@@ -104,7 +102,6 @@ def passing_bytes(problem: Problem) -> np.ndarray:
 
 
 def product_atoms(problem: Problem) -> np.ndarray:
-    """The atoms with products, and the end."""
     count = len(problem)
     return np.array([*(i for i in range(count) if any(c.is_product for c in problem.calls[i])), count])
 
@@ -158,7 +155,6 @@ class UnitMaker:
         return int(self.unsaved_bytes[(self.unsaved_maker < first) & (self.unsaved_reader >= first)].sum())
 
     def plain(self, first: int, last: int) -> Unit:
-        """The atoms as they are."""
         saved = self.problem.saved[self._values(first, last)]
         held = int(self.problem.nbytes[self._values(first, last)][saved].sum())
         work = max(self._backward_peak(first, last, saved),
@@ -264,7 +260,6 @@ def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, in
 
 
 def _pair(ends: np.ndarray, passing: np.ndarray) -> list[tuple[int, int]]:
-    """First and last atom of each interval that a checkpoint may hold."""
     starts = np.concatenate([[0], ends[:-1] + 1])
     count = len(ends)
     pairs = {(i, j) for i in range(count) for j in range(i, min(count, i + _NEAR))}

@@ -68,7 +68,6 @@ class Configuration:
 
     @property
     def recipe(self) -> Recipe:
-        """What is done to the model, and what its step consists of."""
         return Recipe(dtype=None if self.dtype is None else DTYPES[self.dtype], quantize=self.quantize,
                       lora=None if self.lora is None else LoraSpec.parse(self.lora), checkpointing=self.checkpointing,
                       optimizer=self.optimizer, accumulate=self.accumulate)

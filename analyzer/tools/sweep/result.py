@@ -19,8 +19,6 @@ from .configuration import AXES
 if TYPE_CHECKING:
     import pandas
 
-# The rows of a sweep as parts of a page: a scatter of two quantities with its Pareto front, and tables.
-
 #: What the axes can be: title, unit, the column, and whether more of it is better.
 _QUANTITIES = (
     ("Peak reserved", "bytes", "peak_reserved_bytes", False),
@@ -37,7 +35,6 @@ _SIZES = ("batch", "sequence", "accumulate")
 
 
 def list_sweep_parts(rows: Sequence[Row]) -> list[Part]:
-    """The parts of the page of a sweep; without a row that has figures there is no chart."""
     done = [row for row in rows if row.get("error") is None]
     failed = [row for row in rows if row.get("error") is not None]
     found = describe_sweep(done)
@@ -95,7 +92,6 @@ def _word(value: Any) -> str:
 
 
 def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Part:
-    """What a sweep found, in a sentence and a row of figures."""
     rows = [*done, *failed]
     fitting = [row for row in done if row.get("fits")]
     unknown = sum(row.get("fits") is None for row in done)
@@ -118,8 +114,6 @@ def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Part:
             tiles.append(Tile(title, write(row[name]), where, "Of those that fit."))
     return headline_part(Headline.of(None, said), tiles)
 
-
-# The table that a sweep gives: one row a configuration, units in the names of its columns.
 
 Row = dict[str, Any]
 
@@ -200,7 +194,6 @@ class SweepResult:
 
 
 def check_table(path: str | Path) -> Path:
-    """``path``, if rows can be written there. Raises InputError, before the work is done."""
     path = Path(path)
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: must end in {' or '.join(FORMATS)}")

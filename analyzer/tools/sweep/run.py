@@ -11,15 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    as_completed,
-    wait,
-)
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -47,8 +39,6 @@ from analyzer.zoo.target import Target, load_target
 from .configuration import AXES, Configuration, expand_grid, resolve_inputs
 from .result import COLUMNS, Row, SweepResult, check_table
 
-# One configuration, profiled where a worker is: what travels there and the row that comes back.
-
 TargetLike = str | Callable[[], nn.Module]
 
 
@@ -69,7 +59,6 @@ class Job:
 
     @property
     def model_key(self) -> tuple[TargetLike, Recipe]:
-        """Jobs with the same one can share a built model."""
         return self.target, replace(self.configuration.recipe, optimizer=None, accumulate=1)
 
 
@@ -90,7 +79,6 @@ def run_job(job: Job) -> Row:
 
 
 def profile_job(job: Job) -> Profile:
-    """The profile of a job, on a model that is built once for all jobs that can share it."""
     configuration = job.configuration
     model = find_model(*job.model_key).train(configuration.mode == "train")
     args, kwargs = make_inputs(job.inputs)
@@ -115,8 +103,6 @@ def read_figures(found: Profile) -> dict[str, Any]:
             "uncounted_calls": sum(u.calls for u in found.uncounted),
             "assumptions": "; ".join(found.assumptions) or None}
 
-
-# Runs jobs on an executor, or on processes of this sweep's own, and outlives a worker that dies.
 
 Done = tuple[Job, Row]
 
@@ -173,7 +159,7 @@ def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, l
                 except BrokenProcessPool:  # noticed before its futures say so
                     break
                 queue.popleft()
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            for future in wait(running, return_when="FIRST_COMPLETED").done:
                 job = running.pop(future)
                 if isinstance(future.exception(), BrokenProcessPool):
                     suspects.append(job)
@@ -189,8 +175,6 @@ def _start_worker() -> None:
     # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-
-# `sweep`: profiles every configuration of a grid.
 
 Watcher = Callable[[int, int, Row], None]
 """Called with how many rows are there, how many there will be, and the newest."""
@@ -249,7 +233,6 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
 
 
 def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str] = ()) -> list[Job]:
-    """The jobs of a sweep, in the order of the grid; nothing is built yet."""
     if isinstance(target, str):
         found = load_target(target)
     elif callable(target):
@@ -267,7 +250,6 @@ _SWITCH = {"no": False, "yes": True}
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
-    """``analyzer sweep``; the result is the exit code."""
     grid = {axis: _read_values(axis, getattr(arguments, axis)) for axis in AXES if getattr(arguments, axis) is not None}
     if not grid:
         raise InputError("sweep: nothing varies; give values, e.g. --batch 1,2,4")
