@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from analyzer import MetaTensorMode, profile
-from analyzer.tools.dryrun.host_clock import reads_clock
-from analyzer.tools.dryrun.script import dry_run
+from analyzer.tools.dryrun.script import dry_run, reads_clock
 
 HEAD = """
 import sys

@@ -2,27 +2,32 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import os
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, reduce
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.multiprocessing
+import torch.profiler
+import torch.utils.benchmark
 import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
 
 from analyzer.cuda.kernels.product import answer_for_managed_memory
+from analyzer.cuda.sdp_choice import simulated_capability
 from analyzer.distributed.world_state import WorldSpec, current_world, joined
 from analyzer.errors import InputError
 from analyzer.hardware.catalogue import simulated_spec, simulating
@@ -36,7 +41,70 @@ from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
 from .checkpoint import SAVES, assume, read_headers_alone, write_nowhere
-from .host_clock import CAPABILITIES, TIMERS, answer_each, replaced_once_imported
+
+#: Classes that time what runs, with the method that begins to.
+TIMERS: tuple[tuple[Any, str], ...] = ((torch.utils.benchmark.Timer, "__init__"), (torch.profiler.profile, "start"))
+
+# torchao asks which GPU there is, and whether torch was built with CUDA: the simulated one is enough for both.
+_LEAST = {"is_sm_at_least_89": (8, 9), "is_sm_at_least_90": (9, 0), "is_sm_at_least_100": (10, 0)}
+
+#: What to answer instead of functions of modules, by their places in these.
+CAPABILITIES: dict[str, dict[str, Callable[..., Any]]] = {"torchao.utils": {
+    **{name: partial(lambda least: simulated_capability() >= least, least) for name, least in _LEAST.items()},
+    "is_sm_version": lambda major, minor: simulated_capability() == (major, minor)}}
+
+Make = Callable[[], Iterable[Undo]]
+
+
+def answer_each(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
+    """Answer instead of functions of a module, which must be imported; each result undoes one replacement."""
+    for place, instead in answers.items():
+        *path, name = place.split(".")
+        owner = reduce(getattr, path, sys.modules[module])
+        if hasattr(owner, name):  # versions differ
+            yield answer(owner, name, instead)
+
+
+class _Finder:
+    """Finds the modules asked for as others do, and lets their loaders make the replacements at the end."""
+
+    def __init__(self, makers: Mapping[str, Make], undo: ExitStack) -> None:
+        self._makers, self._undo = makers, undo
+        self._searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self._makers or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                for undo in self._makers[name]() if module.__name__ == name else ():
+                    self._undo.callback(undo)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def replaced_once_imported(makers: Mapping[str, Make]) -> Iterator[None]:
+    """For the length of a block, make the replacements of each module in ``makers``: now, or when it is imported."""
+    with ExitStack() as undo:
+        later = {name: make for name, make in makers.items() if name not in sys.modules}
+        for name in makers.keys() - later.keys():
+            for one in makers[name]():
+                undo.callback(one)
+        finder = _Finder(later, undo)
+        sys.meta_path.insert(0, finder)
+        undo.callback(sys.meta_path.remove, finder)
+        yield
+
 
 # Threads that a script starts run under the mode too: weights are loaded, and texts generated, in threads. What the
 # books of the simulated memory are told comes from one thread at a time.
@@ -47,11 +115,12 @@ in the same order. A task that takes longer, since it waits for another, is left
 """
 
 
-class _Pool(threading.local):
-    starts_worker = False  #: its tasks enter the mode, each for itself: a worker can outlive the mode
+class _Thread(threading.local):
+    starts_worker = False  #: of a pool, whose tasks enter the mode, each for itself: a worker can outlive the mode
+    real_depth = 0         #: blocks in which torch runs on data
 
 
-_pool = _Pool()
+_thread = _Thread()
 
 
 def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +136,7 @@ def _joining(state: MetaState, function: Callable[..., Any]) -> Callable[..., An
 
 def _start_thread(original: Any, thread: threading.Thread) -> None:
     state = current()
-    if state is not None and not _pool.starts_worker:
+    if state is not None and not _thread.starts_worker:
         thread.run = _joining(state, thread.run)  # type: ignore[method-assign]
     original(thread)
 
@@ -76,11 +145,11 @@ def _submit(original: Any, pool: ThreadPoolExecutor, function: Callable[..., Any
             **kwargs: Any) -> Future[Any]:
     state = current()
     assert state is not None
-    before, _pool.starts_worker = _pool.starts_worker, True
+    before, _thread.starts_worker = _thread.starts_worker, True
     try:
         future: Future[Any] = original(pool, _joining(state, function), *args, **kwargs)
     finally:
-        _pool.starts_worker = before
+        _thread.starts_worker = before
     wait([future], TURN_SECONDS)
     return future
 
@@ -179,7 +248,7 @@ def scripted() -> Iterator[None]:
     with ExitStack() as undo:
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
-                                 where=lambda: None if _real.depth else current()))
+                                 where=lambda: None if _thread.real_depth else current()))
         for one in (*run_one_process(), *read_headers_alone()):
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
@@ -190,22 +259,15 @@ def scripted() -> Iterator[None]:
         yield
 
 
-class _Real(threading.local):
-    depth = 0
-
-
-_real = _Real()
-
-
 @contextmanager
 def _for_real() -> Iterator[None]:
     """Run torch as if there were neither mode nor dry run: on data."""
-    _real.depth += 1
+    _thread.real_depth += 1
     try:
         with without_modes():
             yield
     finally:
-        _real.depth -= 1
+        _thread.real_depth -= 1
 
 
 def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,9 @@
 """`dry_run`: executes a training script without data or a GPU, and tells what it would cost."""
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -22,13 +24,66 @@ from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.communication import name_buffers
+from analyzer.profilers.latency import call_seconds
+from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
+from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
-from .host_clock import HOST_CLOCK, PredictedTimer, advise_install, reads_clock
 from .patch import scripted
+
+#: What a script's own clocks are, for the assumptions: in a run without data they tell what Python takes, which is no
+#: measurement.
+HOST_CLOCK = ("the script reads Python's clock: times that it prints are those of a run without data, not of the "
+              "device; torch.cuda.Event answers predicted ones")
+_CLOCKS = re.compile(r"\bperf_counter(_ns)?\b|\btime\.(time|monotonic|process_time)(_ns)?\b|\btimeit\b"
+                     r"|\bfrom\s+time\s+import\b[^\n]*\b(time|monotonic|process_time)\b")
+
+
+def reads_clock(script: Path) -> bool:
+    return _CLOCKS.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+
+
+class PredictedTimer:
+    """Sums the predicted kernels of the operators that ran on the device; a mark is how many had run."""
+
+    def __init__(self, log: Log, spec: DeviceSpec) -> None:
+        self.log, self.spec = log, spec
+
+    def mark(self) -> int:
+        return len(self.log.call_slots)
+
+    def seconds(self, start: int, end: int) -> float | None:
+        """From one mark to another, 0 where that is earlier; None where the time of an operator is not known."""
+        return add_quantities([
+            call_seconds(call, self.spec) for call in self.log.calls[start:end]
+            if any(tensor.device.startswith(self.spec.kind)
+                   for tensor in (*call.signature.outputs, *call.signature.inputs))])
+
+    def describe(self) -> str:
+        return f"times predicted for {self.spec.name}, of the kernels between the two events"
+
+
+_OF_EXTRA = ("accelerate", "bitsandbytes", "datasets", "lightning", "peft", "torchao", "trl")  # `scripts` of pyproject
+
+
+def advise_install(error: BaseException) -> str | None:
+    """A sentence where ``error``, or what led to it, says that a package of the extra ``scripts`` is missing."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        waiting += [one.__context__, one.__cause__]
+        for name in _OF_EXTRA if isinstance(one, ImportError) else ():
+            if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
+                return (f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]' has what scripts "
+                        f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
+    return None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
 from .clock import Clock, choose_clock
-from .cost_attribute import CostAttributes
-from .measure import input_device, make_profile
+from .measure import CostAttributes, input_device, make_profile
 from .recorder import RuntimeRecorder, device_of, has_data
 
 
