@@ -184,7 +184,7 @@ analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analy
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "the generation does not fit on the device"}),
 
     Command("fit", "find the devices that a step fits on, or the largest batch or sequence on one",
-            "analyzer.tools.solver.command:run_fit",
+            "analyzer.tools.solver.fit:run_fit",
             f"{_STEP}, devices, of batch, of sequence, memory, world size, start, multiple-of, at-most, format", """\
 Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
 whether it fits. With one --device, or an option of a search (--batch, --sequence, --memory, --start, --multiple-of,
@@ -212,7 +212,7 @@ analyzer advise resnet50 --input 256x3x224x224 --optimizer adamw --device t4
 analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --device l4
 """, {0: "it fits, as it is or with a change", 1: _MODEL, 2: _INPUT, 3: "no change that was tried makes it fit"}),
 
-    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.command:run_plan",
+    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.solve:run_plan",
             "target, input, batch-size, budget, device of plan, method, granularity, autocast, frontier, html, "
             "json of plan", """\
 Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of

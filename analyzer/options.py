@@ -254,8 +254,8 @@ _OF_SEARCHES = (
            "scipy), or what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
     Option("--granularity", "checkpoints around any operators of the traced graph (default), or around whole modules, "
            "which the model's own code can take", choices=("operator", "module"), default="operator"),
-    Option("--frontier", "also the overhead at these budgets (default {analyzer.tools.solver.command:SHARES})",
-           nargs="?", const="analyzer.tools.solver.command:SHARES", metavar="BUDGETS"),
+    Option("--frontier", "also the overhead at these budgets (default {analyzer.tools.solver.solve:SHARES})",
+           nargs="?", const="analyzer.tools.solver.solve:SHARES", metavar="BUDGETS"),
     _file("--json", "save the plan (read it with analyzer.tools.solver.Plan.from_json)", name="json of plan"))
 
 _OF_SWEEPS = (

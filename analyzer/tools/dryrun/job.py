@@ -146,7 +146,8 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
         reasons, results = _run_chosen(job)
     taken = {rank: r.profile for rank, r in sorted(results.items())
              if r.profile is not None and (not r.error or r.steps)}
-    failed = tuple([f"rank {rank} failed: {_shorten(r.error)}" for rank, r in results.items() if r.error])
+    failed = tuple([f"rank {rank} failed: {(r.error.strip().splitlines() or ['took no step'])[-1].strip()}"
+                    for rank, r in results.items() if r.error])
     kinds: dict[object, list[int]] = {}  # ranks of equal figures
     for rank, profile in taken.items():
         kinds.setdefault(figures(profile), []).append(rank)
@@ -206,11 +207,6 @@ def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: 
                 results[rank] = process.wait()
                 letters |= results[rank].mail
     return results
-
-
-def _shorten(error: str) -> str:
-    lines = [line for line in error.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "took no step"
 
 
 def run_dryrun(arguments: argparse.Namespace) -> int:

@@ -162,9 +162,8 @@ def is_of_transformers(model: nn.Module) -> bool:
     if not callable(can_generate):
         return False
     if not can_generate():
-        raise InputError(
-            f"{type(model).__name__} cannot generate; give a class with a language-model head, "
-            "e.g. ...ForCausalLM")
+        raise InputError(f"{type(model).__name__} cannot generate; give a class with a language-model head, e.g. "
+                         "...ForCausalLM")
     return True
 
 
@@ -189,9 +188,8 @@ def find_logits(output: Any) -> Tensor:
     if found is None and isinstance(output, (tuple, list)):
         found = output[0]
     if not isinstance(found, Tensor) or found.dim() != 3:
-        raise InputError(
-            f"the model returned {type(output).__name__}, in which there are no logits (batch, "
-            "tokens, vocabulary)")
+        raise InputError(f"the model returned {type(output).__name__}, in which there are no logits (batch, tokens, "
+                         "vocabulary)")
     return found
 
 

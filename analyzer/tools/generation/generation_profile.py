@@ -243,11 +243,7 @@ def _name_pass(index: int) -> str:
 
 
 def spread(length: int, count: int) -> list[int]:
-    """Up to ``count`` indices below ``length``, evenly spread, the first and the last among them.
-
-    >>> spread(10, 4), spread(3, 10), spread(5, 1)
-    ([0, 3, 6, 9], [0, 1, 2], [4])
-    """
+    """Up to ``count`` indices below ``length``, evenly spread, the first and the last among them."""
     if count >= length:
         return list(range(length))
     return [length - 1] if count == 1 else sorted({round(i * (length - 1) / (count - 1)) for i in range(count)})
@@ -259,10 +255,6 @@ def fill_in(steps: Sequence[GenerationStep], count: int) -> Iterator[GenerationS
 
     What attention reads and computes grows by the same amount with each token, so the lines are exact but where a
     window closes.
-
-    >>> run = [GenerationStep(0, 1, 10, flops=100), GenerationStep(4, 1, 14, flops=140)]
-    >>> [(step.context_tokens, step.flops, step.interpolated) for step in fill_in(run, 5)][1:3]
-    [(11, 110, True), (12, 120, True)]
     """
     rest = iter(steps)
     before = after = next(rest)

@@ -86,9 +86,8 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
     if prompt is None:
         prompt, assumed = _make_prompt(module, batch_size, prompt_tokens)
     if prompt.dim() < 2:
-        raise InputError(
-            f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, the next the "
-            "tokens")
+        raise InputError(f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, "
+                         "the next the tokens")
     with set_training(module, False), _telling_what_reads_no_tokens(module):
         found = _Generation(session, module, prompt, new_tokens, form).run(samples)
         return replace(found, assumptions=(*assumed, *found.assumptions))

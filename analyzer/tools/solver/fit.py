@@ -7,13 +7,17 @@ cached memory back and tries again. The answer and the size after it have always
 """
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from analyzer.api.argument import build_model
+from analyzer.api.fits import fits
 from analyzer.api.profile import Profile, ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
@@ -22,7 +26,12 @@ from analyzer.record.options import progress_part
 from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.page.document import Headline
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
+from analyzer.report.verdict import judge
 from analyzer.results.info import OutOfMemoryInfo
+from analyzer.tools.sweep.configuration import Configuration, resolve_inputs
+from analyzer.units import parse_bytes
+from analyzer.zoo.command_option import choose_inputs, find_step, make_inputs, model_errors, read_recipe
+from analyzer.zoo.target import load_target
 
 _FLAT_FACTOR = 64    # how far to go on where a larger size needs no more memory
 _FRAGMENTED = 0.99
@@ -260,3 +269,66 @@ def _narrow(search: _Search) -> None:
         width = search.high - search.low
         search.fits(guess)
         follows = not follows or search.high - search.low <= width // 2
+
+
+_SOUGHT = ("batch", "sequence", "memory", "start", "multiple_of", "at_most")
+
+
+def run_fit(arguments: argparse.Namespace) -> int:
+    devices = arguments.device or []
+    for device in devices:
+        find_device(device)  # before any work: a wrong name costs no waiting
+    given = next((name for name in _SOUGHT if getattr(arguments, name) not in (None, False)), None)
+    if len(devices) == 1 or given is not None and not devices:
+        if arguments.format != "text":
+            raise InputError(f"--format {arguments.format}: is of the table of devices; leave it out, or --device")
+        if arguments.batch and arguments.sequence:
+            raise InputError("--batch --sequence: seek one of them")
+        return _find_largest(arguments, *devices)
+    if given is not None:
+        raise InputError(f"--{given.replace('_', '-')}: is of one device, and here are {len(devices)}; give one")
+    target = load_target(arguments.target)
+    recipe = read_recipe(arguments)
+    inputs = choose_inputs(target, arguments.input, arguments.mode == "train", recipe.dtype)
+    with model_errors(arguments.target):
+        model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
+        args, kwargs = make_inputs(inputs)
+        found = fits(model, args, kwargs, devices=arguments.device, world_size=arguments.world_size,
+                     **find_step(arguments, recipe))
+    print(found if arguments.format == "text" else found.table(arguments.format))
+    return 3 if all(row.fits is False for row in found if row.capacity_bytes is not None) else 0
+
+
+def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
+    what, start = "sequence" if arguments.sequence else "batch", 1 if arguments.start is None else arguments.start
+    recipe = read_recipe(arguments)
+    configuration = Configuration(mode=arguments.mode, autocast=arguments.autocast, dtype=arguments.dtype,
+                                  device=device)
+    target = load_target(arguments.target)
+
+    def make(size: int) -> Any:
+        sized: dict[str, Any] = {what: size}
+        return make_inputs(resolve_inputs(target, arguments.input, replace(configuration, **sized)))
+
+    make(max(1, start))  # before any work: an input without a place for the size costs no waiting
+    options = None if arguments.memory is None else ProfileOptions(capacity_bytes=parse_bytes(arguments.memory))
+    search = max_batch_size if what == "batch" else max_sequence_length
+    with model_errors(arguments.target):
+        model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
+        found = search(model, make, device=configuration.device_spec, start=start,
+                       multiple_of=1 if arguments.multiple_of is None else arguments.multiple_of,
+                       at_most=arguments.at_most, options=options, world_size=arguments.world_size,
+                       **find_step(arguments, recipe))
+    print(found)
+    print(f"\n{_judge(found, arguments)}")
+    return 0 if found.size else 3
+
+
+def _judge(found: FitResult, arguments: argparse.Namespace) -> str:
+    shown = found.beyond if found.at_limit is None else found.at_limit
+    size = found.size or found.evaluations[0].size
+    spec = find_device(found.device)
+    if arguments.memory is not None:
+        spec = replace(spec, kind="cpu", memory_bytes=found.capacity_bytes)  # nothing is taken beside the allocator
+    verdict = None if shown is None else judge(shown, spec, arguments.world_size, is_brief=True)
+    return f"{found.what} {size:,} {verdict}"

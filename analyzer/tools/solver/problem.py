@@ -240,8 +240,9 @@ class _Reader:
             calls_of[self.place_of_call[i]].append(call)
         found: dict[int, int] = {}
         for node, atom, calls in zip(self.nodes, self.atom_of, calls_of):
-            # no call at all: what it returns is not known to be a view
-            used = set() if calls and all(map(is_view, calls)) else self._taken(node)
+            # of calls that do nothing but show storages; no call at all: what it returns is not known to be a view
+            is_view = all(not written(call) and {*call.outputs} <= {*call.inputs} for call in calls)
+            used = set() if calls and is_view else self._taken(node)
             for call in calls:
                 used |= {*call.inputs} - {*call.outputs}  # neither viewed nor written
             for number in used:
@@ -326,7 +327,3 @@ def written(call: OpCall) -> list[int]:
     if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
         return []
     return [v for v in call.outputs if v in call.inputs]
-
-
-def is_view(call: OpCall) -> bool:
-    return not written(call) and {*call.outputs} <= {*call.inputs}

@@ -1,26 +1,37 @@
 """`solve`: a plan that keeps a training step within a budget of memory and runs as little as it can again."""
 from __future__ import annotations
 
+import argparse
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import fx
 
-from analyzer.api.argument import as_arguments, as_keywords
+from analyzer.api.argument import as_arguments, as_keywords, build_model
+from analyzer.api.profile import profile
 from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
+from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.output import check_output, print_error
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.call_table import OpCall
+from analyzer.record.eager import casting
 from analyzer.record.options import progress_of, progress_part
+from analyzer.report.page.document import check_page
 from analyzer.units import format_bytes, parse_bytes
+from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
+from analyzer.zoo.target import load_target
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit
-from .plan import InfeasibleBudgetError, Plan
+from .plan import InfeasibleBudgetError, Plan, format_frontier
 from .problem import Problem, read_problem
 from .recorded_step import FrontierPoint, StepInfo, record_step
 from .solver_registry import register_solver, solve_units
@@ -28,6 +39,8 @@ from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
 _ROUNDS = 6          # replays of plans, of limits that close in on the budget
 _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved
+#: of ``analyzer plan --frontier``
+SHARES = "100%,90%,80%,70%,60%,50%,40%,30%,20%"
 
 
 class Planner:
@@ -252,3 +265,51 @@ def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, 
         if path not in split:
             found.setdefault((spans[path][0], spans[path][1]), path)
     return sorted(found.items())
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    check_output(arguments.json)
+    check_page(arguments.html)
+    target = load_target(arguments.target)
+    register_solver.look_up(arguments.method, f"--method {arguments.method}")  # which the target's file may add
+    recipe = read_recipe(arguments)
+    args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
+    autocast = find_autocast(arguments)
+    with model_errors(arguments.target):
+        model = build_model(partial(recipe.build, target.build)).train()
+        names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
+        place = "cpu" if arguments.device is None else find_device(arguments.device).kind
+        with progress_part(0.0, 0.2, "tracing"), casting(place, autocast):
+            gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
+        held = update = 0
+        if arguments.optimizer is not None:
+            with progress_part(0.2, 0.3, "the step with its optimizer"):
+                step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
+                               device=arguments.device or "cpu")
+            held = step.optimizer_bytes or 0
+            update = max([phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
+                          if "optimizer" in phases], default=0)
+        with progress_part(0.3, 0.4, "the step without a plan"):
+            planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
+                              granularity=arguments.granularity, held_bytes=held, update_bytes=update)
+        try:
+            with progress_part(0.4, 0.5 if arguments.frontier else 1.0, "planning"):
+                plan = planner.solve(arguments.budget, arguments.method)
+        except InfeasibleBudgetError as error:
+            print_error(str(error))
+            return 3
+        if arguments.frontier:
+            with progress_part(0.5, 1.0, "frontier"):
+                points = planner.frontier(arguments.frontier.split(","), arguments.method)
+            plan = replace(plan, frontier=points)
+    if arguments.html is not None:  # before anything is printed, for a reader that goes
+        plan.to_html(arguments.html)
+    if arguments.json is not None:
+        plan.to_json(arguments.json)
+    print(plan)
+    if plan.frontier:
+        print("\n" + format_frontier(plan))
+    else:
+        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph), or (model) of --granularity module: "
+              "docs/plans.md")
+    return 0

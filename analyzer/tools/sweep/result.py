@@ -71,11 +71,7 @@ def describe_sweep(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def list_dimensions(rows: Sequence[Row], least: int = 1) -> list[dict[str, Any]]:
-    """The axes of the grid that have more than ``least`` values among the rows, as text.
-
-    >>> list_dimensions([{"batch": 1, "lora": None}, {"batch": 2, "lora": None}])
-    [{'title': 'batch', 'values': ['1', '2'], 'order': ['1', '2']}]
-    """
+    """The axes of the grid that have more than ``least`` values among the rows, as text."""
     found = []
     for name in ("target", *AXES):
         values = [row.get(name) for row in rows]

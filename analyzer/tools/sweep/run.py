@@ -176,10 +176,6 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
-Watcher = Callable[[int, int, Row], None]
-"""Called with how many rows are there, how many there will be, and the newest."""
-
-
 class SweepInterrupted(KeyboardInterrupt):
     """Ctrl-C during a sweep; ``result`` holds the rows that were done."""
 
@@ -189,8 +185,9 @@ class SweepInterrupted(KeyboardInterrupt):
 
 
 def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] = (), executor: Executor | None = None,
-          workers: int | None = None, progress: Watcher | None = None) -> SweepResult:
+          workers: int | None = None, progress: Callable[[int, int, Row], None] | None = None) -> SweepResult:
     """Profile ``target`` in every combination of the values in ``grid``: one row each, in the order of the grid.
+    ``progress`` is called with how many rows are there, how many there will be, and the newest.
 
     ``target`` is a TARGET text as on the command line, or a callable of no arguments that builds a module. ``grid``
     maps axes of `Configuration` (batch sequence dtype optimizer autocast checkpointing device mode quantize lora
