@@ -116,9 +116,7 @@ def run_view(arguments: argparse.Namespace) -> int:
 
 
 def write_view(paths: list[Path]) -> str:
-    """The page of one file, or of what changed between two profiles. Raises InputError or ProfileFormatError for files
-    that hold neither a profile nor a table of ranks.
-    """
+    """The page of one file, or of what changed between two. Raises InputError or ProfileFormatError."""
     if len(paths) > 2:
         raise InputError(f"{', '.join(map(str, paths))}: view shows one file, or what changed between two profiles; "
                          f"`analyzer compare` has a row for each of more")

@@ -141,9 +141,7 @@ class _Search:
                 misses += 1
 
     def _combine_all(self) -> None:
-        """Of each axis the change that needs the least, all together, and without those that are not needed. A change
-        may save nothing alone, where another peak is the highest, and much beside the one that lowers that peak.
-        """
+        """Of each axis the change that needs the least: one may save much only beside what lowers another peak."""
         known = {change: option.needed_bytes for change in self.changes
                  if (option := self.alone.get(change)) is not None and option.needed_bytes is not None}
         most_first = sorted(known, key=lambda change: (known[change], not change.keeps_result), reverse=True)
@@ -182,9 +180,7 @@ class _Search:
         return 0.0 if seconds is None else seconds - (self.baseline.step_seconds or 0.0)
 
     def _list_combinations(self) -> list[frozenset[Change]]:
-        """Changes of different axes, those first that should fit if savings added up, of these the cheapest; then those
-        that save the most.
-        """
+        """Changes of different axes, those first that should fit if savings added up, of these the cheapest."""
         need, capacity = self.baseline.needed_bytes, self.trial.spec.memory_bytes
         if need is None or capacity is None:
             return []

@@ -28,9 +28,7 @@ from analyzer.zoo.input_spec import InputSpec
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe, the dtype of autocast, how many parts the batch is in, which modules are run again in the backward pass
-    by a plan, and the changes that led there.
-    """
+    """A step with changes made: ``parts`` are of the batch, ``plan`` says what is run again in backward."""
 
     recipe: Recipe
     autocast: torch.dtype | None = None
@@ -116,9 +114,7 @@ def _list_precisions(variant: Variant, model: torch.nn.Module, spec: DeviceSpec)
 
 
 def _list_parts(base: Profile, variant: Variant, keeps_result: bool) -> Iterator[Change]:
-    """Smaller batches in the place of the one, the largest first: micro-batches of a training step, passes one after
-    the other. Batch norm sees only its own part.
-    """
+    """Smaller batches in the place of the one, the largest first. Batch norm sees only its own part."""
     batch = base.batch_size
     if batch is None or variant.recipe.accumulate > 1:
         return
@@ -200,9 +196,7 @@ class Trial:
             return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
 
     def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:
-        """Plans for a step, of which ``found`` is the profile: of whole modules, or of operators where these keep
-        within no budget.
-        """
+        """Plans for the step of the profile ``found``: of whole modules, or of operators where these fail."""
         gm, args, kwargs = self._trace(variant)
         update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (found.first_step, found.phases)
                   if "optimizer" in phases]

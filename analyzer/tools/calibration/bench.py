@@ -96,9 +96,7 @@ _CALLS = 200
 
 def fastest(call: Callable[[Any], object], budget_seconds: float, clock: Callable[[], float],
             prepare: Callable[[], Any] = lambda: None) -> float:
-    """Seconds of the fastest of five or more calls, as many as the budget allows, each with what ``prepare`` gives
-    before it; one goes before them.
-    """
+    """Seconds of the fastest of five or more calls, each with what ``prepare`` gives before it; one goes before."""
     call(prepare())
     start = clock()
     best, runs = math.inf, 0
@@ -124,9 +122,7 @@ def time_host_call(call: str, budget_seconds: float, clock: Callable[[], float])
 
 
 def time_device_call(call: str, device: torch.device, budget_seconds: float, clock: Callable[[], float]) -> float:
-    """Seconds of the host for one ``"call"`` of an operator whose kernel is queued, or from the end of a kernel until
-    the host goes on that waited for it (``"synchronize"``).
-    """
+    """Seconds of the host for an operator that is queued, or after a kernel until who waited for it goes on."""
     x = torch.zeros(1, device=device, dtype=torch.float32)
     torch.cuda.synchronize(device)
     if call == "synchronize":
@@ -275,9 +271,7 @@ class TorchBench:
         return self._time_queued(graph.replay, self.budget_seconds) / (turns * len(calls))
 
     def _time_queued(self, run: Callable[[], object], budget_seconds: float) -> float:
-        """The median seconds that the device takes for ``run``, by events around it; one run queued before keeps the
-        device busy until all is queued.
-        """
+        """The median seconds of ``run`` by events; one run queued before keeps the device busy until all is queued."""
         run()
         times: list[float] = []
         while len(times) < 3 or sum(times) < budget_seconds and len(times) < 200:

@@ -133,9 +133,7 @@ def _writing_nothing(original: Any, name: str) -> Any:
 
 
 def _replace_everywhere(original: Any, instead: Any) -> Undo:
-    """Put ``instead`` in the place of ``original`` in every module that imported it by name; modules that import it
-    while it is replaced are put right too by what undoes it.
-    """
+    """Put ``instead`` in the place of ``original`` in all modules, and in those that import it until it is undone."""
     _exchange(original, instead)
     return lambda: _exchange(instead, original)
 

@@ -253,9 +253,7 @@ class StoredDecoder(TransformersDecoder):
         return len(self.layers()) < len(self.cache.layers)
 
     def start_over(self) -> list[Any]:
-        """Go on as if nothing had been read, while the room for keys and values stays; the result are the layers that
-        keep states, whose place new ones have taken.
-        """
+        """Go on as if nothing had been read, in the same room; returns the layers, some of which new ones replace."""
         self.context = 0
         kept, new = list(self.cache.layers), self._make_cache().layers
         for layer in self.layers():

@@ -108,9 +108,7 @@ class GenerationProfile:
 
     @property
     def used_cache_bytes(self) -> int | None:
-        """Of the cache at the end, those of tokens that are there: the rest is room. None where the model's own cache
-        does not tell.
-        """
+        """Of the cache at the end, those of tokens that are there; None where the model's own cache does not tell."""
         return self.steps[-1].used_cache_bytes if self.steps else None
 
     @property
@@ -128,9 +126,7 @@ class GenerationProfile:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the whole generation fits on its device; None without one. Its phase is the pass of the peak:
-        ``"prefill"``, or ``"token 5"``.
-        """
+        """Whether the whole generation fits; its phase is the pass of the peak: ``"prefill"``, or ``"token 5"``."""
         short, peak = self.out_of_memory, self.peak_allocated_bytes
         index = next((step.index for step in self.steps if peak is not None and step.peak_allocated_bytes == peak),
                      None) if short is None else short.step

@@ -94,9 +94,7 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
 
 
 def _make_prompt(module: Any, batch_size: int, prompt_tokens: int) -> tuple[Tensor, tuple[str, ...]]:
-    """What a model reads first, and what is assumed of it. Raises InputError for an encoder of other than tokens or
-    spectrograms.
-    """
+    """What a model reads first, and what is assumed of it. Raises InputError for an encoder of anything else."""
     main, config = getattr(module, "main_input_name", "input_ids"), getattr(module, "config", None)
     if main == "input_ids" or not getattr(config, "is_encoder_decoder", False):
         return torch.ones((batch_size, prompt_tokens), dtype=torch.int64), ()
@@ -210,9 +208,7 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.flo
 
 
 def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the options say of the cache, as arguments of `profile_generate` and the functions of serving. Raises
-    InputError for an option that nothing would follow.
-    """
+    """The options of the cache as arguments of `profile_generate`. Raises InputError for one without use."""
     kind = arguments.cache or ("paged" if asks_for_serving(arguments) or arguments.cache_dtype else "dynamic")
     if arguments.block_size != BLOCK_SIZE and kind != "paged":
         raise InputError(f"--block-size {arguments.block_size}: pages are of a paged cache; add --cache paged")

@@ -33,9 +33,7 @@ Pass = TypeVar("Pass")
 
 
 def fill_costs(run: Run, passes: Sequence[Pass], names: Sequence[str]) -> list[Pass]:
-    """``passes``, records of which each is a step of the log, with their fields ``names``, which are those of a phase,
-    as in the forward phase of that step; None is unknown.
-    """
+    """``passes``, each a step of the log, with the figures ``names`` of that step's forward phase; None is unknown."""
     rows: dict[int, dict[str, Any]] = {}
     for annotation in run.annotate():
         for (step, phase), row in annotation.phases.items():
@@ -152,9 +150,7 @@ def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, 
 @leaves_no_tensor
 def sweep_sequences(model: nn.Module | Callable[[], nn.Module], numbers: Sequence[int], context_tokens: int,
                     **settings: Any) -> tuple[ServingPoint, ...]:
-    """`profile_serving` for each of ``numbers`` of sequences, with its settings; what does not fit is told too, with
-    its cost.
-    """
+    """`profile_serving` for each of ``numbers`` of sequences; what does not fit is told too, with its cost."""
     if not numbers or not all(is_count(n, 1) for n in numbers):
         raise InputError(f"sweep_sequences(numbers={numbers!r}): give numbers of sequences, each 1 or more")
     server = Server("sweep_sequences", model, context_tokens, **settings)

@@ -157,9 +157,7 @@ keys with positions (batch, tokens, 1, rotated channels), both wider by scales w
 
 
 def _flops(query: Any, keys: Any, values: Any, window: int, scales: int, out: Any) -> FlopCount:
-    """The two products, as of PyTorch's kernels: dense, and what the mask leaves as executed. A single token sees all
-    that it is given.
-    """
+    """The two products, dense, and what the mask leaves as executed. A single token sees all that it is given."""
     seen = Window() if query[1] == 1 else Window(left=window - 1 if window else None, right=0, bottom_right=True)
     return Attention(query[0] * query[2], query[1], keys[1], query[3], out[3]).forward(query, seen)
 

@@ -28,9 +28,7 @@ OperatorListener = Callable[[Signature, list[torch.Tensor], list[torch.Tensor], 
 
 
 class MeasuringMode(DirectDispatchMode):
-    """Runs every operator as it is, between two marks of the clock. Tensors that wrap others (DTensor, jagged) are let
-    through: what they run inside is seen, in its local shapes.
-    """
+    """Runs every operator between two marks of the clock. Of tensors that wrap others it sees what they run inside."""
 
     supports_higher_order_operators = True
 
@@ -154,9 +152,7 @@ def _to_specs(tree: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def run_as_written() -> Iterator[None]:
-    """Run compiled functions and modules eagerly, also those that are compiled in the block: operators are watched one
-    by one, which compiled code does not run.
-    """
+    """Run compiled functions and modules eagerly, as compiled code does not run operators one by one."""
     with ExitStack() as undo:
         is_set = False
 

@@ -65,9 +65,7 @@ class UnitGraph:
         return least, path
 
     def relax(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
-        """What no division costs less than, by these prices; and at each interval, what the cheapest by these prices
-        needs above the limit: by how much each price is to rise.
-        """
+        """What no division costs less than, by these prices; and by how much the price of each interval is to rise."""
         costs, onwards = self.charge(prices)
         least, path = self.shortest(costs)
         excess, held = np.zeros(len(self.places) - 1), 0.0

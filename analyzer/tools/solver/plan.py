@@ -274,9 +274,7 @@ def _describe_curve(memory: StepMemory) -> dict[str, Any]:
 
 
 def _describe_kept(plan: Plan) -> dict[str, Any] | None:
-    """The modules, parents first, with what each saves for backward without the plan and with it, and how many of its
-    nodes that save something without the plan run under a checkpoint.
-    """
+    """The modules, parents first: what each saves without and with the plan, and its checkpointed nodes."""
     before, after = plan.unplanned.memory, None if plan.planned is None else plan.planned.memory
     if before is None or after is None:
         return None

@@ -163,9 +163,7 @@ class _Reader:
         return list(np.cumsum(~glued) - 1)
 
     def pinned_places(self) -> list[int]:
-        """Nodes that must not run twice: in a checkpoint of the user's, changing a parameter or buffer, or touching a
-        value that is written later.
-        """
+        """In a checkpoint of the user's, changing a parameter or buffer, or touching a value written later."""
         found = [*self.touching, *(i for i, n in enumerate(self.nodes)
                                    if any(isinstance(r, CheckpointRegion) for r in region_of(n)))]
         storages = self.log.storages

@@ -107,9 +107,7 @@ def product_atoms(problem: Problem) -> np.ndarray:
 
 
 def _held_for_many(problem: Problem, boundaries: np.ndarray) -> Problem:
-    """``problem`` with values that are arguments of many units, as what each step of a scan reads, saved for all of
-    these: they are held once, and each unit would count them.
-    """
+    """Values that many units read, as each step of a scan does, are saved for all of these: held once."""
     products = product_atoms(problem)
     first, last = problem.first_saver.copy(), problem.last_saver.copy()
     for v in np.flatnonzero(~problem.saved & (problem.maker < len(problem))):
