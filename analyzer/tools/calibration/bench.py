@@ -110,14 +110,12 @@ def fastest(call: Callable[[Any], object], budget_seconds: float, clock: Callabl
 
 
 def time_host_call(call: str, budget_seconds: float, clock: Callable[[], float]) -> float:
-    """Seconds of one ``call`` of `HOST_CALLS` on the host's own tensors: Python, dispatch, autograd.
-
-    Raises KeyError for another name.
-    """
+    """Seconds of one ``call`` of `HOST_CALLS` on the host's own tensors: Python, dispatch, autograd."""
     if call == "backward":
         return fastest(torch.Tensor.backward, budget_seconds, clock, partial(_run_products, True)) / _CALLS
-    run: Call = {"forward": partial(_run_products, False), "gradient": partial(_run_products, True),
-                 "update": _run_update, "module": _run_modules, "list_tensor": _run_lists}[call]
+    runs: dict[str, Call] = {"forward": partial(_run_products, False), "gradient": partial(_run_products, True),
+                             "update": _run_update, "module": _run_modules, "list_tensor": _run_lists}
+    run = runs[call]
     return fastest(lambda _: run(), budget_seconds, clock) / _CALLS
 
 

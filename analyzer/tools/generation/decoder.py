@@ -214,8 +214,6 @@ def kept_bytes(cache: object) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_kept(cache)}.values())
 
 
-# A model of transformers over a cache that attention reads as it lies, as a serving engine runs it.
-
 ATTENTION = "analyzer_cached"  # its name among transformers' attention functions
 
 

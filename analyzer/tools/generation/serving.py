@@ -241,7 +241,6 @@ def _read(session: Session, recorder: Recorder, decoder: StoredDecoder, tokens: 
 
 
 # Numbers of sequences beside each other: speed, memory, and whether it fits; by the place of each figure in a point.
-
 _COLUMNS = {
     "sequences": Column("sequences", "Sequences", "text"),
     "decode.seconds": Column("decode_seconds", "Decode pass", "seconds"),
@@ -258,9 +257,9 @@ _SAID = {True: "yes", False: "no", None: "not known"}
 def serving_table(points: Sequence[ServingPoint], fmt: str = "text") -> str:
     """A row for each number of sequences; ``fmt`` is as of `GenerationProfile.table`, in CSV figures are unrounded."""
     check_layout(None, 0, fmt, "serving_table()")
-    rows: list[list[Any]] = [[  # None where what holds a figure is not there
-        reduce(lambda found, name: getattr(found, name, None), place.split("."), point) for place in _COLUMNS]
-        for point in points]
+    known: Sequence[Any] = points
+    rows = [[reduce(lambda found, name: getattr(found, name, None), place.split("."), point)  # None where it is not
+             for place in _COLUMNS] for point in known]
     if fmt != "csv":
         rows = [[*row[:-1], _SAID[row[-1]]] for row in rows]
     return print_data(tuple(_COLUMNS.values()), rows, fmt)

@@ -120,7 +120,7 @@ class FlopsProfiler:
         elif self.end_step is not None and self._step > self.end_step:
             self._recorder.stop()
         else:
-            self._recorder.next_step()
+            self._recorder.start_step(self._recorder.step + 1, placeholders=False)
 
     def stop_profile(self) -> None:
         """End the recording; what was recorded can still be read."""
@@ -152,7 +152,7 @@ class FlopsProfiler:
         return self._made[1]
 
     def _make(self, recorder: RuntimeRecorder) -> Profile:
-        steps = recorder.finished_steps()
+        steps = sorted({record.step for record in recorder.log.phases}) or [recorder.step]
         trained = any(record.phase == "backward" for record in recorder.log.phases)
         engine, facts = self.ds_engine, {}
         if engine is not None:

@@ -111,10 +111,6 @@ def call_seconds(recorder: RuntimeRecorder, steps: Sequence[int]) -> list[float]
     return [sum(recorder.clock.seconds(*span) for span in spans) / len(rows) for spans in zip(*rows)]
 
 
-LIVE_TENSORS = ("bytes are those of the tensors alive, without what an allocator rounds up or kernels take for "
-                "themselves")
-
-
 def measure(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
             kwargs: dict[str, Any] | None = None, mode: Literal["train", "infer"] = "train",
             loss_fn: Callable[[Any], torch.Tensor] | None = None, optimizer: str | OptimizerFactory | None = None,
@@ -189,7 +185,8 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     log.steps = steps[-1] + 1
     recorder.describe_wrappers()
     device = device_of(model)
-    log.assumptions = [LIVE_TENSORS]
+    log.assumptions = ["bytes are those of the tensors alive, without what an allocator rounds up or kernels take for "
+                       "themselves"]
     if compiled := list_compiled(model):  # operators are watched one by one, which compiled code does not run
         log.assumptions.append(f"compiled, measured as written: {', '.join(compiled)}" + (
             "" if compiled_seconds is None else
@@ -253,8 +250,6 @@ def unchanged(model: torch.nn.Module, device: torch.device, *, weights: bool) ->
                 p.grad = gradient
 
 
-# What DeepSpeed's profiler and flops-profiler leave on modules while they profile.
-
 _ZERO = ("__flops__", "__macs__", "__duration__", "__start_time__", "__expert_params__", "__model_expert_params__")
 
 
@@ -268,9 +263,10 @@ class FunctionCost:
 
 
 class CostAttributes:
-    """Attributes of the modules of one model. A module's ``__flops__`` and ``__macs__`` are of what it does itself, its
-    ``__params__`` and ``__duration__`` (seconds of the forward pass, of a simulated device predicted for its kernels;
-    None where neither is known) of all below it too, its ``__profile_table__`` has a `FunctionCost` a function.
+    """What DeepSpeed's profiler and flops-profiler leave on modules while they profile. A module's ``__flops__`` and
+    ``__macs__`` are of what it does itself, its ``__params__`` and ``__duration__`` (seconds of the forward pass, of a
+    simulated device predicted for its kernels; None where neither is known) of all below it too, its
+    ``__profile_table__`` has a `FunctionCost` a function.
     """
 
     def __init__(self, model: torch.nn.Module, convention: str) -> None:

@@ -249,17 +249,11 @@ class RuntimeRecorder(Recorder):
                 self.book.close()
                 self.clock.settle()
 
-    def next_step(self) -> None:
-        self.start_step(self.step + 1, placeholders=False)
-
     def describe_wrappers(self) -> None:
         """Compiled modules were called as often, and with what, as the modules that they wrap."""
         modules = self.log.modules
         for wrapper, inner in ((modules[i], modules[j]) for i, j in self._wrappers):
             wrapper.calls, wrapper.inputs, wrapper.outputs = inner.calls, inner.inputs, inner.outputs
-
-    def finished_steps(self) -> list[int]:
-        return sorted({record.step for record in self.log.phases}) or [self.step]
 
     @contextmanager
     def recording(self) -> Iterator[RuntimeRecorder]:

@@ -8,9 +8,7 @@ import numpy as np
 
 from .unit import Unit
 
-# What no division into units can cost less than, from prices of memory (a Lagrangian relaxation).
-#
-# Instead of keeping each atom of the program within the limit, each byte needed at it is given a price, and each byte
+# A bound from a Lagrangian relaxation: instead of keeping each atom within the limit, each byte at it has a price, each
 # of the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest
 # one that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and
 # Crowder, "Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs,
@@ -109,8 +107,6 @@ def units_left(graph: UnitGraph, prices: np.ndarray, known_cost: float) -> np.nd
     return left
 
 
-# Dynamic programming over the division of a program into units.
-#
 # The state is the place in the program and the bytes that the units before it hold, as in the dynamic programs of
 # Beaumont, Herrmann, Pallez (Aupy) and Shilova, "Optimal memory-aware backpropagation of deep join networks" (2020) and
 # "Optimal checkpointing for heterogeneous chains" (the tool rotor, 2019; persistent schedules: what is kept stays until
@@ -125,10 +121,7 @@ MOST_STATES = 2 * 500
 
 
 def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST_STATES) -> list[Unit] | None:
-    """The cheapest division whose memory stays within ``limit_bytes``; None where there is none.
-
-    The plan begins at atom 0 and ends with the last unit.
-    """
+    """The cheapest division whose memory stays within ``limit_bytes``; None where there is none."""
 
     def keep(place: int, held: np.ndarray, cost: np.ndarray) -> np.ndarray:
         kept = undominated(held, cost)

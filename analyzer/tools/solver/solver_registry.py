@@ -34,10 +34,7 @@ _GAP = 1e-4           # a plan whose overhead is this much, relatively, above th
 
 def solve_exact(units: Sequence[Unit], limit_bytes: int, label_seconds: float = _LABEL_SECONDS,
                 milp_seconds: float = _MILP_SECONDS) -> Division | None:
-    """The division of least cost whose memory stays within ``limit_bytes``; None where there is none.
-
-    Raises MissingExtraError where the mixed-integer solver is needed, and scipy is not there.
-    """
+    """The cheapest division within the limit, or None. Raises MissingExtraError where scipy is needed."""
     known = solve_chain(units, limit_bytes)
     if known is None:
         return None
