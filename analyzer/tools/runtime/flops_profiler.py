@@ -244,9 +244,8 @@ def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | Non
 
 
 def run_profile(prof: FlopsProfiler, method: str, input_shape: tuple[int, ...] | None, args: Any,
-                kwargs: dict[str, Any] | None, *, print_profile: bool, detailed: bool, module_depth: int,
-                top_modules: int, warm_up: int, output_file: str | Path | None,
-                ignore_modules: Collection[type] | None) -> tuple[Any, Any, Any]:
+                kwargs: dict[str, Any] | None, *, print_profile: bool, warm_up: int,
+                ignore_modules: Collection[type] | None, **report: Any) -> tuple[Any, Any, Any]:
     """Run a method of the profiler's model in evaluation mode, print its report and give FLOPs, MACs and parameters."""
     model = prof.model
     run, call_args, call_kwargs = make_call(model, method, input_shape, args, kwargs)
@@ -259,7 +258,7 @@ def run_profile(prof: FlopsProfiler, method: str, input_shape: tuple[int, ...] |
             prof.stop_profile()
             flops, macs, params = prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params()
             if print_profile:
-                prof.print_model_profile(warm_up, module_depth, top_modules, detailed, output_file)
+                prof.print_model_profile(warm_up, **report)
         finally:
             prof.end_profile()
     return flops, macs, params

@@ -112,12 +112,9 @@ class _Reader:
         self.place_of_row = {rows[n.name]: i for i, n in enumerate(self.nodes)}
         self.place_of_call = self._place_calls()
         self.forward = [(i, call) for i, call in enumerate(self.log.calls) if call.phase == "forward"]
-        self.values = {
-            lifetime.number: lifetime
-            for lifetime in watched(self.log)
-            if lifetime.born_call < len(self.log.calls) and lifetime.phase == "forward" and lifetime.category in (
-                "", "loss", "cast copy")
-        }
+        self.values = {lifetime.number: lifetime for lifetime in watched(self.log)
+                       if lifetime.born_call < len(self.log.calls) and lifetime.phase == "forward"
+                       and lifetime.category in ("", "loss", "cast copy")}
         self.maker_place = {number: self.place_of_call[lifetime.born_call] for number, lifetime in self.values.items()}
         self.order = sorted(self.values, key=lambda v: (self.maker_place[v], v))
         self.index = {number: i for i, number in enumerate(self.order)}

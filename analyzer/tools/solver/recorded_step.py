@@ -64,11 +64,7 @@ class StepInfo:
     memory: StepMemory | None = None
 
     def peak_with_optimizer(self, held_bytes: int, update_bytes: int) -> int:
-        """The peak of the whole training step, with an optimizer that holds so much and takes so much to update.
-
-        >>> StepInfo(10, 40).peak_with_optimizer(20, 50)
-        60
-        """
+        """The peak of the whole training step, with an optimizer that holds so much and takes so much to update."""
         return max(self.peak_bytes + held_bytes, update_bytes)
 
 

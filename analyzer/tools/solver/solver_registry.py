@@ -136,16 +136,6 @@ class SolverRegistry(Registry[str, Solver]):
     no division has less than returns a `Division` of the list and that bound (all four are in
     `analyzer.tools.solver.unit`). It is asked several times, with limits that close in on the budget. Where none of its
     plans is within the budget, that of least memory is tried, by ``"chain"``.
-
-    >>> from analyzer.tools.solver.unit import Unit
-    >>> def checkpoint_all(units, limit_bytes):
-    ...     chosen = [u for u in units if u.is_region]
-    ...     return chosen if peak_bytes(chosen) <= limit_bytes else None
-    >>> run, again = Unit(0, 3, False, 0.0, 8, 8), Unit(0, 3, True, 64.0, 2, 8)
-    >>> with register_solver.scope():                             # without it, for as long as the process runs
-    ...     _ = register_solver("all", checkpoint_all)
-    ...     solve_units([run, again], 8, "all").units == [again]
-    True
     """
 
     def look_up(self, method: object, given: str) -> Solver:
