@@ -84,8 +84,10 @@ def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     except TypeError:
         frozen, signature = None, None
     if signature is None:
-        specs, named = _to_specs((args, kwargs))
-        specs = tuple([spec.with_values(values[i]) if i in values else spec for i, spec in enumerate(specs)])
+        # of a storage, which holds real memory, a signature keeps the bytes
+        known, named = (to_specs(pytree.tree_map_only(_STORAGES, lambda storage: storage.nbytes(), part))
+                        for part in (args, kwargs))
+        specs = tuple([spec.with_values(values[i]) if i in values else spec for i, spec in enumerate(known)])
         signature = Signature(func, specs, named, tuple(to_specs(inputs)), tuple(to_specs(outputs)))
         if frozen is not None:
             if len(_signatures) >= _LARGEST:
@@ -142,12 +144,6 @@ def _flatten(args: Any, tensors: list[torch.Tensor], key: list[Any]) -> bool:
             # remembered nowhere
             key.append([])
     return True
-
-
-def _to_specs(tree: Any) -> tuple[Any, Any]:
-    """Arguments as a signature may keep them: specs of tensors, and the bytes of a storage, which holds real memory."""
-    args, kwargs = (to_specs(pytree.tree_map_only(_STORAGES, lambda storage: storage.nbytes(), part)) for part in tree)
-    return tuple(args), kwargs
 
 
 @contextmanager
