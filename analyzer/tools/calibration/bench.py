@@ -194,9 +194,7 @@ class TorchBench:
                 if self.device.type != "cuda":
                     turns = itertools.cycle(calls)
                     return fastest(lambda _: next(turns)(), self.budget_seconds, self.clock)
-                if point.family == "host_copy":
-                    return self._time_queued(lambda: _run(calls), self.budget_seconds) / len(calls)
-                return self._time_graph(calls)
+                return self._time_copies(calls) if point.family == "host_copy" else self._time_graph(calls)
         except RuntimeError:  # too little memory, a format or a kernel that this device or build lacks
             return None
 
@@ -267,6 +265,9 @@ class TorchBench:
         with torch.cuda.graph(graph, stream=stream):
             _run([*calls] * turns)
         return self._time_queued(graph.replay, self.budget_seconds) / (turns * len(calls))
+
+    def _time_copies(self, calls: Sequence[Call]) -> float:
+        return self._time_queued(lambda: _run(calls), self.budget_seconds) / len(calls)
 
     def _time_queued(self, run: Callable[[], object], budget_seconds: float) -> float:
         """The median seconds of ``run`` by events; one run queued before keeps the device busy until all is queued."""
