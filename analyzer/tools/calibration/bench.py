@@ -89,8 +89,6 @@ def _list_copies(quick: bool) -> Iterator[Point]:
                 yield Point("host_copy", {"nbytes": 2**exponent, "way": way, "pinned": pinned})
 
 
-# Times what the host does for each operator, module and gradient, with tensors so small that nothing else counts.
-
 _CALLS = 200
 
 

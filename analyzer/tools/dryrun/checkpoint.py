@@ -18,8 +18,6 @@ from analyzer.meta.state import current
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.saved_format import decode_json
 
-# Checkpoints of safetensors under a dry run: of a file that is read the header tells the shapes, none is written.
-
 _FRAMEWORKS = ("pt", "torch", "pytorch")
 # The dtypes of safetensors/src/tensor.rs (Dtype), where this version of torch has them.
 _DTYPES = {

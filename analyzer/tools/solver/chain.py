@@ -136,10 +136,7 @@ def solve_chain(units: Sequence[Unit], limit_bytes: int, most_states: int = MOST
 
 def search_states(graph: UnitGraph, limit_bytes: int,
                   keep: Callable[[int, np.ndarray, np.ndarray], np.ndarray]) -> list[Unit] | None:
-    """The units of the cheapest way through ``graph`` that keeps within the limit, or None.
-
-    ``keep(place, held, cost)`` gives the indices of the states at a place to go on from, by rising memory.
-    """
+    """The units of the cheapest way within the limit, or None; ``keep`` gives the states to go on from, by memory."""
     # of each state: bytes held, cost, the unit that led there, and from which of the states where that begins
     arrived = {0: [(np.zeros(1, dtype=np.int64), np.zeros(1), np.full(1, -1), np.full(1, -1))]}
     fixed: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = {}

@@ -255,9 +255,6 @@ def format_frontier(plan: Plan) -> str:
                        "Of the step" if plan.objective == "seconds" else "Of the forward pass"), rows, left=())
 
 
-# The parts of the page of a plan: memory without and with it, what it keeps of each module, checkpoints, frontier. Each
-# is None where it is not known.
-
 def _describe_memory(plan: Plan) -> dict[str, Any] | None:
     before, after = plan.unplanned.memory, None if plan.planned is None else plan.planned.memory
     if before is None:
