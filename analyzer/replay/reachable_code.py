@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
+import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -25,6 +28,7 @@ _REVEALING = frozenset((
     "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe "
     "currentframe get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream "
     "saved_tensors_hooks save_on_cpu").split())
+_PACKAGES = f"-packages{os.sep}"  #: in the paths of installed libraries
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
 _STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
@@ -72,7 +76,9 @@ class CodeSearch:
         self.constructs = False  #: whether code makes objects of the classes that it names
         self.pending: list[Any] = []
         self.names: set[str] = set()
-        self.methods: dict[str, list[Any]] = {}  # of the classes met, by name, those not followed yet
+        self.patterns: set[str] = set()
+        # of the classes met, those not followed yet: by name, and whether their class is a library's
+        self.methods: dict[tuple[str, bool], list[Any]] = {}
         self.seen: set[Any] = set()  #: classes and functions that were met
         self._namespaces: set[tuple[int, str, frozenset[str] | None]] = set()
 
@@ -105,13 +111,15 @@ class CodeSearch:
             self.seen.add(base)
             self.found.classes.append(base)
             all_run = is_module and not has_forward or issubclass(base, torch.autograd.Function)
+            in_library = _PACKAGES in (getattr(sys.modules.get(base.__module__), "__file__", None) or "")
             for name, value in vars(base).items():
                 if name == "__init__" and not self.constructs or not _is_method(value):
                     continue
-                if all_run or name == "forward" and is_module or name in self.names or name[:2] == "__":
+                if all_run or name == "forward" and is_module or name in self.names or name[:2] == "__" or any(
+                        _fits(pattern, name, in_library) for pattern in self.patterns):
                     self.pending.append(value)
                 else:
-                    self.methods.setdefault(name, []).append(value)
+                    self.methods.setdefault((name, in_library), []).append(value)
 
     def _use(self, value: Any) -> None:
         """Reachable code may call an object that is neither a function nor a class, or read its attributes."""
@@ -139,7 +147,7 @@ class CodeSearch:
             self.add_class(type(value))
 
     def _follow(self, function: FunctionType) -> None:
-        _, named_globals, names, stored, revealing = _names_in(function.__code__)
+        _, named_globals, names, stored, revealing, patterns = _names_in(function.__code__)
         found = self.found
         if revealing:
             told = revealing & _REVEALING - {function.__name__}  # a class's own way to look up attributes
@@ -147,9 +155,13 @@ class CodeSearch:
                 found.unreadable = f"its code asks for {min(told)}"
             found.reads_identities |= "id" in named_globals and "id" not in function.__globals__
             found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
-        for name in names - self.names:
-            self.pending += self.methods.pop(name, ())
+        for name, in_library in itertools.product(names - self.names, (False, True)):
+            self.pending += self.methods.pop((name, in_library), ())
+        for pattern in patterns - self.patterns:
+            for key in [key for key in self.methods if _fits(pattern, *key)]:
+                self.pending += self.methods.pop(key)
         self.names |= names
+        self.patterns |= patterns
         for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if cell_name == "__class__":  # which Python keeps for ``super()``
                 continue
@@ -188,9 +200,14 @@ def _is_method(value: Any) -> bool:
     return type(value) not in CODE_CONSTANTS and (isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))
 
 
+def _fits(pattern: str, name: str, in_library: bool) -> bool:
+    """Whether a method may be what a name that is worked out means: with no part known, it may be any of no library."""
+    return re.fullmatch(pattern, name) is not None and not (in_library and not pattern.strip(".*"))
+
+
 class _Names(NamedTuple):
-    """What code names, with the functions in it: globals, all names, those of globals and attributes that it sets, and
-    those that tell more than a value.
+    """What code names, with the functions in it: globals, all names, those of globals and attributes that it sets,
+    those that tell more than a value, and patterns of names that it works out.
     """
 
     code: CodeType
@@ -198,6 +215,7 @@ class _Names(NamedTuple):
     names: frozenset[str]
     stored: frozenset[str]
     revealing: frozenset[str]
+    patterns: frozenset[str]
 
 
 # by id(code), which never changes and is kept alive here; hashing code reads all of it
@@ -212,9 +230,11 @@ def _names_in(code: CodeType) -> _Names:
         named_globals, stored = find_globals(code)
         named_globals = named_globals.union(*(n.named_globals for n in inner))
         names = frozenset(code.co_names).union(*(n.names for n in inner))
+        if "getattr" in named_globals:
+            names = names.union([c for c in code.co_consts if type(c) is str and c.isidentifier()])
         stored = stored.union(*(n.stored for n in inner))
         found = _Names(code, named_globals, names, stored,
-                       names & (_REVEALING | _ENVIRONMENT) | named_globals & {"id"})
+                       names & (_REVEALING | _ENVIRONMENT) | named_globals & {"id"}, frozenset(_find_patterns(code)))
         if len(_names) >= _MOST_NAMES:
             _names.clear()
         _names[id(code)] = found
@@ -238,6 +258,69 @@ def find_globals(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(found), frozenset(stored)
 
 
+class _Step(NamedTuple):
+    """One instruction: its name and argument, and what it adds to the stack."""
+
+    name: str
+    argument: Any
+    effect: int
+
+
+def _find_patterns(code: CodeType, around: Set[str] = frozenset()) -> Iterator[str]:
+    """Of each name that code works out and asks its own first parameter for, by ``getattr``, what it may be; ``around``
+    are the first parameters of the code around it.
+    """
+    own = around & set(code.co_freevars) | set(code.co_varnames[:min(code.co_argcount, 1)])
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _find_patterns(inner, own)
+    if "getattr" not in code.co_names:
+        return
+    steps: list[_Step] = []
+    for one in dis.get_instructions(code):
+        if one.opname.startswith("LOAD_FAST") and type(one.argval) is tuple:  # two in one, from Python 3.13 on
+            steps += [_Step(one.opname, variable, 1) for variable in one.argval]
+        elif one.opname not in ("EXTENDED_ARG", "CACHE"):
+            steps.append(_Step(one.opname, one.argval, dis.stack_effect(one.opcode, one.arg, jump=False)))
+    for place, (first, second, third) in enumerate(zip(steps, steps[1:], steps[2:])):
+        if first.argument == "getattr" and first.name in ("LOAD_GLOBAL", "LOAD_NAME") and second.argument in own and (
+                second.name.startswith(("LOAD_FAST", "LOAD_DEREF"))) and third.name not in ("LOAD_ATTR", "LOAD_METHOD"):
+            argument = _second_argument(steps[place + 2:])
+            if argument is not None and [step.name for step in argument] != ["LOAD_CONST"]:
+                yield _pattern(argument)
+
+
+def _second_argument(steps: Sequence[_Step]) -> Sequence[_Step] | None:
+    """What puts a call's second argument on the stack, on which the first is; nothing where code branches meanwhile,
+    None where the first argument was not whole yet.
+    """
+    depth, starts = 1, dict[int, int]()  # where what is on the stack at each depth begins
+    for place, step in enumerate(steps):
+        if depth < 1 or "JUMP" in step.name or "ITER" in step.name:
+            return ()
+        if step.name in ("PRECALL", "CALL", "CALL_FUNCTION") and step.argument == depth:
+            return None if starts.get(1) != 0 else steps[:place if depth == 2 else starts[2]]
+        starts[depth] = place
+        depth += step.effect
+    return ()
+
+
+def _pattern(steps: Sequence[_Step]) -> str:
+    """A regular expression of what such steps give: a text, of which the parts that are constants are known."""
+    if len(steps) == 1 and steps[0].name == "LOAD_CONST" and type(steps[0].argument) is str:
+        return re.escape(steps[0].argument)
+    name, argument, _ = steps[-1] if steps else _Step("", None, 0)
+    is_sum = name == "BINARY_ADD" or name == "BINARY_OP" and argument == 0
+    parts = argument if name == "BUILD_STRING" else 2 if is_sum else 0
+    if not parts:
+        return ".*"
+    depth, starts = 0, dict[int, int]()
+    for place, step in enumerate(steps[:-1]):
+        starts[depth] = place
+        depth += step.effect
+    bounds = [*(starts[part] for part in range(parts)), len(steps) - 1]
+    return "".join([_pattern(steps[start:stop]) for start, stop in itertools.pairwise(bounds)])
+
+
 def is_constant(value: Any) -> bool:
-    """Whether a value cannot change."""
     return type(value) in CODE_CONSTANTS or type(value) is tuple and all(map(is_constant, value))

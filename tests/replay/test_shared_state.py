@@ -196,6 +196,40 @@ def test_a_generator_of_numpys_is_put_back():
     assert draws.rand(3).tolist() == first.tolist()
 
 
+class Counts(nn.Module):
+    """Finds its methods, which count outside of it, by names that it works out."""
+
+    def count_calls(self) -> None:
+        NAMES["steps"] += 1
+
+    def forward(self, kind: str) -> None:
+        self.run(kind)
+
+
+#: how ``count_calls`` is found, and whether it is
+NAME_LOOKUPS: dict[str, tuple[Callable[[Any, str], Any], bool]] = {
+    "f-string": (lambda self, kind: getattr(self, f"count_{kind}")(), True),
+    "f-string in the middle": (lambda self, kind: getattr(self, f"{kind[:0]}count_{kind}", None)(), True),
+    "sum": (lambda self, kind: getattr(self, "count_" + str(kind) + "")(), True),
+    "variable": (lambda self, kind: getattr(self, kind)(), True),
+    "constant": (lambda self, kind: getattr(self, "count_calls")(), True),  # noqa: B009
+    "comprehension": (lambda self, kind: [getattr(self, f"count_{k}")() for k in (kind, )], True),
+    "choice": (lambda self, kind: getattr(self, "count" if kind is None else kind)(), True),
+    "other constant parts": (lambda self, kind: getattr(self, f"read_{kind}")(), False),
+    "default": (lambda self, kind: getattr(self, f"read_{kind}", f"count_{kind}"), False),
+    "of what it holds": (lambda self, kind: getattr(self.held, kind, None), False),
+    "of an item": (lambda self, kind: getattr(self[0], kind, None), False),
+}
+
+
+@pytest.mark.parametrize("name", NAME_LOOKUPS)
+def test_methods_are_found_by_names_that_are_worked_out(name: str) -> None:
+    run, is_found = NAME_LOOKUPS[name]
+    state = StateFingerprint([type("Finding", (Counts,), {"run": run, "__module__": __name__})()])
+    NAMES["steps"] += 1
+    assert state.is_same() is not is_found
+
+
 def test_globals_are_those_that_dis_names() -> None:
     """Of every function of some large modules, and of code that needs arguments of more than a byte."""
     many = compile("\n".join(f"name_{i}; f_{i}(x_{i}.y_{i})" for i in range(400)), "", "exec")
