@@ -43,7 +43,6 @@ class SequenceIndex:
         self._calls = array("i")  # -1: no call
 
     def get(self, sequence: int) -> int | None:
-        """The call of a number, or None."""
         place = sequence - self._first
         found = self._calls[place] if 0 <= place < len(self._calls) else -1
         return None if found < 0 else found
@@ -104,7 +103,6 @@ class CallTable(Sequence[OpCall]):
 
     def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str,
                module: int, node: int, forward: int | None, recomputed: bool) -> None:
-        """Write a call behind the others."""
         numbers = self._numbers
         if self._length > len(self.signatures):
             self._make_places()
@@ -121,7 +119,6 @@ class CallTable(Sequence[OpCall]):
 
     def write(self, index: int, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int,
               phase: str, module: int, node: int, forward: int | None, recomputed: bool) -> None:
-        """Write a call into a place that was left for it."""
         if index >= len(self.signatures):
             self._make_places()
         numbers = self._numbers
@@ -133,7 +130,6 @@ class CallTable(Sequence[OpCall]):
         numbers.extend(outputs)
 
     def put_in_step(self, index: int, step: int, phase: str | None = None) -> None:
-        """Make a call one of another step, and phase where one is given."""
         _, before, recomputed = self._numbering.keys_at[self._fields[index * _FIELDS + 3]]
         self._fields[index * _FIELDS + 3] = self._numbering[step, phase or before, recomputed]
 
@@ -161,7 +157,6 @@ class CallTable(Sequence[OpCall]):
                       module, node, None if forward < 0 else forward, recomputed)
 
     def place(self, index: int) -> tuple[int, int]:
-        """The module and the node of a call."""
         return self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5]
 
     def __iter__(self) -> Iterator[OpCall]:
@@ -181,7 +176,6 @@ class CallTable(Sequence[OpCall]):
         return map(self.__getitem__, compress(range(len(self)), self.signatures))
 
     def written_places(self, start: int, stop: int) -> list[int]:
-        """Where calls are written, of the places from ``start`` to ``stop``."""
         return list(compress(range(start, stop), self.signatures[start:stop]))
 
     def count_alike(self, places: Iterable[int], sizes: Callable[[Sequence[int]], Hashable]

@@ -109,7 +109,6 @@ def find_failure(error: BaseException) -> ModelFailure:
 
 
 def first_line(error: BaseException) -> str:
-    """The class of an error, and the first line of what it says."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
@@ -143,7 +142,6 @@ def noting_failures() -> Iterator[None]:
 
 @contextmanager
 def telling_depth() -> Iterator[None]:
-    """Where Python's limit of calls in each other is met, say what raises it."""
     try:
         yield
     except RecursionError as error:

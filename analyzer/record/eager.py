@@ -59,14 +59,12 @@ def _list_floating(output: Any) -> list[torch.Tensor]:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise InputError where what the loss function gave has no gradient of its own."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else repr(loss)
         raise InputError(f"loss_fn must return a scalar tensor, got {shown}")
 
 
 def casting(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Autocast to ``dtype``, where there is one."""
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
@@ -109,12 +107,10 @@ class EagerStep:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the model that are tensors."""
         return list(self.model.parameters())
 
     @property
     def runs_model(self) -> bool:
-        """Whether the next step runs the model's code."""
         return True
 
     def run(self) -> None:
@@ -187,7 +183,6 @@ class EagerStep:
             return self._train()
 
     def _train(self) -> torch.Tensor:
-        """The forward and the backward pass; the loss."""
         recorder = self.recorder
         recorder.begin("forward")
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
@@ -204,7 +199,6 @@ class EagerStep:
         return cast(torch.Tensor, loss)
 
     def update(self) -> None:
-        """The optimizer's part."""
         assert self.optimizer is not None
         if self.takes_closure:
             with torch._C._EnableTorchFunction():

@@ -32,7 +32,6 @@ class OuterRun(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements that it was given."""
         return sum(map(math.prod, self.shapes.values()))
 
 
@@ -92,7 +91,6 @@ class _Flow:
             self.unit_of[start:run.calls.stop] = [start] * len(run.calls)
 
     def find_evaluation(self) -> set[int]:
-        """The calls of evaluation, by index."""
         used, last_update = self._find_used()
         # of what comes after the last update and asks for gradients it is not known what it would lead to
         seeds = {start for start, run in self.runs.items() if run.is_pass and start not in used
@@ -139,20 +137,16 @@ class _Flow:
 
 
 class _Groups:
-    """Units that belong together."""
-
     def __init__(self) -> None:
         self._parent: dict[int, int] = {}
 
     def find(self, unit: int) -> int:
-        """The unit that stands for a group."""
         while (above := self._parent.get(unit, unit)) != unit:
             self._parent[unit] = self._parent.get(above, above)
             unit = above
         return unit
 
     def join(self, unit: int, other: int) -> None:
-        """Make the groups of both one."""
         self._parent[self.find(unit)] = self.find(other)
 
 

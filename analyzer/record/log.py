@@ -224,7 +224,6 @@ class Log:
                                                      -1, -1, 0)
 
     def add_lifetime(self, lifetime: StorageLifetime) -> None:
-        """Write out the birth of a replayed storage."""
         known = self.storage_table.get(lifetime.number)
         if known is not None:
             lifetime.died, lifetime.died_call = known.died, known.died_call
@@ -234,7 +233,6 @@ class Log:
         self.storage_table[lifetime.number] = lifetime
 
     def group_of(self, signature: Signature) -> ProcessGroupSpec | None:
-        """The process group of the calls of a signature; None where they have none, or it is unknown."""
         return self.groups[signature] if signature in self.groups else find_group(signature)
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
@@ -243,13 +241,11 @@ class Log:
 
     @property
     def calls(self) -> Sequence[OpCall]:
-        """Every operator call, in order."""
         self.write_out()
         return self.call_slots if self._read is None else self._read
 
     @property
     def storages(self) -> dict[int, StorageLifetime]:
-        """Every storage, by number."""
         self.write_out()
         return self.storage_table
 

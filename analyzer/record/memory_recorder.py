@@ -58,7 +58,6 @@ class MemoryRecorder:
         self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
 
     def check(self) -> None:
-        """Raise what keeps the run from going on."""
         if self.restart is not None:
             raise self.restart
 
@@ -96,7 +95,6 @@ class MemoryRecorder:
     # ---- storages (StorageListener)
 
     def born(self, storage: MetaStorage) -> None:
-        """A storage was just given its memory."""
         log = self.log
         log.events += 1
         if self.events is not None:
@@ -109,7 +107,6 @@ class MemoryRecorder:
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:
-        """A storage's memory was just given back."""
         log = self.log
         log.events += 1
         if self.events is not None:
@@ -124,7 +121,6 @@ class MemoryRecorder:
         self.log.storage_table[storage.number].step = NO_STEP
 
     def watch_peak(self, workspace_bytes: int) -> None:
-        """Note the highest use so far, and the workspace that is part of it."""
         allocated = self.memory.allocated_bytes
         if allocated > self.log.peak_bytes:
             log = self.log
@@ -145,7 +141,6 @@ class MemoryRecorder:
         self.keep_allocator_events()
 
     def keep_allocator_events(self) -> None:
-        """Write down every event of the allocator from here on."""
         events, calls = self.log.allocator_event_slots, self.log.call_slots
         self.memory.observer = lambda action, address, nbytes: events.append(action, address, nbytes, len(calls))
 
@@ -176,7 +171,6 @@ class MemoryRecorder:
     # ---- streams (CallListener)
 
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
-        """The program asked something of a stream."""
         self.log.streams.write(len(self.log.call_slots), action, stream, event)
 
     def used_on(self, storage: MetaStorage, stream: int) -> None:

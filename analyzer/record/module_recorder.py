@@ -131,14 +131,12 @@ class ModuleRecorder(MemoryRecorder):
         return node
 
     def set_outputs(self, node: int, result: Any) -> None:
-        """Let the tensors in ``result`` be what a node gave."""
         record = self.node_at(node)
         for tensor, number in self._numbered(tensors_in(result)):
             record.outputs += ((number, describe(tensor)),)
             self.producers[number] = node
 
     def read(self, node: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Let ``tensors`` be what a node reads."""
         record = self.node_at(node)
         for _, number in self._numbered(tensors):
             self._read_storage(record, node, number)
@@ -166,29 +164,23 @@ class ModuleRecorder(MemoryRecorder):
             self.log.modules.append(LogModule(path, type(module).__name__, parent))
 
     def modules(self) -> list[torch.nn.Module]:
-        """The modules of the model, each once."""
         return self._modules
 
     def path_of(self, module: torch.nn.Module) -> str:
-        """The path of a module of the model's."""
         return self.log.modules[self._module_index[id(module)]].path
 
     def _running(self) -> int:
-        """The module that runs."""
         return self._stack[-1] if self._stack else self.outermost
 
     def where(self) -> str:
-        """The path of the module that runs, for messages."""
         below = self.log.modules[self._stack[-1]].path if self._stack else ""
         around = self.log.modules[self.outermost].path
         return f"{around}.{below}" if around and below else around or below
 
     def running_call(self) -> int | None:
-        """The index in `Log.module_calls` of the innermost call of a module of the model's."""
         return self._open_calls[-1]
 
     def share_done(self) -> float:
-        """How much of the run is done, from 0 to 1."""
         return self._entered / max(1, self.planned_calls)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
@@ -251,7 +243,6 @@ class ModuleRecorder(MemoryRecorder):
     # ---- parameters and buffers
 
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note the storages made before the recording began."""
         for tensor in tensors:
             if tensor.layout in SPARSE_LAYOUTS:
                 self.register_existing(parts_of(tensor))
@@ -275,7 +266,6 @@ class ModuleRecorder(MemoryRecorder):
         self.own_parameters_of([module for _, module in walk_modules(root)])
 
     def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
-        """As `own_parameters`, for these modules alone."""
         for module in modules:
             index = self._module_index[id(module)]
             path = self.log.modules[index].path

@@ -108,7 +108,6 @@ def describe_history(optimizer: torch.optim.LBFGS) -> str | None:
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
-    """Whether code is registered that runs when the gradient of a parameter is there."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 

@@ -72,14 +72,12 @@ _watched = _Watched()
 
 
 def report_progress(share: float, what: str) -> None:
-    """Tell this thread's watcher, if there is one."""
     if _watched.watcher is not None:
         _watched.watcher(min(1.0, share), what)
 
 
 @contextmanager
 def watch_progress(watcher: Watcher) -> Iterator[None]:
-    """Let ``watcher`` know what runs in this thread for the length of a block."""
     before, _watched.watcher = _watched.watcher, watcher
     try:
         yield

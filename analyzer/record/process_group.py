@@ -90,7 +90,6 @@ def find_group(signature: Signature) -> ProcessGroupSpec | None:
 
 
 def communicates(signature: Signature) -> bool:
-    """Whether an operator is one of torch.distributed."""
     found: bool | None = signature.memo.get("communicates")
     if found is None:
         found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
@@ -98,7 +97,6 @@ def communicates(signature: Signature) -> bool:
 
 
 def takes_group(signature: Signature) -> bool:
-    """Whether an operator, torch's own or another, is told which ranks it is for: by their group, or by its name."""
     found: bool | None = signature.memo.get("takes_group")
     if found is None:
         found = signature.memo["takes_group"] = any(

@@ -83,7 +83,6 @@ class Recorder(ModuleRecorder):
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Listen to the mode, which must be active, for the length of a block."""
         state = self.mode.state
         state.recorder, self.space.listener = self, self
         if self.space.stream:
@@ -108,7 +107,6 @@ class Recorder(ModuleRecorder):
     # ---- calls (CallListener)
 
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
-        """An operator just ran."""
         phase, log = self.phase, self.log
         if not log.phases or log.phases[-1].last_call >= 0:
             self.begin(phase)
@@ -165,7 +163,6 @@ class Recorder(ModuleRecorder):
             self.log.world = self.log.world or read_world()
 
     def count_calls(self) -> int:
-        """Calls so far."""
         return len(self.log.call_slots)
 
     def repeat_calls(self, begin: int, end: int) -> None:
@@ -247,7 +244,6 @@ class Recorder(ModuleRecorder):
         return self._parameter_owner.get(id(variable), self.outermost)
 
     def place_of_call(self, index: int) -> tuple[int, int]:
-        """The module and the node of a call."""
         place = self._place_of_call.get(index)
         return self.log.call_slots.place(index) if place is None else place
 
@@ -269,7 +265,6 @@ class Recorder(ModuleRecorder):
         return next_sequence_number() != self._last_sequence
 
     def call_of_sequence(self, sequence: int) -> int | None:
-        """The call that made an autograd node."""
         return self._call_of_sequence.get(sequence)
 
     def let_stand(self, sequence: int, stands_for: tuple[int, int, int] | None) -> None:

@@ -52,7 +52,6 @@ class ReferenceCount:
         self._before = _count_references(tensor)
 
     def has_grown(self) -> bool:
-        """Whether there are more references than when this was made."""
         return any(now > before for now, before in zip(_count_references(self.tensor), self._before))
 
 

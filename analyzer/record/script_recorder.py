@@ -135,7 +135,6 @@ class ScriptRecorder(Recorder):
                 self.begin("forward")
 
     def _count_all(self) -> tuple[int, int, int]:
-        """The operator calls, nodes and calls of modules so far."""
         return self.count_calls(), len(self.log.node_slots), len(self.log.module_call_slots)
 
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:

@@ -71,11 +71,9 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
                 column.frombytes(bytes(count * column.itemsize))
 
     def append(self, action: str, address: int, nbytes: int, call: int) -> None:
-        """Write an act behind the others."""
         self.extend(action, (address,), (nbytes,), call)
 
     def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
-        """Write events of one kind behind the others."""
         count = len(addresses)
         self._make_places()
         self._length += count
@@ -83,11 +81,9 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
             column.extend(values)
 
     def leave(self, count: int) -> None:
-        """Keep places for events to be written later."""
         self._length += count
 
     def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
-        """Write an act into a place that was left for it."""
         self._make_places()
         for column, value in zip(self._columns, (self._numbering[action], address, nbytes, call)):
             column[index] = value
@@ -127,18 +123,15 @@ class StreamOrder:
         return len(self.marks)
 
     def write(self, call: int, action: StreamAction, stream: int, event: int = 0) -> None:
-        """Write a request that is made before ``call``, behind the others."""
         if action is StreamAction.SWITCH:
             self._switches.append((call, stream))
         self.marks.append(StreamMark(call, action, stream, event))
 
     def stream_at(self, call: int) -> int:
-        """The stream that the call of this index is on."""
         place = bisect_right(self._switches, call, key=itemgetter(0))
         return self._switches[place - 1][1] if place else 0
 
     def marks_in(self, begin: int, end: int) -> list[StreamMark]:
-        """The requests before the calls from ``begin`` to ``end``."""
         first, stop = (bisect_left(self.marks, call, key=itemgetter(0)) for call in (begin, end))
         return self.marks[first:stop]
 
@@ -153,7 +146,6 @@ class StreamOrder:
             self.write(end - begin + at, StreamAction.SWITCH, here)
 
     def list_streams(self) -> list[int]:
-        """The numbers of all streams, in the order in which they were used first."""
         return list(dict.fromkeys((0, *(mark.stream for mark in self.marks if mark.stream >= 0))))
 
 
@@ -171,7 +163,6 @@ class LifetimeTable:
         self.specs: dict[int, object] = {}
 
     def copy(self) -> LifetimeTable:
-        """One with the same lifetimes, each of which may change."""
         other = LifetimeTable()
         other.numbers, other.code_of = self.numbers[:], deepcopy(self.code_of)
         other.labels, other.specs = dict(self.labels), dict(self.specs)
@@ -232,7 +223,6 @@ class StorageLifetime:
                               code_of[phase], 0, 0, module))
 
     def copy_to(self, table: LifetimeTable) -> StorageLifetime:
-        """The same storage in a copy of its table."""
         other = object.__new__(StorageLifetime)
         other.table, other.row, other.number = table, self.row, self.number
         return other
@@ -254,7 +244,6 @@ class StorageLifetime:
 
     @property
     def label(self) -> str:
-        """Its name, where it has one."""
         return self.table.labels.get(self.row, "")
 
     @label.setter
@@ -264,7 +253,6 @@ class StorageLifetime:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient of it is wanted."""
         return bool(self.table.numbers[self.row + _REQUIRES_GRAD])
 
     @requires_grad.setter

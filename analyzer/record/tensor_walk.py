@@ -64,13 +64,11 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def describe(tensor: torch.Tensor) -> TensorSpec:
-    """The spec of a tensor of the mode's."""
     with torch._C.DisableTorchFunction():
         return spec_of(tensor)
 
 
 def describe_tensors(tree: Any) -> tuple[TensorSpec, ...]:
-    """The specs of all tensors in a nested structure."""
     with torch._C.DisableTorchFunction():
         return tuple([spec_of(local_part(t)) for t in tensors_in(tree)])
 

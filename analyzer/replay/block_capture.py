@@ -179,7 +179,6 @@ class BlockCapture:
             return list(Source.apply(self._token, self, make))  # type: ignore[no-untyped-call]
 
     def _check_forward(self, state: MetaState, seed: int) -> None:
-        """Raise Mismatch where the forward pass did what a replay could not repeat."""
         if state.random_seed != seed or state.conditions or state.unknown_sizes:
             raise Mismatch("it draws random scalars, or counts how often unknown data decides")
         if any([phase.phase != "forward" for phase in self.recorder.log.phases]):
@@ -245,7 +244,6 @@ class BlockCapture:
         return outputs
 
     def _check(self, forward: list[Event], inputs: set[int], held: set[int]) -> None:
-        """Refuse a block that touches what is not its own."""
         log = self.recorder.log
         born = _born(forward)
         local = born | inputs | held
@@ -345,7 +343,6 @@ def _divide(log: Log, first_node: int, slot_of: dict[int, int], inputs: list[int
 
 
 def _written(call: Any) -> list[int]:
-    """Numbers of the storages that a call writes in place."""
     if not writes_in_place(call.signature.op):
         return []
     return [n for n in call.outputs if n in call.inputs] or list(call.inputs[:1])

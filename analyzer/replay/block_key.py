@@ -36,12 +36,10 @@ class Contents(NamedTuple):
     tensors: list[weakref.ref[torch.Tensor]]  #: not kept alive: a forward pass may put others in their place
 
     def list_tensors(self) -> list[torch.Tensor]:
-        """The tensors that still exist."""
         return [tensor for ref in self.tensors if (tensor := ref()) is not None]
 
 
 def survey(module: nn.Module, found: dict[int, Contents]) -> Contents:
-    """The contents of a module and of all below it, by id."""
     known = found.get(id(module))
     if known is not None:
         return known
@@ -230,11 +228,9 @@ class Positions:
         return found
 
     def of(self, thing: Any) -> str | None:
-        """The place of a module, a tensor or a registry; None of anything else."""
         return self._found.get(id(thing)) if isinstance(thing, (nn.Module, torch.Tensor, dict)) else None
 
     def are_reached_from(self, value: Any) -> bool:
-        """Whether a value leads to one of them."""
         return any(list_reached(value, self._found))
 
 

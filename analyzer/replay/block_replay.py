@@ -211,7 +211,6 @@ class BlockReplay:
             self._touched.add(id(block))
 
     def _try(self, module: nn.Module, arguments: Arguments) -> _Variant:
-        """Run a block in a sandbox. Raises Mismatch where that could leave something changed."""
         shared = StateFingerprint(self.modules_in(module), own=False)
         if shared.unreadable:
             self._unreadable[self.keys[id(module)]] = shared.unreadable
@@ -262,7 +261,6 @@ class BlockReplay:
         return pytree.tree_unflatten(outputs, captured.structure)
 
     def assume(self, text: str, module: nn.Module) -> None:
-        """Say that something was taken for granted in a block, as a run of it would have said it."""
         self.recorder.mode.state.assume(text.replace(BLOCK, self.recorder.path_of(module)))
 
 

@@ -112,7 +112,6 @@ def is_free(cache: Any, index: int, layer: type) -> bool:
 
 
 def fill(cache: Any, index: int, layer: type, contents: dict[str, Any]) -> None:
-    """Do to the cache what the block would have done."""
     while len(cache.layers) <= index:
         cache.layers.append(layer())
     vars(cache.layers[index]).update(contents)

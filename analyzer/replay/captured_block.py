@@ -138,17 +138,14 @@ class CapturedBlock:
 
     @property
     def made(self) -> list[Output]:
-        """The tensors that it makes and gives."""
         return [o for o in self.outputs if isinstance(o, Output)]
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether an output has a gradient."""
         return any(o.requires_grad for o in self.made)
 
 
 def number_of(tensor: torch.Tensor) -> int:
-    """The number of the storage of a tensor of the mode's."""
     storage = tensor.untyped_storage()
     if not isinstance(storage, MetaStorage):
         raise Mismatch("a tensor with data")
@@ -169,7 +166,6 @@ class Source(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, capture: Any, make: Callable[[], list[torch.Tensor]]) -> Any:
-        """Give what ``make`` makes."""
         ctx.capture = capture
         tensors = make()
         ctx.mark_non_differentiable(*[t for t, x in zip(tensors, capture.arguments.tensors) if not x.requires_grad])
@@ -178,7 +174,6 @@ class Source(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Keep the gradients of the inputs."""
         ctx.capture.returned = list(grads)
         return None, None, None
 
@@ -237,23 +232,19 @@ class BlockSite(Pending):
         self.modules: list[int] = []  #: index in `Log.modules` of each of the record's modules
 
     def module_of(self, module: int) -> int:
-        """The index in the log of one of the record's modules."""
         below = self.source.modules[module].path
         if below == BLOCK:  # the model around it
             return 0
         return self.index_of_path[f"{self.path}.{below}" if below else self.path]
 
     def reserve(self, log: Log) -> None:
-        """Leave places in the log for what is written out later."""
         log.node_slots.extend([None] * len(self.own_rows))
         log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
 
     def count_module_calls(self) -> int:
-        """As `Pending`."""
         return sum(m.calls if m.path else max(0, m.calls - 1) for m in self.source.modules)
 
     def expand(self, log: Log) -> None:
-        """Write the rows of the block into the log, and what its modules were given."""
         numbers, source = self.numbers, self.source
         for slot in self.held:
             numbers[slot] = log.number_of_label[f"{self.path}.{numbers[slot]}"]

@@ -47,7 +47,6 @@ class ReplayedBlock:
         self.incoming: dict[int, torch.Tensor] = {}
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Play the forward pass; the tensors that it returns."""
         captured, recorder, log = self.captured, self.recorder, self.recorder.log
         segment, path = captured.segment, recorder.path_of(self.module)
         given = [number_of(tensor) for tensor in tensors]
@@ -77,7 +76,6 @@ class ReplayedBlock:
         return revive(like, claim, number, self.recorder.memory.block_of(self.slots[slot], space.stream), space)
 
     def locate(self, found: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
-        """Call, module and row of the log for those of the captured block."""
         if found is None:
             return None
         call, module, row = found
@@ -93,7 +91,6 @@ class ReplayedBlock:
 
     def backward(self, grads: tuple[torch.Tensor | None, ...],
                  holdings: list[Holding | None]) -> list[torch.Tensor | None]:
-        """Play the backward pass; the gradients of the inputs."""
         captured, site, recorder = self.captured, self.site, self.recorder
         self.awaits_backward = False
         # what autograd does with the block's result belongs to the call whose gradient is the last
@@ -139,7 +136,6 @@ class ReplayedBlock:
             return [self._give(segment, item) for item in backward.returned]
 
     def _give(self, segment: Segment, item: tuple[int, torch.Tensor, bool] | None) -> torch.Tensor | None:
-        """The gradient of an input."""
         if item is None:
             return None
         slot, like, is_view = item
@@ -184,7 +180,6 @@ class BlockFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: ReplayedBlock, gradient_token: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        """Replay the forward pass."""
         ctx.run, ctx.module = run, run.module
         made = run.forward(list(tensors))
         run.awaits_backward = True

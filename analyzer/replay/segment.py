@@ -138,11 +138,9 @@ class Segment:
 
     @property
     def births(self) -> int:
-        """How many storages are born in it."""
         return len(self.sizes)
 
     def claim_of(self, slot: int) -> torch.device:
-        """The device of a storage that was born here."""
         return self.elsewhere.get(slot) or torch.device(self._device)
 
     def stops_now(self, space: Any) -> Sequence[Mark]:
@@ -165,7 +163,6 @@ class Place(NamedTuple):
 
     @classmethod
     def at_end(cls, log: Log, step: int) -> Place:
-        """Behind all that is there."""
         return cls(step, len(log.call_slots), log.events, len(log.allocator_event_slots))
 
 
@@ -272,7 +269,6 @@ class Instance(Pending):
         self.freed: list[tuple[int, int]] = []
 
     def placed_parts(self) -> list[PlacedPart]:
-        """As `Pending`."""
         return [placed_part(self.place.call, self.place.step, self.segment, self.start, self.stop)]
 
     def events(self) -> Iterator[Event]:
@@ -286,7 +282,6 @@ class Instance(Pending):
                 yield kind, numbers[slot_of[what]] if kind in (BORN, DIED) else what
 
     def expand(self, log: Log) -> None:
-        """Write it into the log."""
         site, segment, start, stop = self.site, self.segment, self.start, self.stop
         numbers, slot_of = site.numbers, segment.slot_of
         assert segment.log is not None
@@ -297,7 +292,6 @@ class Instance(Pending):
 
 def placed_part(first_call: int, step: int, segment: Segment, start: Mark, stop: Mark,
                 find_call: Callable[[int], OpCall] | None = None) -> PlacedPart:
-    """The calls of a segment between two marks, in a log."""
     return PlacedPart(first_call, stop.call - start.call, step, segment, start.event, stop.event, find_call)
 
 

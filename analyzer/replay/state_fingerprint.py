@@ -81,13 +81,11 @@ class StateRecord:
         self.seen: set[int] = set() if seen is None else seen
 
     def add(self, other: StateRecord) -> None:
-        """Take over what another record has."""
         self.give_up(other.unreadable)
         for name in ("functions", "mappings", "sequences", "empty", "objects", "classes", "rows", "places", "tensors"):
             getattr(self, name).extend(getattr(other, name))
 
     def give_up(self, reason: str | None) -> None:
-        """Say why the state cannot be known."""
         self.unreadable = self.unreadable or reason
 
     def let_die(self, values: Collection[Any]) -> Collection[Any]:
@@ -97,11 +95,9 @@ class StateRecord:
         return [WeakTensor(value) if isinstance(value, torch.Tensor) else value for value in values]
 
     def add_places(self, holder: Any, names: Sequence[str], values: Sequence[Any]) -> None:
-        """Keep what ``holder`` has under ``names``."""
         self.places += zip(repeat(holder), names, self.let_die(values))
 
     def add_object(self, value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
-        """Keep the state of an object, which ``read`` tells and ``write`` sets."""
         self.objects.append((value, read, write, read()))
 
     def capture_module(self, module: nn.Module, own: bool) -> None:
@@ -128,7 +124,6 @@ class StateRecord:
                     self.functions += value.values()
 
     def add_mapping(self, mapping: Any) -> None:
-        """Keep what is in a dictionary, and its order."""
         self.mappings.append((mapping, tuple(mapping), self.let_die(tuple(mapping.values()))))
 
     def capture(self, value: Any) -> None:
@@ -243,7 +238,6 @@ class StateRecord:
     # ---- comparing
 
     def put_back(self) -> None:
-        """Give everything that can be compared the state that it had."""
         for _, _, restore in self.list_changes():
             restore()
 
@@ -377,7 +371,6 @@ class StateFingerprint(StateRecord):
         self.seen.clear()
 
     def change(self) -> str | None:
-        """What changed since; None where nothing did."""
         for what, _, _ in self.list_changes():
             return what
         if any([(alive := tensor()) is not None and describe_tensor_state(alive) != state

@@ -156,14 +156,12 @@ def set_value(holder: Any, name: str, value: Any) -> None:
 
 
 def refill_mapping(mapping: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:
-    """Put back what a dictionary held."""
     found = [(key, revive(value, mapping.get(key))) for key, value in zip(keys, values)]
     mapping.clear()
     mapping.update(found)
 
 
 def replace_items(container: Any, items: Any) -> None:
-    """Put back what a list or set held."""
     container.clear()
     if isinstance(items, set):
         container.update(items)
@@ -179,7 +177,6 @@ def set_values(holder: Any, names: Iterable[str], now: Iterable[Any], values: It
 
 
 def refill_of(array: Any) -> Callable[[Any], None]:
-    """Puts back the items of an array of the standard library or of numpy."""
     copy = array.copy() if hasattr(array, "copy") and not hasattr(array, "frombytes") else None
 
     def refill(old: bytes) -> None:
@@ -228,6 +225,5 @@ def watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[w
 
 
 def storage_of(tensor: torch.Tensor | None) -> MetaStorage | None:
-    """The storage of a tensor of the mode's."""
     storage = None if tensor is None or tensor.layout is not torch.strided else find_storage(tensor)
     return storage if isinstance(storage, MetaStorage) else None

@@ -70,7 +70,6 @@ class StepReplay:
         return self._closed and self._survivors == self._left.keys()
 
     def replay(self) -> None:
-        """Repeat the stretch as the recorder's present step."""
         recorder, log, space = self.recorder, self.recorder.log, self.recorder.space
         if self._live is None:
             self._live = self._compile()
@@ -177,7 +176,6 @@ class Repetition(Pending):
         self.place, self.node = Place.at_end(log, step), len(log.node_slots)
 
     def placed_parts(self) -> Iterator[PlacedPart]:
-        """As `Pending`."""
         first = self.place.call
         for part in self.parts:
             if part.kind in (CALLED, TAKEN):
@@ -186,7 +184,6 @@ class Repetition(Pending):
                 first += stop.call - start.call
 
     def expand(self, log: Log) -> None:
-        """Write it into the log, in which the step that it repeats is."""
         offset, places = self.node - self.nodes.start, range(self.node, self.node + len(self.nodes))
         parts = [part for part in self.parts if part.kind in (CALLED, TAKEN)]
         events = [part.events() for part in parts]
@@ -227,11 +224,9 @@ class ReplayedStep(EagerStep):
 
     @property
     def runs_model(self) -> bool:
-        """Whether the model runs, and is not replayed."""
         return self.replay is None
 
     def run_step(self, index: int) -> None:
-        """Run or replay one step."""
         if self.replay is not None:
             self.replay.replay()
         elif index == 0 and self.options.steps > 1:
@@ -262,7 +257,6 @@ class ReplayedStep(EagerStep):
         return replay if self.step_reason is None else None
 
     def _why_run_again(self, before: StateFingerprint) -> str | None:
-        """Why a second run of the model could differ from the one that just ended."""
         if not all(isinstance(leaf, LEAF_TYPES) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
             return "an argument is an object that its forward pass could change"
         if before.unreadable:

@@ -46,7 +46,6 @@ class Extension:
         self._segments: dict[LapKind, LapSegment] = {}
 
     def write(self) -> Log:
-        """Write the whole log. Raises Mismatch where that is found not to be possible."""
         beside = Stretch(None, REFERENCE, [])
         # of each block that was not run, what stands in lists where the reference block's storages stand
         self._others = [self.naming.names(self._storage, beside, place) for place in self.layout.skipped]
@@ -197,7 +196,6 @@ class Extension:
             self._order(what, call, stretch, here)
 
     def _order(self, what: tuple[StreamAction, int, int], call: int, stretch: Stretch, here: int | None) -> None:
-        """The program asks something of a stream."""
         action, stream, event = what
         if action is StreamAction.SWITCH:
             self.space.stream = stream

@@ -229,7 +229,6 @@ class Layout:
         return Away(origin.lap, origin.block - stretch.block, origin.place)
 
     def module(self, module: int, stretch: Stretch) -> Away | int:
-        """What a module is called in a stretch."""
         found = self.block_of_module.get(module)
         at = None if found is None else self.short.get(found[0])
         if found is None or at is None or abs(at - stretch.block) > LOOK:

@@ -68,7 +68,6 @@ class Naming:
         self._node_named = {key: index for index, key in self._named_node.items()}
 
     def start(self, stretch: Stretch, here: int, log: Log) -> None:
-        """A lap begins where ``log`` ends."""
         assert stretch.lap is not None
         key = stretch.lap, here
         self.recorded[key] = []
@@ -80,7 +79,6 @@ class Naming:
         return Names(lambda number: find(number, stretch, here))
 
     def storage(self, number: int, stretch: Stretch, here: int | None) -> int:
-        """The number of a storage."""
         layout = self.layout
         if number in layout.stand_ins:
             place, beside = layout.stand_ins[number]
@@ -105,14 +103,12 @@ class Naming:
         return self.born[origin.lap, place + origin.block - beside][origin.place]
 
     def mark(self, event: int, stretch: Stretch, here: int | None) -> int:
-        """The number of an event that was recorded on a stream."""
         name = self.layout.seen(event, self.layout.marks, stretch, self.layout.reach)
         if here is None or stretch.is_open or not isinstance(name, Away) or name.lap is None:
             return event
         return self.recorded[name.lap, here + name.distance][name.place]  # type: ignore[no-any-return]
 
     def module(self, index: int, stretch: Stretch, here: int | None) -> int:
-        """The index of a module."""
         name = self.layout.module(index, stretch)
         if here is None or stretch.is_open or not isinstance(name, Away):
             return index
@@ -120,7 +116,6 @@ class Naming:
 
     def _index(self, index: int, stretch: Stretch, here: int | None, origins: Mapping[int, Origin],
                starts: Mapping[Placed, int], others: Mapping[int, int]) -> int:
-        """Where a node, a call or a module's call of there is here."""
         origin = origins.get(index)
         if origin is None:
             return others.get(index, index)
@@ -130,7 +125,6 @@ class Naming:
         return starts[origin.lap, place] + origin.place
 
     def node(self, index: int, stretch: Stretch, here: int | None) -> int:
-        """The index of a node."""
         if index == OUTSIDE:
             return OUTSIDE
         named = self._named_node.get(index)
@@ -141,13 +135,11 @@ class Naming:
         return self._index(index, stretch, here, self.layout.nodes, self.node_at, self.nodes)
 
     def forward_call(self, index: int, stretch: Stretch, here: int | None) -> int:
-        """The index of a forward call."""
         if index in self._lap_of_call:
             return self._index(index, stretch, here, self._lap_of_call, self.call_at, self.calls)
         return self.calls[index]
 
     def module_call(self, index: int, stretch: Stretch, here: int | None) -> int:
-        """The index of a module's call."""
         return self._index(index, stretch, here, self._lap_of_module_call, self.module_call_at, self.module_calls)
 
 
@@ -255,7 +247,6 @@ class ReplayedLap(Pending):
         regions.update([(first + i, (device, slots[slot])) for i, slot, device in segment.survivors])
 
     def placed_parts(self) -> list[PlacedPart]:
-        """As `Pending`."""
         return [placed_part(self.place.call, self.place.step, self.segment, START, self.segment.end, self._find_call)]
 
     def _find_call(self, place: int) -> OpCall:
@@ -267,7 +258,6 @@ class ReplayedLap(Pending):
         return replace(call, inputs=tuple(inputs), outputs=tuple(outputs))
 
     def expand(self, log: Log) -> None:
-        """Write it into the log."""
         segment, stretch, here, naming = self.segment, self.segment.stretch, self.here, self.segment.naming
         assert stretch.lap is not None
         storages, modules, nodes, calls = (naming.names(find, stretch, here) for find in (
@@ -288,7 +278,6 @@ class ReplayedLap(Pending):
 
 
 def renamed_node(source: Log, index: int, log: Log, storages: Names, modules: Names, nodes: Names) -> LogNode:
-    """A node of ``source`` as it is in ``log``."""
     node = copy(source.node_slots[index])
     assert node is not None
     module = modules[node.module]
@@ -303,7 +292,6 @@ def renamed_node(source: Log, index: int, log: Log, storages: Names, modules: Na
 
 
 def renamed_module_call(naming: Naming, index: int, stretch: Stretch, here: int | None) -> LogModuleCall:
-    """A call of a module as it is in the log of a whole run."""
     call = naming.source.module_call_slots[index]
     assert call is not None
     parent = None if call.parent is None else naming.module_call(call.parent, stretch, here)

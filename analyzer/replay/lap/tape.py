@@ -47,7 +47,6 @@ class Chain(NamedTuple):
 
     @property
     def skipped(self) -> range:
-        """The places of blocks that are not run."""
         return range(HEAD, len(self.blocks) - TAIL)
 
 
@@ -92,7 +91,6 @@ def _compare(below: list[tuple[str, nn.Module]], block: nn.Module, unread: set[t
 
 
 def _registered(module: nn.Module) -> list[Any]:
-    """The specs of a module's parameters and buffers."""
     return [{name: _specs(tensor) for name, tensor in held.items()} for held in (module._parameters, module._buffers)]
 
 
@@ -192,7 +190,6 @@ class Tape:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Note what happens in a block."""
         recorder: Any = self.recorder
         events, originals = self.events, {name: getattr(recorder, name) for name in (
             "ordered", "kept_workspace", "start_step", "leave_module", "born", "mark_states")}
@@ -265,7 +262,6 @@ class Tape:
         return self._given(args, kwargs)
 
     def _left(self, result: Any) -> None:
-        """A block that was run gave ``result``."""
         tensors, is_tensor = tensors_in(result), isinstance(result, torch.Tensor)
         is_plain = is_tensor or isinstance(result, tuple) and all(
             x is None or isinstance(x, torch.Tensor) for x in result)
@@ -280,7 +276,6 @@ class Tape:
         return output if shape is None else tuple([None if is_none else output for is_none in shape])
 
     def _parameters_run(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parameters of blocks that are run, each with the place of its block."""
         return ((place, parameter) for place, parameters in enumerate(self._parameters)
                 if place not in self.chain.skipped for parameter in parameters)
 

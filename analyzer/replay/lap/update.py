@@ -211,7 +211,6 @@ class Insertion(NamedTuple):
     length: int
 
     def place_of(self, block: int) -> slice:
-        """Where those of a block are."""
         start = self.start + WINDOW.index(block) * self.length
         return slice(start, start + self.length)
 
@@ -288,7 +287,6 @@ def insert_specs(signature: Signature, insertion: Insertion, times: int) -> Sign
 
 
 def _specs_in(value: Any) -> list[TensorSpec]:
-    """The specs in nested lists, in order."""
     if isinstance(value, TensorSpec):
         return [value]
     if not isinstance(value, (list, tuple)):
