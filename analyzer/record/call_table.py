@@ -103,15 +103,8 @@ class CallTable(Sequence[OpCall]):
 
     def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str,
                module: int, node: int, forward: int | None, recomputed: bool) -> None:
-        numbers = self._numbers
-        if self._length > len(self.signatures):
-            self._make_places()
         self._length += 1
-        self.signatures.append(signature)
-        self._fields.extend((len(numbers), len(inputs), len(outputs), self._numbering[step, phase, recomputed], module,
-                             node, -1 if forward is None else forward))
-        numbers.extend(inputs)
-        numbers.extend(outputs)
+        self.write(self._length - 1, signature, inputs, outputs, step, phase, module, node, forward, recomputed)
 
     def leave(self, count: int) -> None:
         """Keep places for calls to be written later."""

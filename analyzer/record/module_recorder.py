@@ -17,15 +17,7 @@ from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifie
 from .memory_recorder import ROOT, MemoryRecorder
 from .options import count_samples, count_tokens, name_tensors, report_progress
 from .storage_lifetime import OUTSIDE
-from .tensor_walk import (
-    describe,
-    describe_tensors,
-    local_part,
-    partition_of,
-    parts_of_parameter,
-    tensors_in,
-    walk_modules,
-)
+from .tensor_walk import describe, describe_tensors, local_part, parts_of_parameter, tensors_in, walk_modules
 
 _PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that are nothing but themselves
 
@@ -277,7 +269,7 @@ class ModuleRecorder(MemoryRecorder):
                     parts: Iterable[tuple[str, str, torch.Tensor]] = [("", category, tensor)]
                     if tensor.layout in SPARSE_LAYOUTS:
                         parts = [("", category, part) for part in parts_of(tensor)]
-                    elif category == "parameter" and (type(tensor) not in _PLAIN or partition_of(tensor) is not None):
+                    elif category == "parameter":
                         parts = parts_of_parameter(tensor)
                     for suffix, kind, part in parts:
                         self._own(part, kind, (f"{path}.{name}" if path else name) + suffix, index)

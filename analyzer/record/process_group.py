@@ -90,10 +90,7 @@ def find_group(signature: Signature) -> ProcessGroupSpec | None:
 
 
 def communicates(signature: Signature) -> bool:
-    found: bool | None = signature.memo.get("communicates")
-    if found is None:
-        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
-    return found
+    return getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
 
 
 def takes_group(signature: Signature) -> bool:

@@ -43,7 +43,7 @@ class Recorder(ModuleRecorder):
                  walked: Sequence[tuple[str, torch.nn.Module]] | None = None, around: str = "") -> None:
         super().__init__(mode, root, claim, is_leaf, walked, around)
         self.find_leaf_impl = find_leaf_impl
-        self._call_of_sequence = SequenceIndex()
+        self.call_of_sequence = SequenceIndex()  #: the call that made an autograd node
         self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run
         self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a replayed block
         self._collective_of_sequence: dict[int, int] = {}
@@ -126,7 +126,7 @@ class Recorder(ModuleRecorder):
             # which has no gradient: a saved-tensor hook calls it
             if sequence != self._last_sequence and signature.op is not _DETACH:
                 # others than the last are nodes around this call, as those of nested checkpoints
-                self._call_of_sequence.add(self._last_sequence, sequence - 1, index)
+                self.call_of_sequence.add(self._last_sequence, sequence - 1, index)
                 self._last_sequence = sequence
                 made_grad = True
             if communicates(signature):
@@ -217,7 +217,7 @@ class Recorder(ModuleRecorder):
     def _node_run_again(self, index: int) -> int:
         """The node of the forward pass that the recomputed call at ``index`` is for."""
         backward = current_backward_node()
-        forward = None if backward is None else self._call_of_sequence.get(backward[0])
+        forward = None if backward is None else self.call_of_sequence.get(backward[0])
         return OUTSIDE if forward is None or forward >= index else self.place_of_call(forward)[1]
 
     def _forward_of_gradient(self, module: int, communicates: bool) -> tuple[int | None, int, int]:
@@ -234,7 +234,7 @@ class Recorder(ModuleRecorder):
         # collective.
         forward = self._collective_of_sequence.get(sequence) if communicates else None
         if forward is None:
-            forward = self._call_of_sequence.get(sequence)
+            forward = self.call_of_sequence.get(sequence)
         if forward is None:
             return None, module, OUTSIDE
         return forward, *self.place_of_call(forward)
@@ -264,16 +264,13 @@ class Recorder(ModuleRecorder):
         """Whether autograd nodes were made since the last call: they count to the next one."""
         return next_sequence_number() != self._last_sequence
 
-    def call_of_sequence(self, sequence: int) -> int | None:
-        return self._call_of_sequence.get(sequence)
-
     def let_stand(self, sequence: int, stands_for: tuple[int, int, int] | None) -> None:
         """An autograd node stands for a call (its index, module and node) from now on; None: for none that is known."""
         if stands_for is None:
             self._hooked.add(sequence)
             return
         self._hooked.discard(sequence)
-        self._call_of_sequence[sequence] = stands_for[0]
+        self.call_of_sequence[sequence] = stands_for[0]
         self._place_of_call[stands_for[0]] = stands_for[1:]
 
     # ---- memory that is not there

@@ -137,7 +137,7 @@ class BlockCapture:
             (tuple(o.like.shape), o.like.stride(), o.like.dtype, ALONE) if i < structure.num_leaves else None
             for i, o in enumerate(outputs) if isinstance(o, Output) and o.requires_grad)
         ends = [x for x, o in zip(out_leaves, outputs) if isinstance(o, Output) and o.requires_grad]
-        if len(ends) == 1 and (of := recorder.call_of_sequence(ends[0].grad_fn._sequence_nr())) is not None:
+        if len(ends) == 1 and (of := recorder.call_of_sequence.get(ends[0].grad_fn._sequence_nr())) is not None:
             captured.begins_at = of, log.calls[of].module, log.calls[of].node
         del out_leaves
         return self._capture_backward(captured, ends, before, forward, state)

@@ -20,7 +20,7 @@ from analyzer.record.tensor_walk import REGISTRIES, walk_modules
 
 from .cache_slot import CacheLike
 from .match import Mismatch
-from .state_value import list_reached, tensor_attributes
+from .state_value import MISSING, list_reached, tensor_attributes
 
 # What is in a block, and what its arguments tell of it.
 
@@ -158,10 +158,10 @@ class ReadValues:
                     value = module.__dict__[n]
                     # a tensor that is not registered is like no other, and is not kept alive
                     self.values.append((i, n, object() if isinstance(value, torch.Tensor) else value))
-                elif isinstance(inspect.getattr_static(type(module), n, _MISSING), _FIXED):
+                elif isinstance(inspect.getattr_static(type(module), n, MISSING), _FIXED):
                     self.fixed.append((i, n))
                 else:
-                    self.computed.append((i, n, getattr(module, n, _MISSING)))
+                    self.computed.append((i, n, getattr(module, n, MISSING)))
         inside: set[int] = set()  # the ids of modules and of what they register
         for module in modules.values():
             held = module.__dict__
@@ -193,18 +193,17 @@ class ReadValues:
             return False
         where, leads_inside = Positions(other), self.leads_inside
         for i, name, mine in self.values:
-            theirs = contents[i].get(name, _MISSING)
+            theirs = contents[i].get(name, MISSING)
             is_empty = type(mine) in CONTAINERS and type(mine) is type(theirs) and not mine and not theirs
             if not (is_empty or mine is theirs and not leads_inside or _same(mine, theirs, self.positions, where)):
                 return False
         for i, name, mine in self.computed:
-            theirs = getattr(its[i], name, _MISSING)
+            theirs = getattr(its[i], name, MISSING)
             if not (mine is theirs and not leads_inside or _same(mine, theirs, self.positions, where)):
                 return False
         return True
 
 
-_MISSING: Any = object()
 CONTAINERS = (dict, OrderedDict, list, tuple, set)
 
 
@@ -215,7 +214,7 @@ class Positions:
         self.root = root
 
     @functools.cached_property
-    def _found(self) -> dict[int, str]:
+    def found(self) -> dict[int, str]:
         found: dict[int, str] = {}
         for path, module in walk_modules(self.root):
             found[id(module)] = path
@@ -228,15 +227,12 @@ class Positions:
         return found
 
     def of(self, thing: Any) -> str | None:
-        return self._found.get(id(thing)) if isinstance(thing, (nn.Module, torch.Tensor, dict)) else None
-
-    def are_reached_from(self, value: Any) -> bool:
-        return any(list_reached(value, self._found))
+        return self.found.get(id(thing)) if isinstance(thing, (nn.Module, torch.Tensor, dict)) else None
 
 
 def _same(a: Any, b: Any, where_a: Positions, where_b: Positions) -> bool:
     if a is b:  # what leads into one block is something else in the other
-        return not where_a.are_reached_from(a)
+        return not any(list_reached(a, where_a.found))
     place = where_a.of(a)
     if place is not None:
         return place == where_b.of(b)

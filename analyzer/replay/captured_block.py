@@ -237,10 +237,6 @@ class BlockSite(Pending):
             return 0
         return self.index_of_path[f"{self.path}.{below}" if below else self.path]
 
-    def reserve(self, log: Log) -> None:
-        log.node_slots.extend([None] * len(self.own_rows))
-        log.module_call_slots.extend([None] * (len(self.source.module_call_slots) - 1))
-
     def count_module_calls(self) -> int:
         return sum(m.calls if m.path else max(0, m.calls - 1) for m in self.source.modules)
 

@@ -57,7 +57,8 @@ class ReplayedBlock:
         self.slots = [None] * len(numbers)
         log.pending.append(site)
         self.instances = replay(recorder, segment, site, self.slots, self._let_go)
-        site.reserve(log)
+        log.node_slots.extend([None] * len(captured.rows))
+        log.module_call_slots.extend([None] * (len(captured.log.module_call_slots) - 1))
         for slot, row in captured.writers:
             number = site.numbers[slot]
             recorder.producers[number if isinstance(number, int) else log.number_of_label[f"{path}.{number}"]] = (

@@ -90,6 +90,7 @@ class Segment:
                 self.allocator_event_counts.append(self.allocator_event_counts[-1] + recorded)
         self.end = Mark(len(self.events), len(self.instructions), calls, len(self.sizes))
         self.always_stops = [s for s in self.stops if s.slot >= 0]
+        self.births = len(self.sizes)
 
     def _stop_for_library(self, signature: Any, at: Mark) -> None:
         if needs := library_needs(signature):
@@ -135,10 +136,6 @@ class Segment:
     def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
         """The table with the calls among the events from ``start`` to ``stop``, and where they are in it."""
         return (self.log or into).call_slots, [what for kind, what in self.events[start:stop] if kind == CALLED]
-
-    @property
-    def births(self) -> int:
-        return len(self.sizes)
 
     def claim_of(self, slot: int) -> torch.device:
         return self.elsewhere.get(slot) or torch.device(self._device)

@@ -9,16 +9,7 @@ import random
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    MutableMapping,
-    MutableSequence,
-    MutableSet,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
 from functools import _lru_cache_wrapper, partial
 from itertools import repeat
 from operator import is_
@@ -67,7 +58,7 @@ class StateRecord:
         self.unreadable: str | None = None  #: what can be neither compared nor put back
         self.keeps = keeps
         self.functions: list[Any] = []  #: what modules hold that is called
-        self.mappings: list[tuple[Any, tuple[Any, ...], Collection[Any]]] = []
+        self.mappings: list[tuple[Any, tuple[Any, ...], Sequence[Any]]] = []
         self.sequences: list[tuple[Any, Any]] = []
         self.empty: list[Any] = []  #: containers without items
         #: what reads the state of an object, what sets it, and what it was
@@ -88,7 +79,7 @@ class StateRecord:
     def give_up(self, reason: str | None) -> None:
         self.unreadable = self.unreadable or reason
 
-    def let_die(self, values: Collection[Any]) -> Collection[Any]:
+    def let_die(self, values: Sequence[Any]) -> Sequence[Any]:
         """The same values, tensors by weak references unless they are kept."""
         if self.keeps or not any(map(isinstance, values, repeat(torch.Tensor))):
             return values
@@ -165,10 +156,10 @@ class StateRecord:
         attributes = function.__dict__
         if not is_stateless(function):
             self.add_mapping(attributes)
-        cells = [(cell, look_up(cell, "")) for cell in function.__closure__ or ()]
-        for cell, inner in cells:
-            self.add_places(cell, ("", ), (inner, ))
-        return [*(function.__defaults__ or ()), *(inner for _, inner in cells),
+        cells = function.__closure__ or ()
+        for cell in cells:
+            self.add_places(cell, ("", ), (look_up(cell, ""), ))
+        return [*(function.__defaults__ or ()), *(look_up(cell, "") for cell in cells),
                 *(function.__kwdefaults__ or {}).values(), *attributes.values()]
 
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
@@ -300,11 +291,7 @@ class CodeRecord(StateRecord):
         if reachable.reads_environment:
             self.add_object(os.environ, os.environ.copy, refill_environment)
         self.classes += [(cls, vars(cls), frozenset(vars(cls))) for cls in reachable.classes]
-        self._capture_classes(reachable.classes)
-        self._capture_places(reachable.places)
-
-    def _capture_classes(self, classes: Iterable[type]) -> None:
-        for cls in classes:
+        for cls in reachable.classes:
             contents = vars(cls)
             names = [name for name in contents if name[:2] != "__"]
             found = [contents[name] for name in names]
@@ -312,6 +299,7 @@ class CodeRecord(StateRecord):
             for name, value in zip(names, found):
                 if type(value) not in _NOT_CAPTURED and not isinstance(value, _METHODS):
                     self._capture_reached(name, value)
+        self._capture_places(reachable.places)
 
     def _capture_places(self, places: Sequence[tuple[Any, str]]) -> None:
         rows: dict[int, tuple[Any, Any, list[str], list[Any]]] = {}  # what is in one namespace is compared together

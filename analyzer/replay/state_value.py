@@ -9,16 +9,7 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import (
-    Callable,
-    Container,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    MutableSequence,
-    MutableSet,
-)
+from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
@@ -188,7 +179,7 @@ def refill_of(array: Any) -> Callable[[Any], None]:
     return refill
 
 
-def find_added(contents: Mapping[str, Any], names: frozenset[str]) -> set[str]:
+def find_added(contents: Iterable[str], names: frozenset[str]) -> set[str]:
     """Attributes that a class has besides ``names`` and the watch of its reads."""
     return set(contents) - names - {"__getattribute__"}
 

@@ -24,7 +24,7 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, H
 from .block_key import LEAF_TYPES
 from .captured_block import number_of
 from .match import USES_STREAMS
-from .segment import START, EventWriter, Mark, Place, Segment, placed_part, play
+from .segment import START, EventWriter, Mark, Names, Place, Segment, placed_part, play
 from .state_fingerprint import StateFingerprint
 
 
@@ -188,7 +188,8 @@ class Repetition(Pending):
         parts = [part for part in self.parts if part.kind in (CALLED, TAKEN)]
         events = [part.events() for part in parts]
         every = list(itertools.chain.from_iterable(events))
-        names = _Renumbered(zip([what for kind, what in every if kind == BORN], itertools.count(self.first_number)))
+        names = Names(lambda number: number)  # what was there before keeps its own
+        names.update(zip([what for kind, what in every if kind == BORN], itertools.count(self.first_number)))
         first_call = next((what for kind, what in every if kind == CALLED), 0)
         writer = EventWriter(log, log, self.place, names, range(len(log.modules)),
                              {OUTSIDE: OUTSIDE, **dict(zip(self.nodes, places))},
@@ -203,13 +204,6 @@ class Repetition(Pending):
                 node, name="", outputs=tuple([(names[n], spec) for n, spec in node.outputs]),
                 inputs=tuple([i + offset for i in node.inputs]), reads=tuple([names[n] for n in node.reads]),
                 step=self.place.step)
-
-
-class _Renumbered(dict[int, int]):
-    """Numbers of storages of a repetition; what was there before keeps its own."""
-
-    def __missing__(self, number: int) -> int:
-        return number
 
 
 # A training or inference step whose model runs once, where a later run would do the same.

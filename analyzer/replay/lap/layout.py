@@ -66,7 +66,12 @@ class Layout:
         #: calls on lists of all blocks' tensors, by index, and where those of blocks that were not run belong
         self.insertions: dict[int, Insertion] = {}
         if not tape.stands_in:
-            self._cut_updates(tape.states)
+            owners = {number: at for known in (self.gradients, tape.states, {n: own[0] for n, own in self.own.items()})
+                      for number, place in known.items() if (at := self.short.get(place)) is not None}
+            self.stretches = cut_updates(self.stretches, owners, log.call_slots)
+            self.insertions.update(
+                (what, found) for stretch in self.stretches if stretch.lap is None for kind, what in stretch.events
+                if kind == CALLED and (found := find_insertion(log.call_slots[what], owners)) is not None)
         self.stretches = cut_releases(self.stretches)
         self._trace()
         if any(self._outlives(number) for number in tape.returned):
@@ -175,16 +180,6 @@ class Layout:
         assert stretch.lap is not None
         is_own = stretch.lap[1] == call.step and stretch.block == self.short.get(found[0])
         return (stretch.lap[2], stretch.block) if is_own else None
-
-    def _cut_updates(self, states: dict[int, int]) -> None:
-        """Stretches of what is done to each block's parameters behind the last backward pass of a step."""
-        owners = {number: at for known in (self.gradients, states, {n: own[0] for n, own in self.own.items()})
-                  for number, place in known.items() if (at := self.short.get(place)) is not None}
-        self.stretches = cut_updates(self.stretches, owners, self.log.call_slots)
-        for stretch in self.stretches:
-            for kind, what in stretch.events if stretch.lap is None else ():
-                if kind == CALLED and (found := find_insertion(self.log.call_slots[what], owners)) is not None:
-                    self.insertions[what] = found
 
     # ---- what is from where
 

@@ -259,7 +259,11 @@ class Tape:
             return NotImplemented
         for cache, slot in self.filled:
             fill_as(cache, slot, slot + place - REFERENCE)
-        return self._given(args, kwargs)
+        output = None if self._output is None else self._output[0]()
+        if output is None or not any(t is output for t in tensors_in((args, kwargs))):
+            raise Mismatch("a block is not given what the one before it gave")
+        shape = self._output[1]
+        return output if shape is None else tuple([None if is_none else output for is_none in shape])
 
     def _left(self, result: Any) -> None:
         tensors, is_tensor = tensors_in(result), isinstance(result, torch.Tensor)
@@ -267,13 +271,6 @@ class Tape:
             x is None or isinstance(x, torch.Tensor) for x in result)
         self._output = None if len(tensors) != 1 or not is_plain else (
             weakref.ref(tensors[0]), None if is_tensor else [x is None for x in result])
-
-    def _given(self, args: Any, kwargs: Any) -> Any:
-        output = None if self._output is None else self._output[0]()
-        if output is None or not any(t is output for t in tensors_in((args, kwargs))):
-            raise Mismatch("a block is not given what the one before it gave")
-        shape = self._output[1]
-        return output if shape is None else tuple([None if is_none else output for is_none in shape])
 
     def _parameters_run(self) -> Iterator[tuple[int, torch.Tensor]]:
         return ((place, parameter) for place, parameters in enumerate(self._parameters)
