@@ -32,9 +32,7 @@ class OpCall:
 
 
 class SequenceIndex:
-    """A mapping from sequence numbers of autograd nodes to indices of calls: numbers follow one another, so it is an
-    array.
-    """
+    """The call of each autograd node, by its sequence number: these follow one another, so it is an array."""
 
     __slots__ = ("_first", "_calls")
 
@@ -80,10 +78,7 @@ _FIELDS = 7
 
 
 class CallTable(Sequence[OpCall]):
-    """A list of `OpCall`, each of which is made when it is read.
-
-    `leave` keeps places for calls that are written later; until then they are no calls, and iteration passes over them.
-    """
+    """A list of `OpCall`, made when they are read. `leave` keeps places; until they are written they are no calls."""
 
     def __init__(self) -> None:
         self.signatures: list[Signature | None] = []

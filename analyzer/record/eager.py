@@ -163,9 +163,7 @@ class EagerStep:
         del output
 
     def _look_for_gradient(self, output: Any) -> None:
-        """Raise GradientFound where the loss, or without a loss function any output, has a gradient, and InputError
-        where no output could have one.
-        """
+        """Raise GradientFound where the loss or an output has a gradient, InputError where none could."""
         if self.loss_fn is not default_loss:
             self.recorder.forward_returned(output)
             output = self.recorder.compute_loss(self.loss_fn, output)

@@ -79,9 +79,7 @@ def leave_out_evaluation(log: Log, runs: Sequence[OuterRun]) -> list[OuterRun]:
 
 
 class _Flow:
-    """What of a log leads to an update. Operator calls of one outer run are a unit, others are each one of their own;
-    a unit goes by its first call.
-    """
+    """What of a log leads to an update, by units: an outer run, by its first call, or a call of its own."""
 
     def __init__(self, log: Log, runs: Sequence[OuterRun]) -> None:
         self.calls, self.storages = log.calls, log.storages

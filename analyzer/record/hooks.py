@@ -141,9 +141,7 @@ hold_over_forks(_simulated.lock)
 
 
 def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., None], Callable[..., Any]]:
-    """What is done before and after every optimizer's step: each has a ``step`` of its own class; and what a step calls
-    in place of a closure, which is a forward and a backward pass.
-    """
+    """What is done before and after every optimizer's step, and what a step calls in place of a closure."""
     interrupted: list[str] = []
 
     def before(optimizer: Any) -> None:

@@ -25,10 +25,7 @@ ROOT = 0  #: the root's index in `Log.modules`
 
 
 class MemoryRecorder:
-    """The part of a `Recorder` that hears of memory: where in the run it is, and what storages live there.
-
-    ``claim`` is the device whose memory is watched.
-    """
+    """The part of a `Recorder` that hears of memory, of the device ``claim``: where the run is, what storages live."""
 
     undecided: Collection[str] = ("",)  #: categories that are kept until more is known of a storage
 
@@ -210,9 +207,7 @@ class MemoryRecorder:
                     lifetime.spec = describe(tensor) if category == "input" else None
 
     def mark_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the storages of an optimizer's states into their category, also where it keeps them in one inside it, as
-        `ZeroRedundancyOptimizer` does.
-        """
+        """Mark an optimizer's states, also those of one inside it, as `ZeroRedundancyOptimizer` has."""
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
             self.mark(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state",
                       undecided=(*self.undecided, BUILT))

@@ -55,9 +55,7 @@ class ModuleRecorder(MemoryRecorder):
     # ---- steps
 
     def start_step(self, step: int, placeholders: bool = True) -> None:
-        """Another step begins: its nodes are named afresh, the first of them the inputs (unless the driver has its
-        own).
-        """
+        """Another step begins: its first nodes are the inputs, unless the driver has its own."""
         self.end()
         self.check()
         self.step, self.log.steps = step, step + 1
@@ -110,9 +108,7 @@ class ModuleRecorder(MemoryRecorder):
         return len(nodes) - 1
 
     def source_line(self) -> str | None:
-        """The model's line of code that runs, `CALLER` where that is the one which called what is recorded; None where
-        no module runs.
-        """
+        """The model's line that runs; `CALLER` where that one called what is recorded; None where no module runs."""
         line = user_line() if self._stack else None
         return CALLER if line is not None and line == self.called_from else line
 
@@ -252,9 +248,7 @@ class ModuleRecorder(MemoryRecorder):
         self._parameter_owner.setdefault(id(variable), self._module_index[id(module)])
 
     def own_parameters(self, root: torch.nn.Module) -> None:
-        """Mark the storages of the parameters and buffers of the model or of a module of it (they must be the mode's
-        own by now).
-        """
+        """Mark the parameters and buffers of the model or of a module of it, which are the mode's own by now."""
         self.own_parameters_of([module for _, module in walk_modules(root)])
 
     def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:

@@ -1,6 +1,4 @@
-"""The process group of a collective as plain data, read while the group is there: the only file that reads what torch's
-process groups and meshes are.
-"""
+"""The process group of a collective as plain data, read while it is there: no other file reads torch's groups."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -134,9 +132,7 @@ _described: WeakKeyDictionary[Any, ProcessGroupSpec] = WeakKeyDictionary()
 
 
 def list_mesh_dimensions(tensors: Iterable[Any]) -> Iterator[tuple[str, int, str]]:
-    """Of the meshes that distributed tensors lie on, and the meshes that these are parts of: the name of each named
-    dimension, its size, and torch's name of its group.
-    """
+    """Of meshes of distributed tensors, and those around them: each named dimension, its size, its group's name."""
     seen: dict[int, Any] = {}
     for tensor in tensors:
         mesh = getattr(tensor, "device_mesh", None)

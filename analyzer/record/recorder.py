@@ -151,9 +151,7 @@ class Recorder(ModuleRecorder):
                 lifetime.requires_grad = made_grad
 
     def _note_group(self, signature: Signature, module: int | None, node: int) -> None:
-        """Read the process group of a call while it is there, and keep the node at which a wrapper communicates for a
-        ``module`` in forward: what it does in backward is there too.
-        """
+        """Read a call's process group while it is there, and keep the node where a wrapper of ``module`` gathers."""
         if not takes_group(signature):
             return
         if module is not None:
@@ -166,9 +164,7 @@ class Recorder(ModuleRecorder):
         return len(self.log.call_slots)
 
     def repeat_calls(self, begin: int, end: int) -> None:
-        """Log the calls from ``begin`` to ``end`` again, of no node, on the storages that they had; what was on the
-        stream of the first is on the current one.
-        """
+        """Log calls again, of no node, on their storages; the stream of the first is now the current one."""
         slots = self.log.call_slots
         if self.log.streams:
             self.log.streams.repeat(begin, end, len(slots))

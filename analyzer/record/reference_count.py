@@ -72,9 +72,7 @@ ALONE, ALONE_VIEW, SHARED = Holding
 
 
 def find_holdings(gradients: tuple[torch.Tensor | None, ...]) -> list[Holding | None]:
-    """Who holds each of the gradients that ``Function.backward`` was given, views of it or what it is a view of. To be
-    asked there, of the tuple of its arguments.
-    """
+    """Who holds each of the gradients that ``Function.backward`` was given; to be asked there, of that tuple."""
     return [None if counts is None else _counts_of.get(counts, SHARED) for counts in _count(gradients)]
 
 

@@ -144,9 +144,7 @@ class ScriptRecorder(Recorder):
             self.begin("forward")
 
     def _follow_device(self) -> None:
-        """Watch the device that the script is on, where it has nothing on the one of its rank: a launcher may show each
-        process one device alone.
-        """
+        """Watch the device that the script is on: a launcher may show each process one device alone."""
         own, used = self.log.device, {index: a.allocated_bytes for index, a in self.space.allocators.items()
                                       if a.allocated_bytes}
         if self.memory is self.space.host or self.memory.allocated_bytes or not used:

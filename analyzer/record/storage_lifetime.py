@@ -50,9 +50,7 @@ AllocatorEvent = tuple[str, int, int, int]
 
 
 class AllocatorEventTable(Sequence[AllocatorEvent]):
-    """A list of `AllocatorEvent`, each of which is made when it is read. `leave` keeps places for events that are
-    written later.
-    """
+    """A list of `AllocatorEvent`, made when they are read. `leave` keeps places for events that are written later."""
 
     def __init__(self) -> None:
         # places beyond the columns are made when one of them, or one behind them, is written
@@ -136,9 +134,7 @@ class StreamOrder:
         return self.marks[first:stop]
 
     def repeat(self, begin: int, end: int, at: int) -> None:
-        """Make the requests before the calls from ``begin`` to ``end`` again, before those from ``at`` on. What was on
-        the stream of the first call is on the current one now.
-        """
+        """Make requests again, before the calls from ``at`` on; the stream of the first is now the current one."""
         names = {self.stream_at(begin): (here := self.stream_at(at))}
         for call, action, stream, event in self.marks_in(begin, end):
             self.write(call - begin + at, action, names.get(stream, stream), event)

@@ -61,9 +61,7 @@ class BlockCapture:
         self.contents: list[Watched] = []
 
     def run(self) -> CapturedBlock:
-        """What the block does, with its backward pass where gradients are wanted. Raises Mismatch where it cannot be
-        replayed.
-        """
+        """What the block does, with its backward pass where it trains. Raises Mismatch where it has to be run."""
         main_state = self.main.mode.state
         mode = MetaTensorMode(main_state.options, adopted_device=main_state.adopted_device)
         with mode, self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):

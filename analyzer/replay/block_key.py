@@ -72,9 +72,7 @@ def flatten_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[li
 
 
 def input_key(leaves: list[Any]) -> Hashable:
-    """What of the arguments decides a block's record. Raises Mismatch where an argument is more than a tensor or a
-    plain value.
-    """
+    """What of the arguments decides a block's record. Raises Mismatch for more than tensors and plain values."""
     key: list[Any] = []
     groups: dict[int, int] = {}
     for x in leaves:
@@ -180,9 +178,7 @@ class ReadValues:
                     self.outside = self.outside or (None if is_inside else name)
 
     def hold_for(self, other: nn.Module, its: Sequence[nn.Module]) -> bool:
-        """Whether ``other``, of the same structure, would have given the same values; ``its`` are the modules in it,
-        itself first.
-        """
+        """Whether ``other``, of the same structure, with the modules ``its``, would have given the same values."""
         if other is self.root:
             return True
         if len(its) != self.count:

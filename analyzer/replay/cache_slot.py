@@ -26,9 +26,7 @@ class CacheLike(NamedTuple):
 
 
 class Index:
-    """An integer attribute of a block that may be the index of its slot; ``used`` once anything but a cache asked for
-    its value.
-    """
+    """An integer that may be the index of a block's slot; ``used`` once anything but a cache asked for its value."""
 
     def __init__(self, value: int) -> None:
         self.value, self.used = value, False
@@ -55,9 +53,7 @@ for _name in (
 
 
 class CaptureCache:
-    """What a block's capture gets for a cache: it takes the keys and values of one slot, and nothing else can be done
-    with it.
-    """
+    """What a block's capture gets for a cache: it takes the keys and values of one slot, and does nothing else."""
 
     def __init__(self, like: CacheLike) -> None:
         self._like = like
@@ -83,9 +79,7 @@ class CaptureCache:
 
 
 class Slot(NamedTuple):
-    """What a block does to a cache: which argument it is, which attribute of which of its modules is the index, and
-    what the slot then has.
-    """
+    """What a block does to a cache: which argument it is, the index (module, attribute), what the slot then has."""
 
     argument: int
     module: int

@@ -53,9 +53,7 @@ class InputLike:
 
 
 class Arguments:
-    """The arguments of a block's call, without its tensors; ``indices`` are attributes (path, name) that may be no more
-    than the index of a cache slot.
-    """
+    """A call's arguments, without tensors; ``indices`` (path, name) may be no more than the index of a cache slot."""
 
     def __init__(self, leaves: list[Any], structure: pytree.TreeSpec, indices: list[tuple[str, str]]) -> None:
         self.structure, self.indices, self.trains = structure, indices, torch.is_grad_enabled()
@@ -107,9 +105,7 @@ class CapturedBackward:
 
 @dataclass
 class CapturedBlock:
-    """What a block does. Slots number its storages: inputs, what it holds, what its forward pass makes, then those of a
-    backward pass.
-    """
+    """What a block does. Slots number its storages: inputs, held ones, those of its forward and backward passes."""
 
     log: Log
     segment: Segment               #: of the forward pass
@@ -183,9 +179,7 @@ class Sink(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, capture: Any, *outputs: torch.Tensor) -> torch.Tensor:
-        """Give a tensor whose backward pass starts the block's; it is where a loss would be, for autograd's nodes make
-        tensors there.
-        """
+        """Give a tensor that stands for a loss: autograd's nodes make tensors on its device."""
         ctx.capture = capture
         return active_state().call_on(capture.claim, torch.empty, 0)  # type: ignore[no-any-return]
 

@@ -1,6 +1,4 @@
-"""Which functions the code of modules may call, and where these find what may change: globals, closures, defaults and
-class attributes.
-"""
+"""Which functions code may call, and where these find what may change: globals, closures, defaults, attributes."""
 from __future__ import annotations
 
 import dis
@@ -177,9 +175,7 @@ class CodeSearch:
 
     def _look_into(self, namespace: dict[str, Any], named: frozenset[str], attributes: frozenset[str],
                    stored: frozenset[str]) -> None:
-        """Follow the values of names in a module, and of attributes in the modules that these are; ``stored`` are those
-        names that code sets, which it may add.
-        """
+        """Follow what names mean in a module, and in modules that it holds; those ``stored`` may be added."""
         for name in (named & namespace.keys()) | (named & stored):
             value = namespace.get(name)
             is_module = isinstance(value, ModuleType)  # in which other code names other attributes

@@ -31,9 +31,7 @@ def gradient_token() -> torch.Tensor:
 
 
 class ReplayedBlock:
-    """One block replayed: the numbers and places of its storages, from its forward to its backward pass; ``owner`` is
-    the `BlockReplay` that decided so.
-    """
+    """One block replayed by a `BlockReplay`, its ``owner``: its storages, from its forward to its backward pass."""
 
     def __init__(self, owner: Any, captured: CapturedBlock, module: nn.Module) -> None:
         self.owner, self.captured, self.module = owner, captured, module

@@ -21,9 +21,7 @@ from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, TAKEN, Ev
 
 
 class Mark(NamedTuple):
-    """A place in a segment: how many events, instructions, calls and births come before it, and why replaying may have
-    to stop there.
-    """
+    """A place in a segment: what comes before it, and why replaying may have to stop there."""
 
     event: int
     instruction: int
@@ -125,9 +123,7 @@ class Segment:
         return 2 * sum(1 for b in blocks if b)
 
     def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, StorageLifetime], int]]:
-        """One call of each kind among the events from ``start`` to ``stop``, the storages it speaks of, and how many
-        there are.
-        """
+        """One call of each kind among the events from ``start`` to ``stop``, its storages, and how many there are."""
         log = self.log or into
         if (start, stop) not in self._tallies:
             self._tallies[start, stop] = log.count_alike(self.places(start, stop, into)[1])
@@ -294,9 +290,7 @@ def placed_part(first_call: int, step: int, segment: Segment, start: Mark, stop:
 
 def replay(recorder: Recorder, segment: Segment, site: Any, slots: list[Any],
            outside: Callable[[int], None]) -> list[Instance]:
-    """Replay ``segment`` on the memory of a recorder and into its log; where a storage dies that others may hold,
-    ``outside`` lets go of it.
-    """
+    """Replay into a recorder's memory and log; ``outside`` lets go of a storage that others may hold."""
     instances: list[Instance] = []
     start = START
     for stop in (*segment.stops_now(recorder.space), segment.end):
@@ -317,9 +311,7 @@ def replay(recorder: Recorder, segment: Segment, site: Any, slots: list[Any],
 
 
 def play(recorder: MemoryRecorder, segment: Segment, start: Mark, stop: Mark, slots: list[Any]) -> Placements:
-    """Let the watched memory repeat what lies between two marks of a segment. The log's counts and peak follow, and its
-    calls get places in it.
-    """
+    """Let the watched memory repeat a part of a segment; the log's counts and peak follow, its calls get places."""
     log, space = recorder.log, recorder.space
     placements = Placements(log.peak_bytes)
 

@@ -29,9 +29,7 @@ from .state_fingerprint import StateFingerprint
 
 
 class StepReplay:
-    """The events of one recorded stretch, which can be replayed. Storages that were there before keep their numbers;
-    those born in the stretch get new ones.
-    """
+    """The events of a recorded stretch, to be replayed: older storages keep their numbers, born ones get new ones."""
 
     def __init__(self, recorder: Recorder, events: list[Event], first_node: int) -> None:
         self.recorder, self.events = recorder, events
@@ -110,9 +108,7 @@ class StepReplay:
                 parameter.grad = revive(like, claim, numbers[number], block, space)
 
     def _compile(self) -> Segment:
-        """Make the parts that the allocator can replay: stretches of live events, whose segment this gives, and blocks
-        that were replayed.
-        """
+        """Make the parts to replay: live events, whose segment this gives, and blocks that were replayed."""
         slot_of = self._slot_of
         elsewhere: dict[int, torch.device] = {}
         count = sum([kind == BORN for kind, _ in self.events])  # the slots of what is born live come first
@@ -209,9 +205,7 @@ class Repetition(Pending):
 # A training or inference step whose model runs once, where a later run would do the same.
 
 class ReplayedStep(EagerStep):
-    """A step of the built-in kind, with ``set_to_none``. Its model runs once where a later run would do the same; its
-    optimizer runs in each step.
-    """
+    """A step with ``set_to_none`` whose model runs once where a later run would do the same; its optimizer always."""
 
     step_reason: str | None = None  #: why steps after the first are run
     replay: StepReplay | None = None

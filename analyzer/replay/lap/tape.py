@@ -279,9 +279,7 @@ class Tape:
     # ---- gradients of blocks that are not run
 
     def _complete_gradients(self) -> None:
-        """Note whose gradients there are; where they are to stand in for others, make those of blocks that were not
-        run.
-        """
+        """Note whose gradients there are; make those of blocks that were not run where they stand in."""
         recorder: Any = self.recorder
         for place, parameter in self._parameters_run():
             if parameter.grad is not None and (number := self._number(parameter.grad)) is not None:

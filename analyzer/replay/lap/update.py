@@ -216,9 +216,7 @@ class Insertion(NamedTuple):
 
 
 def find_insertion(call: OpCall, owners: Mapping[int, int]) -> Insertion | None:
-    """Where a call's lists hold tensors of blocks; None where they hold none. Raises UpdateMismatch where they are in
-    another order.
-    """
+    """Where lists hold blocks' tensors, None where nowhere. Raises UpdateMismatch where their order is another."""
     if length_of_lists(call.signature) <= 1:
         return None
     blocks: list[int | None] = []
@@ -270,9 +268,7 @@ _MOST_DERIVED = 16  # of one signature: those of lists of a thousand tensors tak
 
 
 def insert_specs(signature: Signature, insertion: Insertion, times: int) -> Signature:
-    """A signature with the specs of so many more blocks in its lists, which runs of the same optimizer share: with it
-    what profilers note in it.
-    """
+    """A signature with so many more blocks' specs, shared with what profilers note in it by an optimizer's runs."""
     place, derived = insertion.place_of(REFERENCE), signature.memo.setdefault("derived", {})
     key = place.start, place.stop, times
     if key not in derived:
