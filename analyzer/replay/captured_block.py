@@ -248,21 +248,18 @@ class BlockSite(Pending):
         for i, call in enumerate(source.module_calls[1:], before + 1):  # the first is the root's own
             parent = self.running_call if not call.parent else before + call.parent
             log.module_call_slots[i] = LogModuleCall(self.modules[call.module], parent, call.inputs, call.outputs)
+        slot_of = self.slot_of
         for row in self.own_rows:
-            log.node_slots[self.rows[row]] = self._node(row)
-
-    def _node(self, row: int) -> LogNode:
-        slot_of, numbers = self.slot_of, self.numbers
-        node = self.source.node_slots[row]
-        assert node is not None
-        target, base = node.target, node.base
-        if node.op == "call_module":  # "" is a module made in the forward pass: it runs for the block
-            target = f"{self.path}.{target}" if target else self.path
-            base = identifier(target)
-        producers = [self.producers[j] if j in self.producers else self.rows[j] for j in node.inputs]
-        return LogNode(
-            node.op, "", target, self.modules[node.module], base,
-            self.called_from if node.source == CALLER else node.source,
-            tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]),
-            tuple(dict.fromkeys(p for p in producers if p is not None)),
-            tuple(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)), node.region, self.step)
+            node = source.node_slots[row]
+            assert node is not None
+            target, base = node.target, node.base
+            if node.op == "call_module":  # "" is a module made in the forward pass: it runs for the block
+                target = f"{self.path}.{target}" if target else self.path
+                base = identifier(target)
+            producers = [self.producers[j] if j in self.producers else self.rows[j] for j in node.inputs]
+            log.node_slots[self.rows[row]] = LogNode(
+                node.op, "", target, self.modules[node.module], base,
+                self.called_from if node.source == CALLER else node.source,
+                tuple([(numbers[slot_of[n]], spec) for n, spec in node.outputs]),
+                tuple(dict.fromkeys(p for p in producers if p is not None)),
+                tuple(dict.fromkeys(numbers[slot_of[n]] for n in node.reads)), node.region, self.step)

@@ -51,12 +51,7 @@ class Reachable:
 def is_stateless(value: Any) -> bool:
     """Whether a class, function or module comes from where nothing is kept that shows in what a module does."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return type(module) is str and _is_stateless_name(module)
-
-
-@functools.lru_cache(4096)
-def _is_stateless_name(module: str) -> bool:
-    return module.partition(".")[0] in _STATELESS or module.startswith(_OF_THE_RUN)
+    return type(module) is str and (module.partition(".")[0] in _STATELESS or module.startswith(_OF_THE_RUN))
 
 
 def is_standard(cls: type) -> bool:

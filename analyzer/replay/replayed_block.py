@@ -1,6 +1,7 @@
 """One replayed block: an autograd node, and the places of its storages from its forward to its backward pass."""
 from __future__ import annotations
 
+import functools
 from itertools import chain, compress
 from typing import Any
 
@@ -18,16 +19,14 @@ from .captured_block import BlockSite, CapturedBackward, CapturedBlock, GradSpec
 from .match import Mismatch
 from .segment import Instance, Segment, replay
 
-_tokens: list[torch.Tensor] = []
 
-
+@functools.cache
 def gradient_token() -> torch.Tensor:
     """A leaf that wants a gradient, so that a block has an autograd node also where none of its inputs does."""
-    if not _tokens:
-        guard = torch._C._DisableTorchDispatch()
-        _tokens.append(torch.empty(0, requires_grad=True))
-        del guard
-    return _tokens[0]
+    guard = torch._C._DisableTorchDispatch()
+    token = torch.empty(0, requires_grad=True)
+    del guard
+    return token
 
 
 class ReplayedBlock:

@@ -21,7 +21,7 @@ from analyzer.replay.cache_slot import noting_slots
 from analyzer.replay.match import Mismatch
 
 from .layout import Layout
-from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_module_call, renamed_node
+from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_node
 from .tape import KEPT, ORDERED, REFERENCE, STEP, Chain, Tape
 from .update import LapKind, Stretch, insert, insert_specs, list_positions
 
@@ -103,7 +103,7 @@ class Extension:
                 stretch.module_calls, len(log.module_call_slots)))
         log.node_slots.extend([None] * len(stretch.nodes))
         for index in stretch.module_calls:
-            log.module_call_slots.append(renamed_module_call(naming, index, stretch, here))
+            log.module_call_slots.append(naming.module_call(index, stretch, here))
         self._storages, self._modules_here, self._nodes_here = (naming.names(find, stretch, here) for find in (
             self._storage, naming.module, naming.node))
         for kind, what in stretch.events:

@@ -139,8 +139,12 @@ class Naming:
             return self._index(index, stretch, here, self._lap_of_call, self.call_at, self.calls)
         return self.calls[index]
 
-    def module_call(self, index: int, stretch: Stretch, here: int | None) -> int:
-        return self._index(index, stretch, here, self._lap_of_module_call, self.module_call_at, self.module_calls)
+    def module_call(self, index: int, stretch: Stretch, here: int | None) -> LogModuleCall:
+        call = self.source.module_call_slots[index]
+        assert call is not None
+        parent = None if call.parent is None else self._index(
+            call.parent, stretch, here, self._lap_of_module_call, self.module_call_at, self.module_calls)
+        return LogModuleCall(self.module(call.module, stretch, here), parent, call.inputs, call.outputs)
 
 
 # A lap of the reference block, and its replays.
@@ -274,7 +278,7 @@ class ReplayedLap(Pending):
         for place, index in enumerate(stretch.nodes, self.node):
             log.node_slots[place] = renamed_node(naming.source, index, log, storages, modules, nodes)
         for place, index in enumerate(stretch.module_calls, self.module_call):
-            log.module_call_slots[place] = renamed_module_call(naming, index, stretch, here)
+            log.module_call_slots[place] = naming.module_call(index, stretch, here)
 
 
 def renamed_node(source: Log, index: int, log: Log, storages: Names, modules: Names, nodes: Names) -> LogNode:
@@ -289,10 +293,3 @@ def renamed_node(source: Log, index: int, log: Log, storages: Names, modules: Na
     node.reads = tuple([storages[n] for n in node.reads])
     node.outputs = tuple([(storages[n], spec) for n, spec in node.outputs])
     return node
-
-
-def renamed_module_call(naming: Naming, index: int, stretch: Stretch, here: int | None) -> LogModuleCall:
-    call = naming.source.module_call_slots[index]
-    assert call is not None
-    parent = None if call.parent is None else naming.module_call(call.parent, stretch, here)
-    return LogModuleCall(naming.module(call.module, stretch, here), parent, call.inputs, call.outputs)
