@@ -82,8 +82,7 @@ class CallTable(Sequence[OpCall]):
 
     def __init__(self) -> None:
         self.signatures: list[Signature | None] = []
-        # places beyond the columns are made when one of them, or one behind them, is written
-        self._length = 0
+        self._length = 0  # places beyond the columns are made when one of them, or one behind them, is written
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
         self._fields = array("i")
         self._numbering: Numbering[tuple[int, str, bool]] = Numbering()

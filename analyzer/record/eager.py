@@ -74,7 +74,6 @@ def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Reference
 
 
 def note_saved_inputs(recorder: Recorder, holds: Iterable[ReferenceCount]) -> None:
-    """Note the inputs that autograd holds after a forward pass."""
     for hold in holds:
         storage = recorder.storage_of(hold.tensor)
         if storage is not None and hold.has_grown():

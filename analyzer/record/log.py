@@ -55,8 +55,7 @@ class OuterCall(NamedTuple):
     tokens: int | None = None
 
 
-#: The source line of a node that is the line which called the recorded model, or the captured block.
-CALLER = ""
+CALLER = ""  #: The source line of a node that is the line which called the recorded model, or the captured block.
 
 
 @dataclass(slots=True)
@@ -69,8 +68,7 @@ class LogNode:
     module: int
     base: str = ""                                                   #: its name before it was made unique
     source: str | None = None                                        #: "file.py:123", or `CALLER`
-    #: (storage number, TensorSpec) of each output tensor
-    outputs: tuple[tuple[int, object], ...] = ()
+    outputs: tuple[tuple[int, object], ...] = ()  #: (storage number, TensorSpec) of each output tensor
     inputs: tuple[int, ...] = ()                                     #: nodes it reads
     reads: tuple[int, ...] = ()                                      #: storage numbers of its distinct tensor inputs
     region: tuple[object, ...] = ()

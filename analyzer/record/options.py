@@ -15,8 +15,7 @@ from analyzer.meta.structure import holds_tensor, tensor_paths, tensors_of
 
 # What a user may choose about a profiled step.
 
-#: How `ProfileOptions.fused` says that a step is compiled.
-FUSED_MODES = ("default", "reduce-overhead", "cudagraphs")
+FUSED_MODES = ("default", "reduce-overhead", "cudagraphs")  #: How `ProfileOptions.fused` says that a step is compiled.
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def progress_part(start: float, stop: float, what: str) -> Iterator[None]:
     """What runs in the block is the part from ``start`` to ``stop`` of the work around it.
 
     >>> with watch_progress(lambda share, what: print(f"{share:.0%} {what}")):
-    ...     with progress_part(0.5, 1.0, "l4"):
+    ...     with progress_of(1, 2, "l4"):
     ...         report_progress(0.5, "layer1")
     50% l4
     75% l4: layer1
@@ -106,17 +105,7 @@ def progress_part(start: float, stop: float, what: str) -> Iterator[None]:
 
 
 def progress_of(index: int, count: int, what: str) -> AbstractContextManager[None]:
-    """What runs in the block is one of ``count`` equal parts of the work around it.
-
-    >>> with watch_progress(lambda share, what: print(f"{share:.0%} {what}")):
-    ...     for i, device in enumerate(["t4", "l4"]):
-    ...         with progress_of(i, 2, device):
-    ...             report_progress(0.5, "layer1")
-    0% t4
-    25% t4: layer1
-    50% l4
-    75% l4: layer1
-    """
+    """What runs in the block is one of ``count`` equal parts of the work around it."""
     return progress_part(index / count, (index + 1) / count, what)
 
 

@@ -98,8 +98,7 @@ class Recorder(ModuleRecorder):
             state.recorder = self.space.listener = self.memory.observer = None
             if isinstance(self.memory, CachingAllocator):
                 self.memory.journal = None
-            # a recorder that outlives the run keeps no model
-            self.replay_block, self._modules = None, []
+            self.replay_block, self._modules = None, []  # a recorder that outlives the run keeps no model
             self.touched, self.before_backward = lambda number, signature: None, lambda is_plain: None
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world

@@ -53,8 +53,7 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
     """A list of `AllocatorEvent`, made when they are read. `leave` keeps places for events that are written later."""
 
     def __init__(self) -> None:
-        # places beyond the columns are made when one of them, or one behind them, is written
-        self._length = 0
+        self._length = 0  # places beyond the columns are made when one of them, or one behind them, is written
         self._numbering: Numbering[str] = Numbering()
         # numbers of actions, addresses (below 0 in a step beyond all of them, which is refused after that), bytes,
         # calls

@@ -165,8 +165,7 @@ class ReadValues:
             held = module.__dict__
             inside.update(map(id, (module, held, *(held[name] for name in REGISTRIES), *module._parameters.values(),
                                    *module._buffers.values())))
-        #: an attribute through which more can be reached
-        self.outside: str | None = None
+        self.outside: str | None = None  #: an attribute through which more can be reached
         #: whether a value leads back into the block: in another block the same object is something else
         self.leads_inside = False
         looked_at: set[int] = set()

@@ -82,16 +82,13 @@ class CapturedBackward:
     """The backward pass of a block for gradients of certain specs."""
 
     segment: Segment
-    #: for each differentiable output, whether a gradient of it takes a slot
-    incoming: list[bool]
+    incoming: list[bool]  #: for each differentiable output, whether a gradient of it takes a slot
     #: per tensor input: slot, a tensor like its gradient, and whether that is a view
     returned: list[tuple[int, torch.Tensor, bool] | None]
     #: place of its module, name, slot and a tensor like its gradient
     parameters: list[tuple[int, str, int, torch.Tensor]]
-    #: slots of inputs and outputs that autograd lets go of
-    dying: set[int]
-    #: slots of gradients of outputs that the segment itself frees, and the event
-    freed: dict[int, int]
+    dying: set[int]  #: slots of inputs and outputs that autograd lets go of
+    freed: dict[int, int]  #: slots of gradients of outputs that the segment itself frees, and the event
     #: positions in ``incoming`` of gradients that it neither writes to nor returns: they may as well be views
     only_read: frozenset[int]
     assumptions: list[str]
@@ -114,21 +111,15 @@ class CapturedBlock:
     outputs: list[Any]             #: leaves: `Output`, `PassedOn`, or a plain value
     structure: pytree.TreeSpec
     rows: list[int]                #: of log.nodes, those that the block adds to the table
-    #: the other rows: their index, and the slot of the input that each stands for
-    placeholders: list[tuple[int, int]]
-    #: slot of an input, output or parameter, and the row that wrote it last
-    writers: list[tuple[int, int]]
+    placeholders: list[tuple[int, int]]  #: the other rows: their index, and the slot of the input that each stands for
+    writers: list[tuple[int, int]]  #: slot of an input, output or parameter, and the row that wrote it last
     first_call: int                #: of log.calls, of the forward pass
-    #: positions of arguments that it reads more than once: it adds their gradients up
-    sums: frozenset[int]
+    sums: frozenset[int]  #: positions of arguments that it reads more than once: it adds their gradients up
     arguments: Arguments
-    #: of a cache, that it fills with the outputs beyond those of ``structure``
-    slot: Slot | None
-    #: what its forward pass takes for granted, with `BLOCK` for its path
-    assumptions: list[str]
+    slot: Slot | None  #: of a cache, that it fills with the outputs beyond those of ``structure``
+    assumptions: list[str]  #: what its forward pass takes for granted, with `BLOCK` for its path
     backwards: dict[tuple[GradSpec, ...], CapturedBackward] = field(default_factory=dict)
-    #: call, module and row that the block's own autograd node goes for
-    stands_for: tuple[int, int, int] | None = None
+    stands_for: tuple[int, int, int] | None = None  #: call, module and row that the block's own autograd node goes for
     #: the same for what hooks on its output run before it; None where it has several outputs
     begins_at: tuple[int, int, int] | None = None
 

@@ -209,8 +209,7 @@ class _Names(NamedTuple):
     patterns: frozenset[str]
 
 
-# by id(code), which never changes and is kept alive here; hashing code reads all of it
-_names: dict[int, _Names] = {}
+_names: dict[int, _Names] = {}  # by id(code), which never changes and is kept alive here; hashing code reads all of it
 _MOST_NAMES = 4096
 
 

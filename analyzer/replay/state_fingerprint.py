@@ -65,8 +65,7 @@ class StateRecord:
         self.objects: list[tuple[Any, Callable[[], Any], Callable[[Any], Any], Any]] = []
         #: classes, what is in them, and the names of what was
         self.classes: list[tuple[type, Any, frozenset[str]]] = []
-        #: of classes and namespaces: what is in them
-        self.rows: list[tuple[Any, Any, list[str], Iterable[Any]]] = []
+        self.rows: list[tuple[Any, Any, list[str], Iterable[Any]]] = []  #: of classes and namespaces: what is in them
         self.places: list[tuple[Any, str, Any]] = []  #: of cells and slots
         self.tensors: list[tuple[weakref.ref[torch.Tensor], Any]] = []
         self.seen: set[int] = set() if seen is None else seen
