@@ -268,8 +268,6 @@ class Recorder(ModuleRecorder):
         self.call_of_sequence[sequence] = stands_for[0]
         self._place_of_call[stands_for[0]] = stands_for[1:]
 
-    # ---- memory that is not there
-
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
         if error is self._shortage_cause():

@@ -21,7 +21,6 @@ from analyzer.record.reference_count import ALONE
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, Event
 from analyzer.record.tensor_walk import walk_modules
 
-from .attribute_watch import watch_reads
 from .cache_slot import CacheLike, CaptureCache, Index, Slot, indexed
 from .captured_block import (
     BLOCK,
@@ -38,7 +37,7 @@ from .captured_block import (
     number_of,
     writes_in_place,
 )
-from .match import USES_STREAMS, Mismatch
+from .match import USES_STREAMS, Mismatch, watch_reads
 from .segment import Segment
 from .state_fingerprint import CodeRecord, StateFingerprint
 

@@ -225,8 +225,6 @@ class StateRecord:
         self.add_object(found, lambda: [x if type(x) in PLAIN else id(x) for x in list_values()], put_back)
         return values
 
-    # ---- comparing
-
     def put_back(self) -> None:
         for _, _, restore in self.list_changes():
             restore()

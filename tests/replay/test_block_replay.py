@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
-from analyzer.replay import attribute_watch
-from analyzer.replay.attribute_watch import watch_reads
+from analyzer.replay import match
+from analyzer.replay.match import watch_reads
 from analyzer.zoo import MODELS
 
 from .block_model import Block, PostNorm, Stack, Sums, X, list_replayed
@@ -84,7 +84,7 @@ def test_what_could_differ_is_run(model, blocks):
 def test_a_watch_that_fails_halfway_leaves_no_class_wrapped(other, is_done, monkeypatch):
     """Too little memory for one class left those before it wrapped, or it was taken to be watched and was not."""
     model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.GELU())
-    before, wrap = [cls.__dict__.get("__getattribute__") for cls in map(type, model.modules())], attribute_watch._wrap
+    before, wrap = [cls.__dict__.get("__getattribute__") for cls in map(type, model.modules())], match._wrap
 
     def fail(cls, watch):
         if cls is not nn.Tanh or is_done:
@@ -93,7 +93,7 @@ def test_a_watch_that_fails_halfway_leaves_no_class_wrapped(other, is_done, monk
             raise MemoryError
 
     with other(model) as seen:
-        monkeypatch.setattr(attribute_watch, "_wrap", fail)
+        monkeypatch.setattr(match, "_wrap", fail)
         with pytest.raises(MemoryError), watch_reads(model):
             pass
         monkeypatch.undo()

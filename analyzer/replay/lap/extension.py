@@ -16,9 +16,8 @@ from analyzer.record.log import Log
 from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
-from analyzer.replay.attribute_watch import watch_reads
 from analyzer.replay.cache_slot import noting_slots
-from analyzer.replay.match import Mismatch
+from analyzer.replay.match import Mismatch, watch_reads
 
 from .layout import Layout
 from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_node
@@ -79,8 +78,6 @@ class Extension:
             place, path = layout.block_of_module.get(index, (-1, ""))
             run = source.modules[naming.modules[REFERENCE, path] if place in layout.skipped else index]
             module.calls, module.inputs, module.outputs = run.calls, run.inputs, run.outputs
-
-    # ---- stretches
 
     def _replay(self, stretch: Stretch, here: int) -> None:
         """The reference block's lap, as that of another block."""

@@ -93,8 +93,6 @@ class Layout:
             self.log.storage_table.items() if life.category in ("parameter", "buffer")
             and (found := self.block_of_module.get(life.module)) is not None}
 
-    # ---- cuts
-
     def _cut_forward(self, events: list[Any]) -> None:
         """Stretches from each call of a block to the next."""
         current = Stretch(None, 0, [])
@@ -180,8 +178,6 @@ class Layout:
         assert stretch.lap is not None
         is_own = stretch.lap[1] == call.step and stretch.block == self.short.get(found[0])
         return (stretch.lap[2], stretch.block) if is_own else None
-
-    # ---- what is from where
 
     def _trace(self) -> None:
         births: dict[tuple[LapKind, int], int] = {}  # how many storages are born in a lap

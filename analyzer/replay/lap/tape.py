@@ -276,8 +276,6 @@ class Tape:
         return ((place, parameter) for place, parameters in enumerate(self._parameters)
                 if place not in self.chain.skipped for parameter in parameters)
 
-    # ---- gradients of blocks that are not run
-
     def _complete_gradients(self) -> None:
         """Note whose gradients there are; make those of blocks that were not run where they stand in."""
         recorder: Any = self.recorder
