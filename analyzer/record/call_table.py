@@ -167,9 +167,7 @@ class CallTable(Sequence[OpCall]):
 
     def count_alike(self, places: Iterable[int], sizes: Callable[[Sequence[int]], Hashable]
                     ) -> list[tuple[OpCall, int]]:
-        """One of the calls at ``places`` of each kind that a sum over calls could tell apart, and how many there are.
-        ``sizes`` tells those of storages: they are part of it for a call that has one of its storages twice.
-        """
+        """A call of each kind that sums could tell apart, by ``sizes`` too where it has a storage twice; how many."""
         alike: dict[tuple[Signature | None, int, Hashable], list[int]] = {}
         for place in places:
             start, inputs, outputs, kind, *_ = self._row(place)

@@ -36,9 +36,7 @@ class OuterRun(NamedTuple):
 
 
 def describe_batches(runs: Sequence[OuterRun], described: int) -> str | None:
-    """A sentence on training passes that are given more in one step than in another, or in one micro-batch; None where
-    none is. ``described`` is the step that figures are of.
-    """
+    """A sentence on training passes that are given more than those of the step ``described``; None where none is."""
     passes = [run for run in runs if run.is_pass and run.has_grad]
     by_step = {run.step: run for run in sorted(passes, key=lambda run: run.size)}  # the largest of each
     if described not in by_step or len({run.size for run in by_step.values()}) < 2:
@@ -54,11 +52,9 @@ def describe_batches(runs: Sequence[OuterRun], described: int) -> str | None:
 
 
 def leave_out_evaluation(log: Log, runs: Sequence[OuterRun]) -> list[OuterRun]:
-    """Put evaluation into a phase of its own that is in no step; the result are its forward passes.
-
-    A forward pass is evaluation where no backward pass, no optimizer and no forward pass that is part of a step reads
-    what it gave, directly or through other operators. So are operators outside of modules that work for such passes
-    alone. What data go through the host is not followed.
+    """Put evaluation into a phase of its own that is in no step; the result are its forward passes: those of which no
+    update and no pass of a step reads what they gave, directly or through other operators. So are operators outside of
+    modules that work for them alone. What data go through the host is not followed.
     """
     evaluation = _Flow(log, runs).find_evaluation()
     passes = [run for run in runs if run.is_pass and run.calls.start in evaluation]

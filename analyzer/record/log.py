@@ -43,9 +43,8 @@ class LogModuleCall:
 
 
 class OuterCall(NamedTuple):
-    """A forward run of a module with parameters that no other module called: the step, how many operator calls came
-    before it, the module's index, how many samples it was given and how many tokens (see
-    `analyzer.record.options`).
+    """A forward run of a module with parameters that no module called: the step, how many operator calls came before
+    it, the module's index, how many samples and tokens it was given (`analyzer.record.options`).
     """
 
     step: int
@@ -112,9 +111,8 @@ class Shortage:
 
 
 class PlacedPart(NamedTuple):
-    """Calls that are replayed: where in the log the first of them stands, how many there are, and the events of the
-    captured segment that they are. ``find_call`` gives one of them as it will be in the log, where that is known before
-    it is written.
+    """Calls that are replayed: the place of the first, how many, the events of the captured segment that they are.
+    ``find_call`` gives one as it will be in the log, where that is known before it is written.
     """
 
     first_call: int
@@ -166,10 +164,8 @@ def identifier(name: str) -> str:
 
 @dataclass
 class Log:
-    """Everything one recorded run did.
-
-    Read `calls`, `storages`, `nodes` and `allocator_events`: replays are written out at the first reading. What writes
-    while a run is being recorded uses the fields behind them, in which places are left for replays.
+    """Everything one recorded run did. `calls`, `storages`, `nodes` and `allocator_events` write replays out at the
+    first reading; what writes during a run uses the fields behind them, in which places are left for replays.
     """
 
     call_slots: CallTable = field(default_factory=CallTable)

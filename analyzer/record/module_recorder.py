@@ -23,11 +23,9 @@ _PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that
 
 
 class ModuleRecorder(MemoryRecorder):
-    """The part of a `Recorder` that knows the modules of ``root``, and writes the rows of the node table.
-
-    ``is_leaf`` tells which modules become one node (eager runs), ``walked`` are the modules of ``root``, where these
-    were listed already; ``around`` is the path of a module around ``root``, the last of the log. A driver that knows
-    its nodes (the graph interpreter) sets `node` itself.
+    """The part of a `Recorder` that knows the modules of ``root``, ``walked`` where they were listed, and writes the
+    node table. ``is_leaf`` tells which modules become one node (eager runs), ``around`` is the path of a module around
+    ``root``, the last of the log. A driver that knows its nodes (the graph interpreter) sets `node` itself.
     """
 
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,

@@ -31,10 +31,9 @@ _DETACH = torch.ops.aten.detach.default
 
 
 class Recorder(ModuleRecorder):
-    """Listens to a `MetaTensorMode` and writes a `Log`: operator calls, each with the module and node that it is of.
-
-    A call in backward is of the forward call whose autograd node has the same sequence number. ``find_leaf_impl`` tells
-    what runs instead of a module's own forward; the other arguments are those of `ModuleRecorder`.
+    """Listens to a `MetaTensorMode` and writes a `Log`. A call in backward is of the forward call whose autograd node
+    has its sequence number. ``find_leaf_impl`` tells what runs instead of a module's forward; the others are
+    `ModuleRecorder`'s.
     """
 
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
@@ -200,11 +199,9 @@ class Recorder(ModuleRecorder):
         self.before_backward(is_plain and not self._stack)
 
     def _recomputes(self) -> bool:
-        """Whether the operator that runs in backward belongs to a forward pass that runs again.
-
-        The engine turns gradients off; who runs a forward pass again turns them on. Inside it they can be off once more
-        (a checkpoint within a checkpoint, a custom function), and of a gradient that is to be differentiated they are
-        on.
+        """Whether the operator that runs in backward is of a forward pass that runs again, for which gradients are
+        turned on. In it they can be off once more (a checkpoint in another, a custom function); in a gradient that is
+        differentiated they are on.
         """
         return self.recomputing > 0 or (torch.is_grad_enabled() and not self.creates_graph
                                         and torch._C._current_autograd_node() is not None)

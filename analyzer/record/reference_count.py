@@ -38,11 +38,8 @@ def describe_context() -> tuple[object, ...]:
 # Private torch API: whether anything besides the caller still refers to a tensor.
 
 class ReferenceCount:
-    """Counts of references to a tensor that the caller keeps, compared later.
-
-    An input is alive for as long as its caller wants, so its lifetime does not tell whether autograd saved it; a
-    reference more than before the forward pass does: a saved variable shares the tensor or its storage, checkpointing
-    keeps the Python object.
+    """Counts of references to a tensor that the caller keeps, compared later: more than before a forward pass tell that
+    autograd saved it (a saved variable shares the tensor or its storage, checkpointing keeps the object).
     """
 
     __slots__ = ("tensor", "_before")

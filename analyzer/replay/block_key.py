@@ -101,10 +101,8 @@ _FIXED = (types.FunctionType, staticmethod, classmethod, *VALUES)  # what a clas
 
 
 def structure_key(module: nn.Module, memo: dict[int, int | None], numbers: dict[Hashable, int]) -> int | None:
-    """A number for the class, training flag, parameters and buffers of a module and of all below it, the same for the
-    same.
-
-    None where a hook or script makes it one of a kind. ``memo`` is by id(module), ``numbers`` by what the number stands
+    """A number for the class, training flag, parameters and buffers of a module and all below it, the same for the
+    same; None where a hook or script makes it one of a kind. ``memo`` is by id(module), ``numbers`` by what they stand
     for.
     """
     if id(module) in memo:

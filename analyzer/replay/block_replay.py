@@ -196,9 +196,8 @@ class BlockReplay:
             raise Restart("a gradient is computed within the step, twice or for some tensors only")
 
     def _touch(self, number: int, signature: Any) -> None:
-        """A parameter is read by a call that is run: all its uses are one sum, so its block must be run as well.
-
-        So are all uses of what a replayed block read more than once: autograd adds to what later ones left, one by one.
+        """A parameter is read by a call that is run: all its uses are one sum, as those of what a replayed block read
+        more than once are, to which autograd adds one by one. So its block must be run as well.
         """
         if number in self._views and writes_in_place(signature.op):
             raise Restart("its output, a view, is written to", self._views[number])

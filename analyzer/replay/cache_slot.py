@@ -1,8 +1,7 @@
 """Blocks that fill one slot of a key-value cache of the library transformers.
 
-A cache is an object that a forward pass changes, and the index of a slot an attribute in which alike blocks differ.
-Neither keeps a block from being replayed where all that it does is to fill its own, empty slot: the capture gets a
-cache of one slot, and an index that tells if it was used for anything else.
+The cache, which changes, and the index, in which blocks differ, do not keep a block from being replayed that only fills
+its own, empty slot: a capture gets a cache of one slot, and an index that tells if it was used otherwise.
 """
 from __future__ import annotations
 

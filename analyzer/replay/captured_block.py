@@ -197,10 +197,8 @@ class Sink(torch.autograd.Function):
 # A replayed block in the log: where it stands, its rows and modules.
 
 class BlockSite(Pending):
-    """The place of a block of the model's, at the module ``path``: its nodes, modules and storages in the log.
-
-    ``numbers`` of what the block holds are labels until they are looked up. ``producers`` tell for each row that stands
-    for an input which node of the model made that.
+    """The place in the log of the model's block at ``path``. ``numbers`` of what it holds are labels until they are
+    looked up; ``producers`` tell which node of the model made the input that a row stands for.
     """
 
     def __init__(self, captured: CapturedBlock, path: str, numbers: Iterable[Any], producers: dict[int, int | None],

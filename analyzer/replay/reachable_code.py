@@ -35,10 +35,8 @@ _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is the
 
 @dataclass
 class Reachable:
-    """The places that reachable functions read: a dictionary or cell, and the name in it ("" of a cell).
-
-    ``unreadable`` names what in the code keeps its state from being known, ``classes`` are those whose methods may run:
-    all of their attributes may be read, and a method may be replaced as well.
+    """The places that reachable functions read: a dictionary or cell, and the name in it ("" of a cell); why state is
+    ``unreadable``; the classes whose methods may run, and be replaced: all of their attributes may be read.
     """
 
     places: list[tuple[Any, str]] = field(default_factory=list)
@@ -197,9 +195,7 @@ def _fits(pattern: str, name: str, in_library: bool) -> bool:
 
 
 class _Names(NamedTuple):
-    """What code names, with the functions in it: globals, all names, those of globals and attributes that it sets,
-    those that tell more than a value, and patterns of names that it works out.
-    """
+    """What code names, with functions in it: globals, all, what it sets, what reveals, patterns that it works out."""
 
     code: CodeType
     named_globals: frozenset[str]
@@ -232,9 +228,7 @@ def _names_in(code: CodeType) -> _Names:
 
 
 def find_globals(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that code itself names, and the names of globals and attributes that it sets: as
-    `dis.get_instructions` tells, which describes each instruction.
-    """
+    """The globals that code names, and what it sets, as `dis.get_instructions` tells, which describes each step."""
     found, stored, extended = set(), set(), 0
     for operation, argument in zip(code.co_code[::2], code.co_code[1::2]):
         argument |= extended
@@ -257,9 +251,7 @@ class _Step(NamedTuple):
 
 
 def _find_patterns(code: CodeType, around: Set[str] = frozenset()) -> Iterator[str]:
-    """Of each name that code works out and asks its own first parameter for, by ``getattr``, what it may be; ``around``
-    are the first parameters of the code around it.
-    """
+    """What names may be that code works out and asks a first parameter for, its own or of code ``around`` it."""
     own = around & set(code.co_freevars) | set(code.co_varnames[:min(code.co_argcount, 1)])
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -281,9 +273,7 @@ def _find_patterns(code: CodeType, around: Set[str] = frozenset()) -> Iterator[s
 
 
 def _second_argument(steps: Sequence[_Step]) -> Sequence[_Step] | None:
-    """What puts a call's second argument on the stack, on which the first is; nothing where code branches meanwhile,
-    None where the first argument was not whole yet.
-    """
+    """The steps of a call's second argument; none where code branches, None where the first is not whole."""
     depth, starts = 1, dict[int, int]()  # where what is on the stack at each depth begins
     for place, step in enumerate(steps):
         if depth < 1 or "JUMP" in step.name or "ITER" in step.name:

@@ -1,8 +1,4 @@
-"""A recorded part of a run that can be replayed.
-
-Replaying takes as long as the allocator needs to place the segment's storages; `Instance` keeps where they were put.
-Calls, lifetimes and allocator events are written out when the log is read for the first time (`Log.calls`).
-"""
+"""A recorded part of a run that can be replayed, in the time that the allocator needs to place its storages."""
 from __future__ import annotations
 
 from array import array
@@ -36,12 +32,9 @@ START = Mark(0, 0, 0, 0)
 
 
 class Segment:
-    """The events of a log, compiled for an allocator.
-
-    ``slot_of`` gives a place to each storage by its number in the log; those born in the events are added to it, from
-    ``first_slot`` on. ``own`` are the numbers, besides these, that die here and are held nowhere else; the deaths of
-    all others are stops. ``elsewhere`` are the slots of which the watched memory knows nothing (other devices, empty
-    storages); those born here are added.
+    """The events of a log, compiled for an allocator. ``slot_of`` gives a place to each storage by its number, those
+    born in the events from ``first_slot`` on. ``own`` are others that die here and are held nowhere else; deaths of all
+    others are stops. ``elsewhere`` are slots of other devices and empty storages.
     """
 
     def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
@@ -160,11 +153,7 @@ class Place(NamedTuple):
 
 
 class EventWriter:
-    """Writes events of a ``source`` log into places that were left in a ``log``, one captured part after another.
-
-    ``names`` give the number here of each storage there, ``modules`` and ``rows`` the indices, ``forward`` the index of
-    a forward call.
-    """
+    """Writes events of ``source`` into places left in ``log``; the other arguments tell numbers and indices in it."""
 
     def __init__(self, log: Log, source: Log, place: Place, names: Mapping[int, Any],
                  modules: Sequence[int] | Mapping[int, int], rows: Mapping[int, int],
@@ -245,11 +234,9 @@ class Names(dict[int, Any]):
 
 
 class Instance(Pending):
-    """One stretch of a segment that was replayed between two stops, and what the allocator gave.
-
-    The ``site`` tells the numbers of its storages here by slot, the indices of its modules and rows, and what is added
-    to that of a forward call. ``survivors`` are slots and numbers of the storages born in it that outlive the replay,
-    by lots; ``freed`` slot and number of each older one that dies in it.
+    """One stretch of a segment that was replayed between two stops, at a ``site`` that knows its numbers, modules and
+    rows. ``survivors`` are slots and numbers of what is born in it and outlives the replay, by lots; ``freed`` those of
+    older ones that die in it.
     """
 
     __slots__ = ("segment", "site", "start", "stop", "place", "placements", "survivors", "freed")

@@ -1,6 +1,4 @@
-"""What the code of modules could read or change besides its arguments: attributes, containers, objects, tensors' own
-attributes, globals, closures, defaults, class attributes and random generators.
-"""
+"""What modules' code could read or change besides its arguments: attributes, objects, globals, closures, generators."""
 from __future__ import annotations
 
 import contextvars
@@ -324,12 +322,9 @@ class CodeRecord(StateRecord):
 
 class StateFingerprint(StateRecord):
     """The state of ``modules`` and of what their code and ``functions`` reach, to be compared and put back later.
-
-    ``unreadable`` says what can be neither compared nor put back: an iterator, a variable of a thread or context, code
-    that asks for what no comparison knows. ``own`` tells whether the modules' attributes and tensors, and
-    the generators of random numbers, are part of it: then known contents that are read and written are state as well.
-    Tensors are kept alive, to be put back, where it ``keeps`` them; elsewhere they die as if there were no fingerprint.
-    ``code`` is that of another fingerprint of the same modules, taken just now.
+    ``unreadable`` says what can be neither. The modules' attributes and tensors and the generators of random numbers
+    are part of it where it is their ``own``; then known contents that are read and written are, too. Tensors are kept
+    alive only where it ``keeps`` them. ``code`` is another fingerprint's of the same modules, taken just now.
     """
 
     def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), own: bool = True,

@@ -69,9 +69,7 @@ def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any, Any], ...] 
 
 
 def list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
-    """Of each thing ``inside`` (by id), and each module or tensor, that is reached from ``value``: whether it is
-    inside. What cannot be looked through is not.
-    """
+    """For each thing ``inside`` (by id), module or tensor that ``value`` leads to: is it inside? The opaque is not."""
     seen: dict[int, Any] = {}  # and held: no other object gets the id of one that was made for this search
     waiting = [value]
     while waiting:

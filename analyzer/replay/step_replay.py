@@ -1,6 +1,4 @@
-"""Replays the first step's forward and backward pass. A steady-state step runs the operators of the first one in the
-same order; what differs is what is in memory before it. So its events are repeated on the simulated allocator.
-"""
+"""Replays the first step's forward and backward pass: later ones do the same, from another state of memory."""
 from __future__ import annotations
 
 import itertools
@@ -54,9 +52,7 @@ class StepReplay:
                 self._survivors.update(*[numbers for _, numbers in what.survivors])
 
     def leave(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Let the gradients of parameters be what the stretch leaves behind: replayed, it leaves their like. Whether
-        that is all that outlives it, each on a storage of its own, and nothing older died in it.
-        """
+        """Let the stretch leave parameters' gradients; whether all that outlives it are these, each by itself."""
         for parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
@@ -143,10 +139,8 @@ class StepReplay:
 
 class Part(NamedTuple):
     """A piece of a step: live events (their segment and its marks around them), an `Instance` of a replayed block, or
-    the begin or end of a phase.
-
-    ``survivors`` are those born in it that outlive the replay, by lots: slots, numbers in the first step, and of
-    those born in a block the first slot among the live storages.
+    the begin or end of a phase. ``survivors`` are those born in it that outlive the replay, by lots: slots, numbers in
+    the first step, and of those born in a block the first slot among the live storages.
     """
 
     kind: int

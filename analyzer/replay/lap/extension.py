@@ -26,9 +26,7 @@ from .update import LapKind, Stretch, insert, insert_specs, list_positions
 
 
 class Extension:
-    """Writes a `Log` in which all blocks ran: laps are repeated, memory is simulated anew. ``space`` is the memory
-    before the first step, ``regions`` device and place of the storages that were there, by number.
-    """
+    """Writes a `Log` in which all blocks ran, on the memory ``space`` of before, with storages in ``regions``."""
 
     def __init__(self, tape: Tape, before: Log, space: AddressSpace,
                  regions: Mapping[int, tuple[torch.device, Any]]) -> None:

@@ -35,9 +35,7 @@ LOOK = 2   #: and of modules, nodes and calls
 
 
 class Away(NamedTuple):
-    """What something is called in a lap: the kind of lap that it is from (None: it is the block's own), how many blocks
-    away, and its place there, or the rest of its path.
-    """
+    """What something is called in a lap: its lap's kind (None: its block's own), blocks away, place or path there."""
 
     lap: LapKind | None
     distance: int

@@ -28,10 +28,7 @@ Placed = tuple[LapKind, int]
 
 
 class Naming:
-    """What is known of laps that were written: numbers and places, from those of the ``source``.
-
-    A stretch is written at ``here``: the block whose lap it becomes; None for what is of no block.
-    """
+    """What numbers and places of ``source`` are in the log; ``here`` is the block whose lap a stretch becomes."""
 
     def __init__(self, layout: Layout, source: Log) -> None:
         self.layout, self.source = layout, source
@@ -155,10 +152,8 @@ Regions = dict[int, tuple[torch.device, Any]]
 
 
 class Part(NamedTuple):
-    """Events between two marks of a segment that are of one stream and one phase.
-
-    ``requests`` are the program's of streams: how many calls of the part come before, and what was asked; ``then`` is
-    what happens at the end.
+    """Events between two marks of one stream and phase, ``then`` what ends them; ``requests`` of streams are each with
+    how many calls of the part come before.
     """
 
     start: Mark

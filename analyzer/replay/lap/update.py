@@ -31,8 +31,8 @@ class Origin(NamedTuple):
 
 @dataclass
 class Stretch:
-    """Events from one cut to the next: the lap of a block, or what runs before the first (None). ``is_open`` is one
-    that ends with something else than another block's; of one that ``descends`` the lap of the block before comes next.
+    """Events from one cut to the next: a block's lap, or what runs before the first (None). One that ``is_open`` does
+    not end with another block's; of one that ``descends`` the lap of the block before comes next.
     """
 
     lap: LapKind | None
