@@ -18,7 +18,6 @@ from analyzer.meta.spec import Signature
 from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
-from .call_table import SequenceIndex
 from .hooks import listen
 from .log import Shortage
 from .module_recorder import ModuleRecorder
@@ -42,7 +41,7 @@ class Recorder(ModuleRecorder):
                  walked: Sequence[tuple[str, torch.nn.Module]] | None = None, around: str = "") -> None:
         super().__init__(mode, root, claim, is_leaf, walked, around)
         self.find_leaf_impl = find_leaf_impl
-        self.call_of_sequence = SequenceIndex()  #: the call that made an autograd node
+        self.call_of_sequence: dict[int, int] = {}  #: the call that made an autograd node
         self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run
         self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a replayed block
         self._collective_of_sequence: dict[int, int] = {}
@@ -123,9 +122,7 @@ class Recorder(ModuleRecorder):
             sequence = next_sequence_number()
             # which has no gradient: a saved-tensor hook calls it
             if sequence != self._last_sequence and signature.op is not _DETACH:
-                # others than the last are nodes around this call, as those of nested checkpoints
-                self.call_of_sequence.add(self._last_sequence, sequence - 1, index)
-                self._last_sequence = sequence
+                self._give_nodes(sequence, index)
                 made_grad = True
             if communicates(signature):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
@@ -147,6 +144,13 @@ class Recorder(ModuleRecorder):
             if lifetime is not None and lifetime.born_call == index and not lifetime.category:
                 lifetime.module, lifetime.node = module, node
                 lifetime.requires_grad = made_grad
+
+    def _give_nodes(self, sequence: int, call: int) -> None:
+        """A call made the autograd nodes up to ``sequence``: the last, and nodes around it, as of nested checkpoints."""
+        for around in range(self._last_sequence, sequence - 1):
+            self.call_of_sequence.setdefault(around, call)
+        self.call_of_sequence[sequence - 1] = call
+        self._last_sequence = sequence
 
     def _note_group(self, signature: Signature, module: int | None, node: int) -> None:
         """Read a call's process group while it is there, and keep the node where a wrapper of ``module`` gathers."""
@@ -262,8 +266,9 @@ class Recorder(ModuleRecorder):
             self._hooked.add(sequence)
             return
         self._hooked.discard(sequence)
-        self.call_of_sequence[sequence] = stands_for[0]
-        self._place_of_call[stands_for[0]] = stands_for[1:]
+        self.call_of_sequence.pop(sequence, None)
+        if stands_for[0] >= 0:
+            self.call_of_sequence[sequence], self._place_of_call[stands_for[0]] = stands_for[0], stands_for[1:]
 
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""

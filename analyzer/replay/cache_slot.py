@@ -121,15 +121,14 @@ def index_candidates(module: nn.Module, other: nn.Module) -> list[tuple[str, str
 def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[dict[tuple[str, str], Index]]:
     """Put an `Index` into each of the attributes meanwhile; the same one where the values are the same."""
     modules = dict(module.named_modules())
-    before = {(path, name): modules[path].__dict__[name] for path, name in candidates}
-    made = {place: Index(value) for place, value in before.items()}
+    made = {(path, name): Index(modules[path].__dict__[name]) for path, name in candidates}
     try:
         for (path, name), index in made.items():
             modules[path].__dict__[name] = index
         yield made
     finally:
-        for (path, name), value in before.items():
-            modules[path].__dict__[name] = value
+        for (path, name), index in made.items():
+            modules[path].__dict__[name] = index.value
 
 
 @contextmanager

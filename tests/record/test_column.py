@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.record.call_table import CallTable, OpCall, SequenceIndex
+from analyzer.record.call_table import CallTable, OpCall
 from analyzer.record.storage_lifetime import AllocatorEventTable, LifetimeTable, StorageLifetime
 
 FIELDS = OpCall.__slots__
@@ -80,11 +80,3 @@ def test_a_life_keeps_what_it_is_told():
                                                                                                       False, None, -1)
     with pytest.raises(AttributeError):
         first.colour = "red"
-
-
-@given(pairs=st.lists(st.tuples(st.integers(50, 90), st.integers(0, 9)), max_size=20))
-def test_sequence_numbers_lead_to_the_last_call_that_was_given_them(pairs):
-    index = SequenceIndex()
-    for sequence, call in pairs:
-        index[sequence] = call
-    assert [index.get(n) for n in range(40, 100)] == [dict(pairs).get(n) for n in range(40, 100)]
