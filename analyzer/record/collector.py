@@ -61,8 +61,6 @@ def rare_collections() -> Iterator[None]:
                 gc.set_threshold(*_before)
 
 
-# Where in a model its own code failed, told in a line.
-
 class ModelFailure(NamedTuple):
     """The innermost module whose call failed, the line of the model's own code, and what the module was given."""
 

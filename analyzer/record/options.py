@@ -13,8 +13,6 @@ from analyzer.errors import InputError, is_count
 from analyzer.meta.state import MetaOptions
 from analyzer.meta.structure import holds_tensor, tensor_paths, tensors_of
 
-# What a user may choose about a profiled step.
-
 FUSED_MODES = ("default", "reduce-overhead", "cudagraphs")  #: How `ProfileOptions.fused` says that a step is compiled.
 
 
@@ -57,8 +55,6 @@ class ProfileOptions(MetaOptions):
         if self.limit_to_device and self.capacity_bytes is not None:
             raise InputError(f"limit_to_device=True and capacity_bytes={self.capacity_bytes!r}: give one of them")
 
-
-# Tells a watcher how far a run has come.
 
 Watcher = Callable[[float, str], None]
 """Called with the share that is done, from 0 to 1, and what is being done."""
@@ -108,8 +104,6 @@ def progress_of(index: int, count: int, what: str) -> AbstractContextManager[Non
     """What runs in the block is one of ``count`` equal parts of the work around it."""
     return progress_part(index / count, (index + 1) / count, what)
 
-
-# How many samples and tokens a model is given.
 
 def count_listed(arguments: Collection[Any]) -> tuple[int, ...]:
     """How many samples the arguments of a call may be, where the first is a list of tensors: as many as these are

@@ -35,8 +35,6 @@ def describe_context() -> tuple[object, ...]:
             torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.enabled)
 
 
-# Private torch API: whether anything besides the caller still refers to a tensor.
-
 class ReferenceCount:
     """Counts of references to a tensor that the caller keeps, compared later: more than before a forward pass tell that
     autograd saved it (a saved variable shares the tensor or its storage, checkpointing keeps the object).

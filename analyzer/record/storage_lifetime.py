@@ -20,8 +20,6 @@ BEGAN with the phase, ENDED, or TAKEN with the part of a captured trace that was
 OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
 
 
-# Small integers that stand for keys, so that a column can hold them.
-
 K = TypeVar("K", bound=Hashable)
 
 
@@ -42,8 +40,6 @@ class Numbering(dict[K, int]):
         self.keys_at.append(key)
         return number
 
-
-# Acts of the allocator kept in columns: some twenty bytes each.
 
 AllocatorEvent = tuple[str, int, int, int]
 """One allocator event: action, address, bytes, and the operator call in or before which it happened."""
@@ -99,8 +95,6 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
         actions, *others = self._columns
         return zip(map(self._numbering.keys_at.__getitem__, actions), *others)
 
-
-# The stream of each operator call, and the waits that the program makes; nothing where it uses the default stream.
 
 class StreamOrder:
     """The program's requests of streams, each at its place among the calls of a log.

@@ -38,8 +38,6 @@ def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module
     return found
 
 
-# The tensors that a value holds, and their specs.
-
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples, dicts and dataclasses."""
     if isinstance(tree, torch.Tensor):

@@ -22,8 +22,6 @@ from .cache_slot import CacheLike
 from .match import Mismatch
 from .state_value import MISSING, list_reached, tensor_attributes
 
-# What is in a block, and what its arguments tell of it.
-
 LEAF_TYPES = (torch.Tensor, *ARGUMENTS)  #: of arguments that a forward pass cannot change
 _UNCHANGING = (*ARGUMENTS, CacheLike)
 

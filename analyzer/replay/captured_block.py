@@ -194,8 +194,6 @@ class Sink(torch.autograd.Function):
         return (None, *made)
 
 
-# A replayed block in the log: where it stands, its rows and modules.
-
 class BlockSite(Pending):
     """The place in the log of the model's block at ``path``. ``numbers`` of what it holds are labels until they are
     looked up; ``producers`` tell which node of the model made the input that a row stands for.

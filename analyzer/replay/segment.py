@@ -137,8 +137,6 @@ class Segment:
         return self.always_stops if has_all else self.stops
 
 
-# Writes what was replayed into the log: captured events become calls, lifetimes, allocator events.
-
 class Place(NamedTuple):
     """Where in a log something is replayed: the step, and how much there was before."""
 
@@ -219,8 +217,6 @@ class EventWriter:
             self.log.allocator_event_slots.write(self.allocator_event, action, address, nbytes, self.call)
             self.allocator_event += 1
 
-
-# A segment that was replayed.
 
 class Names(dict[int, Any]):
     """What each number of a source is in a log, for one stretch of a run; found when it is asked for first."""

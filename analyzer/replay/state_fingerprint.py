@@ -259,8 +259,6 @@ class StateRecord:
                 yield "an array or a generator of random numbers", (held,), partial(write, before)
 
 
-# What code reaches is state, too.
-
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _NOT_CAPTURED = PLAIN.union(_METHODS)
 

@@ -196,8 +196,6 @@ class Repetition(Pending):
                 step=self.place.step)
 
 
-# A training or inference step whose model runs once, where a later run would do the same.
-
 class ReplayedStep(EagerStep):
     """A step with ``set_to_none`` whose model runs once where a later run would do the same; its optimizer always."""
 

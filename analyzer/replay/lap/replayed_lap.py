@@ -144,8 +144,6 @@ class Naming:
         return LogModuleCall(self.module(call.module, stretch, here), parent, call.inputs, call.outputs)
 
 
-# A lap of the reference block, and its replays.
-
 _STATE = "optimizer state"
 Regions = dict[int, tuple[torch.device, Any]]
 """Device and place of each storage that is alive, by number."""

@@ -150,8 +150,6 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
     return is_torchs and hasattr(mine, "__dict__") and _same(vars(mine), vars(other), depth + 1)
 
 
-# What is noted of a run, in order: all that a log is made of.
-
 STEP, LAP, ORDERED, KEPT = range(TAKEN + 1, TAKEN + 5)
 """Events beside those of a step that is captured: STEP with its number, LAP with a `Cut`, ORDERED with what was asked
 of a stream, KEPT with the number of a library's workspace. Here BORN is with a number and bytes: a storage that is
