@@ -164,7 +164,6 @@ class EagerStep:
     def _look_for_gradient(self, output: Any) -> None:
         """Raise GradientFound where the loss or an output has a gradient, InputError where none could."""
         if self.loss_fn is not default_loss:
-            self.recorder.forward_returned(output)
             output = self.recorder.compute_loss(self.loss_fn, output)
         found = _list_floating(output)
         if not found:
@@ -184,7 +183,6 @@ class EagerStep:
         recorder.begin("forward")
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
-            recorder.forward_returned(output)
             loss = recorder.compute_loss(self.loss_fn, output)
         check_loss(loss)
         del output

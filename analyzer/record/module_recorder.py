@@ -72,13 +72,10 @@ class ModuleRecorder(MemoryRecorder):
         for module in self.log.modules:
             module.calls, module.inputs, module.outputs = 0, (), ()
 
-    def forward_returned(self, output: Any) -> None:
-        """The model's outputs: the last row of the table."""
+    def compute_loss(self, loss_fn: Callable[[Any], Any], output: Any) -> Any:
+        """What ``loss_fn`` gives; what it runs is a row of its own, after the last of the model's, its outputs."""
         if self.is_leaf is not None:
             self.read(self.add_node("output", "output", "output", ROOT), tensors_in(output))
-
-    def compute_loss(self, loss_fn: Callable[[Any], Any], output: Any) -> Any:
-        """What ``loss_fn`` gives; what it runs is a row of its own after the model's."""
         node = self.add_node("call_function", "loss", getattr(loss_fn, "__name__", type(loss_fn).__name__), ROOT)
         before, self.node = self.node, node
         try:

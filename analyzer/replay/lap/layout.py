@@ -200,8 +200,6 @@ class Layout:
                                         (self.nodes, nodes, len(reference.nodes))):
                 table.update((number, Origin(lap, block, i)) for i, number in enumerate(found, count - len(found)))
 
-    # ---- names
-
     def name(self, number: int, stretch: Stretch, reach: int) -> Away | int:
         """What a storage is called in a stretch; what lies further away goes by its number."""
         own = self.own.get(number)
@@ -243,8 +241,6 @@ class Layout:
                 yield kind, *what[:2], self.seen(what[2], self.marks, stretch, reach)
             else:
                 yield kind, what
-
-    # ---- whether laps are equal
 
     def _check(self) -> None:
         laps: dict[LapKind, dict[int, Stretch]] = {}
