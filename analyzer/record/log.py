@@ -245,7 +245,6 @@ class Log:
 
     @property
     def nodes(self) -> list[LogNode]:
-        """The rows of the node tables of all steps."""
         self.write_out()
         for node in self.node_slots[self._named:]:  # names of each step's nodes are unique, as torch.fx makes them
             assert node is not None

@@ -59,7 +59,6 @@ class MemoryRecorder:
             raise self.restart
 
     def end(self) -> None:
-        """The running stretch ends: note what the allocator says."""
         if not self.log.phases or self.log.phases[-1].last_call >= 0:
             return
         if self.events is not None:

@@ -93,7 +93,6 @@ def why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def takes_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step needs a function that evaluates the model, as that of LBFGS does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

@@ -158,7 +158,6 @@ class BlockCapture:
         return result
 
     def _make_inputs(self, state: MetaState) -> list[torch.Tensor]:
-        """Tensors like the arguments, which autograd owns, marked as inputs of the log."""
         def make() -> list[torch.Tensor]:
             recorder, storages = self.recorder, dict[int, MetaStorage]()
             with without_modes():

@@ -90,7 +90,6 @@ class Segment:
             self.library_keys.update((library, index) for library in needs)
 
     def _bear(self, number: int, lifetime: StorageLifetime, memory: Any) -> int:
-        """Compile a birth; the events of the watched allocator."""
         slot = self.slot_of[number] = self.first_slot + len(self.sizes)
         self.sizes.append(memory.rounded_bytes(lifetime.nbytes))
         if lifetime.device == self._device and lifetime.nbytes:

@@ -115,7 +115,6 @@ class StateRecord:
         self.mappings.append((mapping, tuple(mapping), self.let_die(tuple(mapping.values()))))
 
     def capture(self, value: Any) -> None:
-        """Keep the state of ``value`` and of all that is reached from it."""
         waiting, seen = [value], self.seen
         while waiting:
             found = waiting.pop()

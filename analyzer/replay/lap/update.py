@@ -259,7 +259,6 @@ def _fit_lists(value: Any, length: int, fit: Callable[[Any], Any]) -> Any:
 
 
 def specs_of_block(signature: Signature, insertion: Insertion, block: int) -> Any:
-    """A signature in whose lists is what they hold for a block."""
     place, length = insertion.place_of(block), length_of_lists(signature)
     return _fit_lists([signature.args, signature.kwargs, signature.outputs], length, lambda found: found[place])
 
