@@ -146,7 +146,7 @@ class Recorder(ModuleRecorder):
                 lifetime.requires_grad = made_grad
 
     def _give_nodes(self, sequence: int, call: int) -> None:
-        """A call made the autograd nodes up to ``sequence``: the last, and nodes around it, as of nested checkpoints."""
+        """A call made the autograd nodes up to ``sequence``: the last, and some around it, as of nested checkpoints."""
         for around in range(self._last_sequence, sequence - 1):
             self.call_of_sequence.setdefault(around, call)
         self.call_of_sequence[sequence - 1] = call
