@@ -15,7 +15,6 @@ _FIELDS = ("name", "parameters", "weights", "model_class", "alike", "published",
 
 
 def run_models(arguments: argparse.Namespace) -> int:
-    """``analyzer models``; the result is the exit code."""
     shape = None if arguments.name is None else find_shape(arguments.name)
     if shape is not None and arguments.format == "text":
         print(describe_shape(shape))
@@ -25,32 +24,24 @@ def run_models(arguments: argparse.Namespace) -> int:
 
 
 def run_devices(arguments: argparse.Namespace) -> int:
-    """``analyzer devices``."""
     print(format_device(arguments.name) if arguments.name else format_catalogue())
     return 0
 
 
 def list_models(part: str = "", fmt: str = "text") -> str:
-    """A table of the published shapes that have ``part`` in one of their names: name, parameters, type of the published
-    weights, class; in CSV also the models of the same shape and the sources. Raises InputError where there is none.
-    """
+    """A table of the published shapes with ``part`` in a name, in CSV with all fields. Raises InputError for none."""
     found = [shape for shape in list_shapes() if any(part.lower() in name.lower() for name in shape.names)]
     if not found:
         raise InputError(f"models {part}: no published shape has this in its name{find_close(part, list_names())}")
     if fmt == "csv":
-        return print_rows(_FIELDS, [_list_cells(shape) for shape in found], fmt=fmt)
+        cells = [[s.name, str(s.parameters), s.weights or "", s.model_class, " ".join(s.alike),
+                  str(s.published.parameters), s.published.source, "; ".join(s.sources)] for s in found]
+        return print_rows(_FIELDS, cells, fmt=fmt)
     rows = [(shape.name, f"{shape.parameters:,}", shape.weights or UNKNOWN, shape.model_class) for shape in found]
     return print_rows(_HEADERS, rows, left=(0, 2, 3), fmt=fmt)
 
 
-def _list_cells(shape: PublishedShape) -> list[str]:
-    said = shape.published
-    return [shape.name, str(shape.parameters), shape.weights or "", shape.model_class, " ".join(shape.alike),
-            str(said.parameters), said.source, "; ".join(shape.sources)]
-
-
 def describe_shape(shape: PublishedShape) -> str:
-    """A published shape with the sources of its figures."""
     said, own = shape.published, shape.config.items()
     count = f"{said.parameters:,}" if isinstance(said.parameters, int) else said.parameters
     published = f"published: {count}" + (f" for {said.of}" if said.of else "") + f", {said.source}"

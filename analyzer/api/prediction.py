@@ -27,7 +27,6 @@ _NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster")
 
 
 def check_world_options(arguments: argparse.Namespace) -> None:
-    """Raise InputError for an option that no other one gives a meaning."""
     if arguments.world is None:
         for name in _NEED_WORLD:
             if (value := getattr(arguments, name, None)) is not None:
@@ -40,7 +39,6 @@ def check_world_options(arguments: argparse.Namespace) -> None:
 
 
 def read_world(arguments: argparse.Namespace) -> World | None:
-    """The world that a command line asks for; None for none."""
     if arguments.world is None:
         return None
     return world(arguments.world, arguments.rank or 0, arguments.devices_per_host, arguments.cluster)
@@ -53,9 +51,7 @@ SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "atte
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:
-    """A step of the target, and of each of ``others``. Names and inputs of all are read before any work: a wrong one
-    costs no waiting.
-    """
+    """A step of the target, and of each of ``others``; names and inputs of all are read before any work."""
     find_device(arguments.device)
     train = arguments.mode == "train"
     names = [arguments.target, *others]
@@ -63,7 +59,10 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
     recipe = command_option.read_recipe(arguments)
     inputs = [command_option.choose_inputs(target, arguments.input, train, recipe.dtype) for target in targets]
 
-    options = ProfileOptions(fused=_find_fused(arguments))
+    fused: Literal["default", "reduce-overhead", "cudagraphs"] | None = "cudagraphs" if arguments.cuda_graphs else None
+    if arguments.fused or arguments.compile and find_device(arguments.device).kind == "cuda":
+        fused = "reduce-overhead" if arguments.cuda_graphs else "default"
+    options = ProfileOptions(fused=fused)
 
     def build(target: Target) -> torch.nn.Module:
         make = partial(recipe.build, target.build)
@@ -86,9 +85,3 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
             if made_up := [spec.assumption for spec in specs if spec.assumption is not None]:
                 found[-1].complete(assumptions=(*made_up, *found[-1].assumptions))
     return found
-
-
-def _find_fused(arguments: argparse.Namespace) -> Literal["default", "reduce-overhead", "cudagraphs"] | None:
-    if arguments.fused or arguments.compile and find_device(arguments.device).kind == "cuda":
-        return "reduce-overhead" if arguments.cuda_graphs else "default"
-    return "cudagraphs" if arguments.cuda_graphs else None

@@ -110,8 +110,6 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
 
 
 class ModelCall(NamedTuple):
-    """A model, and what it is called with."""
-
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -171,7 +169,6 @@ class Replay:
         self.step: EagerStep | None = None
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
-        """What was replayed in the last run of ``root``, and why the rest was run."""
         name = type(root).__name__
         step = self.step
         if not isinstance(step, ReplayedStep):
@@ -188,16 +185,6 @@ class Replay:
             rows.append(ReplayInfo("", "step", name, step.replay is not None, step.step_reason))
         return ReplayReport(tuple(rows))
 
-    def begin(self, run: Run) -> None:
-        """Look for the blocks of a run."""
-        with torch._C.DisableTorchFunction():
-            self.blocks = BlockReplay(run.recorder, run.root, borrow_module, is_leaf, self.excluded
-                                     ) if self.refusal is None and self.block_refusal is None else None
-
-    def end(self) -> None:
-        """Let go of what ran, which holds this."""
-        self.blocks = self.step = None
-
 
 def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
                  replay: Replay) -> Profile:
@@ -206,7 +193,9 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
     def run_once(options: ProfileOptions) -> Profile:
         wrappers = list_wrappers(module)
         with session.open(module, options) as run:
-            replay.begin(run)
+            with torch._C.DisableTorchFunction():
+                replay.blocks = BlockReplay(run.recorder, run.root, borrow_module, is_leaf, replay.excluded
+                                            ) if replay.refusal is None and replay.block_refusal is None else None
             try:
                 with run.recording():
                     run_step(run, options)
@@ -214,7 +203,7 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                     run.describe_training()
                 return run.build(is_final=True, wrappers=wrappers, replay=replay.report(run.root))
             finally:
-                replay.end()
+                replay.blocks = replay.step = None  # which hold this
 
     with InterruptsDeferred(), rare_collections():  # also while what a run leaves behind is freed
         while True:

@@ -78,16 +78,11 @@ class RankStep(EagerStep):
 
     def is_last(self, index: int) -> bool:
         """As many steps as asked for; where that is more than one, as many as wrappers take to be what they stay."""
-        asked = self.options.steps
-        return index + 1 >= (asked if asked == 1 else max(asked, self._steps_to_settle()))
-
-    def _steps_to_settle(self) -> int:
-        """Of DDP the second forward pass makes the buckets anew, or the third where the graph is static, since the
-        first backward pass only counts; where unused parameters are looked for, none does (``should_rebuild_buckets``
-        and ``autograd_hook`` in torch/csrc/distributed/c10d/reducer.cpp). ZeRO that overlaps with DDP makes its states
-        in the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py).
-        """
-        steps = 1
+        # Of DDP the second forward pass makes the buckets anew, or the third where the graph is static, since the first
+        # backward pass only counts; where unused parameters are looked for, none does (``should_rebuild_buckets`` and
+        # ``autograd_hook`` in torch/csrc/distributed/c10d/reducer.cpp). ZeRO that overlaps with DDP makes its states in
+        # the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py).
+        asked, steps = self.options.steps, 1
         for wrapper in current_collectives().reducers:
             if wrapper.static_graph:
                 steps = max(steps, 4)
@@ -95,10 +90,9 @@ class RankStep(EagerStep):
                 steps = max(steps, 3)
         optimizer = self.optimizer
         overlaps = isinstance(optimizer, ZeroRedundancyOptimizer) and optimizer._overlap_with_ddp
-        return steps + 1 if overlaps else steps
+        return index + 1 >= (asked if asked == 1 else max(asked, steps + overlaps))
 
     def update(self) -> None:
-        """The optimizer's part."""
         super().update()
         self._follow_parameters()
 
@@ -150,9 +144,7 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
 def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
             kwargs: Mapping[str, Any], world: World, options: ProfileOptions, reason: str | None,
             stands_in: bool = False) -> Profile:
-    """The profile of one run, of all blocks for a ``reason``, or of some of those that are alike, with gradients that
-    stand in for those of the others where something ``stands_in`` for them.
-    """
+    """The profile of one run: of all blocks for a ``reason``, else of some, with gradients where it ``stands_in``."""
     is_module = isinstance(model, torch.nn.Module)
     with session.simulate(options, space=world.space if is_module else None) as mode:
         live = world.live if is_module else LiveStorages()
@@ -233,7 +225,6 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
 
 def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
                 stands_in: bool) -> tuple[ReplayReport, tuple[Log, AddressSpace] | None]:
-    """Run all blocks for a ``reason``, or some: then the second result is what a run of all is."""
     recorder, module = steps.recorder, steps.model
     chain: Chain | None = None
     reason = reason or (RUNS_MODEL if steps.takes_closure else None)

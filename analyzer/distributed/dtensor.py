@@ -1,7 +1,7 @@
 """Private torch API: `DTensor` and its meshes without data."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,7 +30,6 @@ from .world_state import active_world_state, current_world
 
 
 def forget_shardings() -> None:
-    """Let `DTensor` forget what follows from which layouts."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     caches: tuple[Any, ...] = (
         propagator.propagate_op_sharding, getattr(propagator, "_propagate_tensor_meta_cached", None),
@@ -76,9 +75,7 @@ def note_layouts(args: tuple[Any, ...]) -> None:
 
 
 def count_whole(root: torch.nn.Module) -> int:
-    """Elements of the whole parameters that ``root`` has a part of, each once: a DTensor tells its whole shape, a flat
-    parameter those of the parameters in it.
-    """
+    """Elements of the whole parameters that ``root`` has a part of, each once."""
     flat = {id(parameter): parameter for parameter, _ in list_flat_parameters(root.modules())}
     views = {id(view) for parameter in flat.values() for view in views_of(parameter)}
     whole = sum(shape.numel() for parameter in flat.values() for shape in shapes_in(parameter))
@@ -92,9 +89,7 @@ _MADE = "_concatenated_meshes"  # in a root mesh: what was made of its parts
 
 def _init_one_process_group(original: Any, sub_layout: Any, rank_map: torch.Tensor, dim_name: str, *args: Any,
                             **kwargs: Any) -> Any:
-    """Of the groups along a dimension, each a row of a tensor, the lists are asked for one by one; which group a
-    dimension has that was given a name is noted.
-    """
+    """Ask for the lists of the groups along a dimension one by one, and note the dimension's name."""
     ranks = _with_data(rank_map.tolist())
     with without_modes():
         name = original(sub_layout, ranks, dim_name, *args, **kwargs)
@@ -160,9 +155,7 @@ def _meta_of(out: Any) -> TensorMeta | None:
 
 
 def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handle: Any) -> Any:
-    """An elementwise foreach operator on DTensors that are laid out alike is the operator on their parts: torch's way
-    there takes time in the square of the list's length. NotImplemented for any other call.
-    """
+    """A foreach operator on DTensors laid out alike, as one on their parts: torch's way is quadratic in the length."""
     note_layouts(args)
     name = func._schema.name
     if kwargs or not name.startswith("aten::_foreach_") or "norm" in name or "max" in name:
@@ -183,7 +176,6 @@ def call_on_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hand
 
 
 def _common_layout(lists: Sequence[Sequence[Any]]) -> list[Any] | None:
-    """The specs of the tensors of the first list, where those of all others at its places are laid out the same."""
     first = lists[0]
     if not all(type(t) is DTensor for listed in lists for t in listed) or any(len(x) != len(first) for x in lists):
         return None
@@ -201,10 +193,6 @@ def _is_on(kind: str) -> property:
     return property(lambda self: self.device.type == kind)
 
 
-def _put(value: Any) -> Callable[[Any], Any]:
-    return lambda original: value
-
-
 _PROPERTIES = {"device": property(_device), "is_cuda": _is_on("cuda"), "is_cpu": _is_on("cpu"),
                "is_meta": _is_on("meta")}
 
@@ -215,9 +203,7 @@ def _call_without_modes(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def replacements() -> Iterator[Undo]:
-    """How meshes are made, what DTensors remember, and ask of whole tensors, devices and generators of random numbers;
-    each result undoes one replacement.
-    """
+    """How meshes are made, and what DTensors remember and ask; each result undoes one replacement."""
     has_one = hasattr(DeviceMesh, "_init_one_process_group")
     for made in (_init_one_process_group if has_one else _init_process_groups, _concatenate):
         if hasattr(DeviceMesh, made.__name__):
@@ -240,7 +226,7 @@ def replacements() -> Iterator[Undo]:
             yield answer(owner, name, simulated, passes_original=True, where=current_world)
     for name, value in _PROPERTIES.items():
         if name not in vars(DTensor):
-            yield replace(DTensor, name, _put(value))
+            yield replace(DTensor, name, lambda original, value=value: value)
     offsets = dtensor_random.OffsetBasedRNGTracker
     yield answer(offsets, "_distribute_region", lambda *args, **kwargs: nullcontext(), where=current_world)
     yield answer(offsets, "__init__", _init, passes_original=True, where=current_world)

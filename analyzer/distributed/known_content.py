@@ -22,9 +22,7 @@ from .world_state import current_world
 
 
 def find_process_group(given: dict[str, Any]) -> Any:
-    """The group among the arguments of an operator, which come by their names: itself, or what its name stands for;
-    None where there is none. Raises RuntimeError, as torch does, where no group has the name.
-    """
+    """The group among the arguments of an operator, or None. Raises RuntimeError, as torch does, for no such name."""
     name = given.get("group_name")
     if isinstance(name, str):
         resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
@@ -96,9 +94,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ContentRule:
-    """What follows from a collective of known contents. Each rank is taken to hold what this one holds, or rank ``i``
-    of the group ``contents(kind, ranks, value)[i]``.
-    """
+    """What follows from known contents: each rank holds what this one holds, or ``contents(kind, ranks, value)[i]``."""
 
     def __init__(self, contents: Callable[[str, list[int], Tensor], Sequence[Any]] | None) -> None:
         self._contents = contents
@@ -112,7 +108,8 @@ class ContentRule:
         for x, out in zip(_listed(first), _listed(result)):
             value = read_known(x)
             if isinstance(out, Tensor):
-                _tell(out, self._follow(_FUNCTIONAL.get(name, _unknown), given, value))
+                rule = _FUNCTIONAL.get(name)
+                _tell(out, None if rule is None else self._follow(rule, given, value))
                 if value is None:
                     _expect(x, out, name, given)
 
@@ -143,7 +140,6 @@ class ContentRule:
                 _tell(tensor, None)
 
     def _follow(self, rule: Rule, given: dict[str, Any], value: Tensor | None) -> Tensor | None:
-        """What one rank has after a collective of which it gave ``value``."""
         if value is None:
             return None
         with without_modes():
@@ -192,10 +188,6 @@ def _reduce(held: Held, given: dict[str, Any]) -> Tensor | None:
         return None
     total = reduce(_REDUCTIONS[name], held)
     return total / len(held) if name == "avg" else total
-
-
-def _unknown(rule: ContentRule, given: dict[str, Any], value: Tensor) -> None:
-    return None
 
 
 def _same(rule: ContentRule, given: dict[str, Any], value: Tensor) -> Tensor:

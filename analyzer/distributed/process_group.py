@@ -28,9 +28,7 @@ _stores: list[Any] = []  # of default groups: C++ keeps its half of the object a
 
 @contextmanager
 def process_groups_kept_aside() -> Iterator[None]:
-    """A block in which no process group is there yet; afterwards those from before are, and what the block made is
-    forgotten: groups and their names, the hook that prints exceptions.
-    """
+    """A block in which no process group is there yet; afterwards what the block made is forgotten."""
     module: Any = c10d
     tables: dict[str, dict[Any, Any]] = {name: dict(getattr(module, name)) for name in _TABLES}
     default, count, backend, method = (c10d._world.default_pg, module._group_count, module._backend,
@@ -61,7 +59,6 @@ def _forget(module: Any) -> None:
 
 
 def make_default_group(size: int, rank: int) -> None:
-    """Make the group of all ranks, which moves no data."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers the backend
 
     _stores.append(_SimulatedStore())
@@ -80,17 +77,13 @@ def _answer(op: Any, *args: Any, **kwargs: Any) -> Any:
     return run(*args, **kwargs)
 
 
-def _supply_kernels() -> None:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    for name in (schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")):
-        if not has_kernel(name, "Meta") and not has_kernel(name, "CompositeImplicitAutograd"):
-            op = getattr(torch.ops.c10d, name.partition("::")[2]).default
-            for table in (device_shapes, host_shapes):
-                table(op, partial(_answer, op))
-
-
-if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
-    _supply_kernels()
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+for _name in [] if _has_kernel("c10d::allreduce_", "Meta") else [
+        schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]:
+    if not _has_kernel(_name, "Meta") and not _has_kernel(_name, "CompositeImplicitAutograd"):
+        _op = getattr(torch.ops.c10d, _name.partition("::")[2]).default
+        for _table in (device_shapes, host_shapes):
+            _table(_op, partial(_answer, _op))
 
 
 _KINDS = ("TCPStore", "FileStore", "HashStore")
@@ -133,7 +126,6 @@ class _SimulatedStore(torch._C._distributed_c10d.Store):
         """Other ranks are taken to be there."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are set: what other ranks set is."""
         return True
 
     def delete_key(self, key: str) -> bool:
@@ -218,9 +210,7 @@ def _get_backend(group: Any = None) -> Any:
 
 
 def replacements() -> Iterator[Undo]:
-    """What makes, and asks about, process groups, and stores that wait for other processes; each result undoes one
-    replacement.
-    """
+    """What makes, and asks about, process groups and stores; each result undoes one replacement."""
     for owner in (dist, c10d, rendezvous):
         for name in _KINDS:
             if hasattr(owner, name):

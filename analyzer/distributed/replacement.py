@@ -75,17 +75,6 @@ def _check_hook(original: Any, self: Any, hook: Any) -> None:
     original(self, any_hook)
 
 
-def reducer_replacements() -> Iterator[Undo]:
-    """What the reducer's construction and its steps ask; each result undoes one replacement."""
-    yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None, where=current_world)
-    for owner, name, simulated in (
-            (ddp.DistributedDataParallel, "_ddp_init_helper", _make_reducer),
-            (ddp.DistributedDataParallel, "_check_comm_hook", _check_hook),
-            (c10d_c.Reducer, "_rebuild_buckets", _rebuild_buckets),
-            (torch.autograd, "_engine_run_backward", _wait_for_buckets)):
-        yield answer(owner, name, simulated, passes_original=True, where=current_world)
-
-
 # Pipeline stages tell their neighbours the shapes that they pass on: ranks that run one after the other leave them in
 # a mailbox, and a rank that runs alone must be told.
 
@@ -140,30 +129,31 @@ def _note(original: Any, schedule: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _refuse(*args: Any, **kwargs: Any) -> None:
-    """``torch.export``, by which `pipeline()` splits a model, knows no simulated device."""
     raise InputError("pipeline() splits a model by torch.export, which takes no tensors without data: cut the model "
                      "into stages by hand, and make a PipelineStage of each")
 
 
-def pipeline_stage_replacements() -> Iterator[Undo]:
-    """What stages ask their neighbours, and which schedule a rank makes; each result undoes one replacement."""
-    schedules: Any = importlib.import_module("torch.distributed.pipelining.schedules")
-    splitting: Any = importlib.import_module("torch.distributed.pipelining._IR")
-    yield answer(schedules._PipelineSchedule, "__init__", _note, passes_original=True, where=current_world)
-    yield answer(splitting.Pipe, "_trace_with_export", _refuse, where=current_world)
-    if hasattr(pipelining.PipelineStage, "_shape_inference"):
-        yield answer(pipelining.PipelineStage, "_shape_inference", _infer_shapes, passes_original=True,
-                     where=current_world)
-    for name, simulated in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
-                            ("_recv_meta", _receive), ("_send_meta", _send)):
-        if hasattr(pipelining.PipelineStage, name):  # not in torch 2.9 to 2.11
-            yield answer(pipelining.PipelineStage, name, simulated, where=current_world)
-
-
 def _replacements() -> Iterator[Undo]:
     for replacements in (process_group.replacements, collective.replacements, known_content.reduction_replacements,
-                         reducer_replacements, dtensor.replacements, fsdp.replacements, pipeline_stage_replacements):
+                         dtensor.replacements, fsdp.replacements):
         yield from replacements()
+    schedules: Any = importlib.import_module("torch.distributed.pipelining.schedules")
+    splitting: Any = importlib.import_module("torch.distributed.pipelining._IR")
+    stage = pipelining.PipelineStage
+    yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None, where=current_world)
+    yield answer(splitting.Pipe, "_trace_with_export", _refuse, where=current_world)
+    for owner, name, simulated in (
+            (ddp.DistributedDataParallel, "_ddp_init_helper", _make_reducer),
+            (ddp.DistributedDataParallel, "_check_comm_hook", _check_hook),
+            (c10d_c.Reducer, "_rebuild_buckets", _rebuild_buckets),
+            (torch.autograd, "_engine_run_backward", _wait_for_buckets),
+            (schedules._PipelineSchedule, "__init__", _note), (stage, "_shape_inference", _infer_shapes)):
+        if owner is not stage or hasattr(stage, name):  # till torch 2.11
+            yield answer(owner, name, simulated, passes_original=True, where=current_world)
+    for name, simulated in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
+                            ("_recv_meta", _receive), ("_send_meta", _send)):
+        if hasattr(stage, name):  # not in torch 2.9 to 2.11
+            yield answer(stage, name, simulated, where=current_world)
 
 
 _world_replacements = SharedReplacements(_replacements)

@@ -110,11 +110,7 @@ class LinkSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LinkSpec:
         """The link that ``dataclasses.asdict`` gave. Raises InputError for an unknown field or one that is missing."""
-        fields = known_fields("LinkSpec", cls, data)
-        for name in ("kind", "bandwidth"):
-            if name not in data:
-                raise InputError(f"LinkSpec.from_dict({dict(data)!r}): has no {name!r}")
-        return cls(**fields)
+        return cls(**known_fields("LinkSpec", cls, data, "kind", "bandwidth"))
 
 
 def _is_positive(value: object) -> bool:
@@ -189,13 +185,8 @@ class ClusterSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterSpec:
-        """The spec that ``to_dict`` gave, also after JSON; ``device`` may be a name. Raises InputError as the class
-        does.
-        """
-        fields = known_fields("ClusterSpec", cls, data)
-        for name in ("name", "device"):
-            if name not in data:
-                raise InputError(f"ClusterSpec.from_dict({dict(data)!r}): has no {name!r}")
+        """The spec that ``to_dict`` gave, also after JSON; ``device`` may be a name. Raises InputError."""
+        fields = known_fields("ClusterSpec", cls, data, "name", "device")
         device = fields["device"]
         fields["device"] = DeviceSpec.from_dict(device) if isinstance(device, Mapping) else find_device(device)
         for name in _LINKS:
@@ -214,22 +205,16 @@ _RACKS = {"gb200": "gb200_nvl72", "gb300": "gb300_nvl72"}
 _ALONE = frozenset(("gh200_96gb", "gh200_144gb"))  # hosts of one device
 
 
-def _read_all() -> list[ClusterSpec]:
-    folder = resources.files(__package__).joinpath("clusters")
-    return [ClusterSpec.from_dict(json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")))
-            for name in list_shipped("clusters")]
-
-
 register_cluster = SpecCatalogue(
-    ClusterSpec, "cluster", "ClusterSpec('lab', find_device('l4'), 4, host_link=LinkSpec('pcie', 32e9))", _read_all,
+    ClusterSpec, "cluster", "ClusterSpec('lab', find_device('l4'), 4, host_link=LinkSpec('pcie', 32e9))",
+    lambda: [ClusterSpec.from_dict(json.loads(resources.files(__package__).joinpath(f"clusters/{name}.json").read_text(
+        "utf-8"))) for name in list_shipped("clusters")],
     lambda name: fold_name(name.replace(".", "_")))  # instances of clouds have dots in their names
 """Add a `ClusterSpec` to the catalogue, so that its name is known wherever a cluster is named."""
 
 
 def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
-    """The spec that ``cluster`` is or names: a name of the catalogue, an alias, or the path of a JSON file that holds
-    ``ClusterSpec.to_dict()``. Raises InputError with the nearest names for an unknown one.
-    """
+    """The spec that ``cluster`` is or names: a name, an alias, or the path of a JSON file. Raises InputError."""
     if isinstance(cluster, ClusterSpec):
         return cluster
     if not isinstance(cluster, str):

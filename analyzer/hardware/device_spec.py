@@ -142,7 +142,6 @@ class DeviceSpec:
         object.__setattr__(self, "calibration", self._check_calibration())
 
     def _check_calibration(self) -> dict[str, dict[str, float]]:
-        """A copy of the constants by family. Raises InputError where one is no finite number."""
         families = self.calibration
         if not isinstance(families, Mapping):
             raise self._error("calibration", families, "must be constants by family and name, such as "
@@ -176,9 +175,7 @@ class DeviceSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DeviceSpec:
         """The spec that ``to_dict`` gave, also after JSON. Raises InputError as the class does."""
-        fields = known_fields("DeviceSpec", cls, data)
-        if "name" not in fields:
-            raise InputError(f"DeviceSpec.from_dict({dict(data)!r}): has no 'name'")
+        fields = known_fields("DeviceSpec", cls, data, "name")
         rates = fields.get("flops_per_second")
         if isinstance(rates, Mapping):
             fields["flops_per_second"] = PeakRates(**known_fields("PeakRates", PeakRates, rates))
@@ -205,13 +202,16 @@ class DeviceSpec:
         return cls(**{**known, "name": name, **fields, "flops_per_second": PeakRates(**rates), "sources": sources})
 
 
-def known_fields(owner: str, cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """``data``, whose names are all fields of ``cls``. Raises InputError for one that is not."""
+def known_fields(owner: str, cls: type[Any], data: Mapping[str, Any], *needed: str) -> dict[str, Any]:
+    """``data``, whose names are all fields of ``cls``. Raises InputError for one that is not, or is ``needed``."""
     known = [f.name for f in dataclasses.fields(cls)]
     for name in data:
         if name not in known:
             raise InputError(
                 f"{owner}.from_dict: unknown field {name!r}{suggest(name, known)}; the fields are {', '.join(known)}")
+    for name in needed:
+        if name not in data:
+            raise InputError(f"{owner}.from_dict({dict(data)!r}): has no {name!r}")
     return dict(data)
 
 
@@ -252,9 +252,7 @@ def is_device_file(name: str) -> bool:
 
 
 def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
-    """The device that a file describes: as ``analyzer calibrate`` writes it, or JSON of `DeviceSpec.to_dict`. Raises
-    InputError for a file that cannot be read, is no JSON or describes no device.
-    """
+    """The device of a file, JSON of `DeviceSpec.to_dict` or `analyzer calibrate`'s. Raises InputError for others."""
     try:
         data = load_json(path)
     except OSError as error:
@@ -267,19 +265,12 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
         raise InputError(f"device file {os.fspath(path)!r}: holds a {type(data).__name__}, not the fields of a "
                          "DeviceSpec by name")
     try:
-        return decode_device(data)
-    except InputError as error:
+        # one that was written by hand need not say its format
+        return DeviceSpec.from_dict(FORMAT.read(data) if "format" in data or "version" in data else data)
+    except (InputError, ProfileFormatError) as error:
         raise InputError(f"device file {os.fspath(path)!r}: {error}") from error
 
 
 def encode_device(spec: DeviceSpec) -> str:
     """The text of a device's file."""
     return json.dumps({**FORMAT.head, **spec.to_dict()}, indent=1) + "\n"
-
-
-def decode_device(data: dict[str, Any]) -> DeviceSpec:
-    """The device of a decoded file; one that was written by hand need not say its format. Raises InputError."""
-    try:
-        return DeviceSpec.from_dict(FORMAT.read(data) if "format" in data or "version" in data else data)
-    except ProfileFormatError as error:
-        raise InputError(str(error)) from error

@@ -18,7 +18,7 @@ import torch
 
 from analyzer.errors import AnalyzerError, InputError
 
-from .allocator_options import MIN_BLOCK_BYTES, AllocatorOptions
+from .allocator_options import MIB, MIN_BLOCK_BYTES, AllocatorOptions
 from .allocator_segment import (
     Elsewhere,
     Instruction,
@@ -29,8 +29,7 @@ from .allocator_segment import (
     replay_best_fit,
     replay_one_by_one,
 )
-from .journal import Journal, JournalAction
-from .segment_memory import SegmentMemory
+from .segment_memory import Journal, JournalAction, SegmentMemory
 
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError"]
 
@@ -52,11 +51,8 @@ class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError)
             f"{capacity_bytes:,} bytes {allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
             + ("Fragmentation is the cause; expandable_segments:True avoids most of it" if unused_bytes >= short_bytes
                else "Try a smaller batch, activation checkpointing or a device with more memory"))
-        self.requested_bytes = requested_bytes
-        self.short_bytes = short_bytes
-        self.allocated_bytes = allocated_bytes
-        self.reserved_bytes = reserved_bytes
-        self.capacity_bytes = capacity_bytes
+        self.requested_bytes, self.short_bytes, self.capacity_bytes = requested_bytes, short_bytes, capacity_bytes
+        self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes
 
     def __reduce__(self) -> tuple[type[DeviceOutOfMemoryError], tuple[int, ...]]:
         return type(self), (self.requested_bytes, self.short_bytes, self.allocated_bytes, self.reserved_bytes,
@@ -225,7 +221,6 @@ class CachingAllocator(SegmentMemory):
         return self.options.rounded_bytes(nbytes) if nbytes else 0
 
     def block_of(self, place: Block | Span, stream: int = 0) -> Block:
-        """The handle on what `replay` left in a slot."""
         if isinstance(place, Block):
             return place
         assert place.requested_bytes is not None
@@ -239,9 +234,7 @@ class CachingAllocator(SegmentMemory):
 
     def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
                elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
-        """Repeat a sequence of `allocate` and `free` (see `allocator_replay`); the same as these one by one. A slot
-        then holds what `block_of` takes. The observer is told nothing: it is all in ``placements``.
-        """
+        """Repeat `allocate` and `free`; a slot then holds what `block_of` takes, and ``placements`` tell the rest."""
         before, self.observer = self.observer, placements.observe
         try:
             if self._is_best_fit and self.journal is None:
@@ -303,7 +296,6 @@ class CachingAllocator(SegmentMemory):
 
     # get_free_block
     def _find_free(self, pool: Pool, size_bytes: int) -> int:
-        """The place in ``pool.free`` of the span that serves a request best; -1: none does."""
         if self._collects_garbage and not pool.is_small:
             self._large_searches += 1
         free = pool.free
@@ -318,7 +310,7 @@ class CachingAllocator(SegmentMemory):
             found_bytes = free[index].size_bytes
             if size_bytes < self._max_split_bytes <= found_bytes:
                 return -1
-            rounding_bytes = self.options.max_non_split_rounding_bytes
+            rounding_bytes = (self.options.max_non_split_rounding_mb or self.options.large_segment_size_mb) * MIB
             if size_bytes >= self._max_split_bytes and found_bytes >= size_bytes + rounding_bytes:
                 return -1
         return index

@@ -191,11 +191,6 @@ class AllocatorOptions:
         """``large_segment_size_mb`` in bytes."""
         return self.large_segment_size_mb * MIB
 
-    @property
-    def max_non_split_rounding_bytes(self) -> int:
-        """``max_non_split_rounding_mb`` in bytes, its default resolved."""
-        return (self.max_non_split_rounding_mb or self.large_segment_size_mb) * MIB
-
     def rounded_bytes(self, requested_bytes: int) -> int:
         """The size of the block that a request gets, in bytes. Rule: ``round_size``."""
         if requested_bytes < MIN_BLOCK_BYTES:

@@ -5,8 +5,11 @@ Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAlloca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import groupby
+from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
 
@@ -52,14 +55,12 @@ class SegmentMemory:
 
     # get_pool, with a pool for each stream where PyTorch sorts one pool by stream
     def pool(self, stream: int, size_bytes: int) -> Pool:
-        """The pool that serves blocks of a size on a stream."""
         pools = self._small_pools if size_bytes <= SMALL_BYTES else self._large_pools
         if stream not in pools:
             pools[stream] = Pool(self, self.options, stream, is_small=size_bytes <= SMALL_BYTES)
         return pools[stream]
 
     def take_segments(self, segments: Iterable[Segment]) -> Iterator[Span]:
-        """Have segments like those of another memory; the live spans of these."""
         for theirs in segments:
             pool = self.pool(theirs.pool.stream, 0 if theirs.pool.is_small else SMALL_BYTES + 1)
             segment = self._segments[theirs.head.address] = Segment(theirs.head.address, 0, pool, theirs.page_bytes)
@@ -277,3 +278,36 @@ class SegmentMemory:
         if not span.is_split:
             pool.remove_unmapped(span)
             del self._segments[span.address]
+
+
+# What an allocator is asked for, so that the same can be asked of one that gets blocks back later.
+
+class JournalAction(IntEnum):
+    """What was asked for: ``ALLOCATE`` and ``USE`` (``record_stream``) name a stream, ``EMPTY`` is ``empty_cache``."""
+
+    ALLOCATE = 0
+    FREE = 1
+    USE = 2
+    EMPTY = 3
+
+
+class JournalEntry(NamedTuple):
+    """One request, and where in the run it was made, as the journal was told."""
+
+    action: JournalAction
+    place: Any
+    address: int
+    nbytes: int
+    stream: int
+
+
+@dataclass
+class Journal:
+    """The requests from one moment on."""
+
+    place: Callable[[], Any]  #: where in the run one is made
+    limit_bytes: int | None  #: all that the allocator may reserve
+    entries: list[JournalEntry] = field(default_factory=list)
+
+    def note(self, action: JournalAction, address: int = 0, nbytes: int = 0, stream: int = 0) -> None:
+        self.entries.append(JournalEntry(action, self.place(), address, nbytes, stream))

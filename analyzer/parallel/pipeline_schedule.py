@@ -39,15 +39,17 @@ class PipelineAction(NamedTuple):
         return f"{self.stage}{short}{'' if self.micro_batch is None else self.micro_batch}"
 
 
-_SHORT = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W", "send_forward": "SEND_F",
-          "recv_forward": "RECV_F", "send_backward": "SEND_B", "recv_backward": "RECV_B"}
+#: by the names that torch.distributed.pipelining has for them
+_KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "UNSHARD": "unshard",
+          "REDUCE_GRAD": "reduce_grad", "SEND_F": "send_forward", "RECV_F": "recv_forward", "SEND_B": "send_backward",
+          "RECV_B": "recv_backward"}
+_SHORT = {kind: short for short, kind in _KINDS.items()}
 
 #: The lists of all ranks of one pipeline, in the order of ranks.
 ActionLists = Sequence[Sequence[PipelineAction]]
 
 
 def place_stages(lists: ActionLists) -> dict[int, int]:
-    """The rank that each stage runs on."""
     return {action.stage: rank for rank, actions in enumerate(lists) for action in actions
             if action.kind in COMPUTE_KINDS and action.kind != "optimizer"}
 
@@ -68,9 +70,7 @@ def message_of(action: PipelineAction) -> tuple[str, int, int | None]:
 
 @dataclass(frozen=True)
 class StageAction:
-    """An action of a rank with its time: seconds since the step began; a transfer begins when both ends are there.
-    Fields are as in `PipelineAction`; ``peer`` is the rank at the other end of a transfer.
-    """
+    """A `PipelineAction` with its time, in seconds since the step began; ``peer`` is at the other end of a transfer."""
 
     rank: int
     kind: str
@@ -102,11 +102,6 @@ class RankTime:
     warmup_seconds: float
 
 
-_KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight", "UNSHARD": "unshard",
-          "REDUCE_GRAD": "reduce_grad", "SEND_F": "send_forward", "RECV_F": "recv_forward", "SEND_B": "send_backward",
-          "RECV_B": "recv_backward"}
-_ONE_STAGE = ("GPipe", "1F1B")
-
 
 def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> ActionLists:
     """What each rank does in one step of a schedule, sends and receives included. ``schedule`` is "megatron_1f1b", or a
@@ -128,9 +123,7 @@ def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank:
 
 
 def read_schedule(schedule: Any, ranks: int) -> ActionLists:
-    """The lists of a schedule of torch.distributed.pipelining, as it would run them; ``ranks`` of its pipeline group.
-    Raises InputError for a schedule whose order torch does not tell.
-    """
+    """The lists of a schedule of torch.distributed.pipelining. Raises InputError where torch tells no order."""
     lowered = getattr(schedule, "pipeline_order_with_comms", None)
     if lowered is not None:  # of a _PipelineScheduleRuntime: sends and receives are on the list
         return [list(_read(lowered[rank])) for rank in range(ranks)]
@@ -139,7 +132,10 @@ def read_schedule(schedule: Any, ranks: int) -> ActionLists:
         raise InputError(f"{name}: has no pipeline_order, which would tell what other ranks do")
     computed = [list(_read(order[rank])) for rank in range(ranks)]
     if name == "ScheduleGPipe":
-        return _send_when_done(computed)
+        # receives are waited for by what needs them, sends by nothing: ``ScheduleGPipe._step_microbatches``
+        stages = place_stages(computed)
+        return [[step for a in actions for step in (*_edges(a, stages, "recv"), a, *_edges(a, stages, "send"))]
+                for actions in computed]
     if name == "Schedule1F1B":
         return _one_forward_one_backward(ranks, schedule._n_microbatches, waits_for_sends=False)
     return _wait_for_transfers(computed)  # PipelineScheduleMulti._step_microbatches waits for every step's transfers
@@ -229,17 +225,8 @@ class _Transfers:
         self.actions += [a._replace(batch=self._batches, waits=waits) for a in actions if a is not None]
 
 
-def _send_when_done(lists: ActionLists) -> ActionLists:
-    """Receives are waited for by what needs them, sends by nothing: ``ScheduleGPipe._step_microbatches``."""
-    ranks = place_stages(lists)
-    return [[step for a in actions for step in (*_edges(a, ranks, "recv"), a, *_edges(a, ranks, "send"))]
-            for actions in lists]
-
-
 def _wait_for_transfers(lists: ActionLists) -> ActionLists:
-    """After each forward, backward or pair of them, a batch of what it gives and what the next one needs is waited for:
-    Megatron-LM's interleaved schedule without ``overlap_p2p_comm``.
-    """
+    """Megatron-LM's interleaved schedule without ``overlap_p2p_comm``: a batch after each forward, backward or pair."""
     ranks, out = place_stages(lists), []
     for actions in lists:
         groups = list(_pair(actions))

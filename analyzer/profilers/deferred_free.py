@@ -9,7 +9,7 @@ from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulating
 from analyzer.memory.allocator import Block, CachingAllocator
-from analyzer.memory.journal import JournalAction
+from analyzer.memory.segment_memory import JournalAction
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import AllocatorEvent

@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING
 from analyzer.output import find_later
 
 if TYPE_CHECKING:
-    from .lora import LoraSpec
-    from .recipe import Recipe
+    from .recipe import LoraSpec, Recipe
 
 __all__ = ["LoraSpec", "Recipe"]
 
 # `import analyzer` needs the optimizers here alone
-__getattr__ = find_later(__name__, {"LoraSpec": "analyzer.recipe.lora", "Recipe": "analyzer.recipe.recipe"})
+__getattr__ = find_later(__name__, {"LoraSpec": "analyzer.recipe.recipe", "Recipe": "analyzer.recipe.recipe"})
 
 
 def __dir__() -> list[str]:

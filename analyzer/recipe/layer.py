@@ -1,7 +1,7 @@
 """The layers that a name or pattern selects, kernels that replace their code."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,11 +41,11 @@ def list_heads(model: nn.Module) -> set[nn.Module]:
 
 
 def replace_layers(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> int:
-    """Put ``make(path, module)`` in the place of each module but heads, where it gives one; how many it gave. What is
-    used in two places is replaced in both by one.
-    """
+    """Put ``make(path, module)``, where it gives one, in the place of each module but heads; how many it gave."""
     heads, made = list_heads(model), {}
-    for parent, name, path, module in list(_walk(model)):
+    for parent, name, path, module in [
+            (owner, key, f"{path}.{key}" if path else key, child) for path, owner in model.named_modules()
+            for key, child in owner._modules.items() if child is not None]:
         if module in heads:
             continue
         if module not in made:
@@ -54,14 +54,6 @@ def replace_layers(model: nn.Module, make: Callable[[str, nn.Module], nn.Module 
         if found is not None:
             setattr(parent, name, found)
     return sum(found is not None for found in made.values())
-
-
-def _walk(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
-    """Parent, name, path and module of all modules below ``model``."""
-    for path, parent in model.named_modules():
-        for name, module in parent._modules.items():
-            if module is not None:
-                yield parent, name, f"{path}.{name}" if path else name, module
 
 
 # Kernels of quantized weights and states, as operators of their own: bitsandbytes' CUDA kernels each write one result

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,12 +33,6 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def _list_updated(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each parameter that has a gradient, after its group."""
-    for group in optimizer.param_groups:
-        yield from [(group, parameter) for parameter in group["params"] if parameter.grad is not None]
-
-
 class AdamW8bit(torch.optim.Optimizer):
     """AdamW whose two states are codes of a byte an element with a float32 scale for each 256; parameters below 4,096
     elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`). A kernel updates one
@@ -52,9 +46,8 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update each parameter that has a gradient."""
         loss = _evaluate(closure)
-        for group, parameter in _list_updated(self):
+        for group, parameter in [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]:
             state = self.state[parameter]
             if not state:
                 self._begin(parameter, state)
@@ -86,7 +79,6 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def _update(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float, beta1: float,
             beta2: float, eps: float, weight_decay: float) -> None:
-    """AdamW on states in float32, in place."""
     first.lerp_(gradient.float(), 1 - beta1)
     second.mul_(beta2).addcmul_(gradient.float(), gradient.float(), value=1 - beta2)
     root = (second / (1 - beta2**step)).sqrt_().add_(eps)
@@ -148,7 +140,6 @@ class OffloadedAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step on both sides."""
         loss = _evaluate(closure)
         if self.on_device is not None:
             self.on_device.step()
@@ -191,9 +182,7 @@ def _fold(name: str) -> str:
 
 
 def find_optimizer(optimizer: str | OptimizerFactory | None) -> Callable[..., torch.optim.Optimizer] | None:
-    """The factory that ``optimizer`` names or is: one of `OPTIMIZERS`, or ``module:Class``, which is imported. Raises
-    InputError for an unknown name.
-    """
+    """The factory that ``optimizer`` is, or names: one of `OPTIMIZERS`, or ``module:Class``. Raises InputError."""
     if optimizer is None or callable(optimizer):
         return optimizer
     if isinstance(optimizer, str) and (name := fold_optimizer(optimizer)) in OPTIMIZERS:

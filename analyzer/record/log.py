@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.memory.journal import Journal
+from analyzer.memory.segment_memory import Journal
 from analyzer.meta.spec import Signature
 
 from .call_table import CallTable, OpCall

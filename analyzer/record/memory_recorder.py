@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.memory.allocator import Block, CachingAllocator
-from analyzer.memory.journal import Journal, JournalAction
+from analyzer.memory.segment_memory import Journal, JournalAction
 from analyzer.meta.address_space import MetaStorage, Region, find_storage
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of

@@ -13,9 +13,8 @@ import torch
 
 from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.output import print_error
-from analyzer.recipe.lora import LoraSpec
 from analyzer.recipe.quantize import DTYPES as FLOATING
-from analyzer.recipe.recipe import Recipe
+from analyzer.recipe.recipe import LoraSpec, Recipe
 from analyzer.record.collector import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, Target, parse_inputs
@@ -51,20 +50,16 @@ def read_recipe(arguments: argparse.Namespace) -> Recipe:
 
 
 def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:
-    """The dtype that ``--autocast`` names."""
     return None if arguments.autocast is None else DTYPES[arguments.autocast]
 
 
 def find_step(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """The arguments of `analyzer.profile` that say what a step is."""
     return {"autocast": find_autocast(arguments), **recipe.profile_options(arguments.mode)}
 
 
 def choose_inputs(target: Target, texts: Sequence[str], train: bool,
                   dtype: torch.dtype | None = None) -> tuple[InputSpec, ...]:
-    """What to call the model with, floating inputs in ``dtype`` where one is given. Raises InputError where neither
-    ``--input`` nor the target says it.
-    """
+    """What to call the model with, floating inputs in ``dtype``. Raises InputError where nothing says it."""
     specs = target.choose_inputs(parse_inputs(texts), train=train)
     if specs is None:
         raise InputError(f"{target.name}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
@@ -76,7 +71,6 @@ def choose_inputs(target: Target, texts: Sequence[str], train: bool,
 
 
 def make_inputs(specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named tensors without data."""
     return tuple(s.make() for s in specs if s.name is None), {s.name: s.make() for s in specs if s.name is not None}
 
 

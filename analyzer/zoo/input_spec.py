@@ -17,10 +17,10 @@ from analyzer.errors import InputError, MissingExtraError
 from .torchvision_ops import define_torchvision_ops
 
 # The `--input` of the command line: which tensors a model is called with.
-#
 # A text is `[NAME=][DTYPE:]SIZES`, sizes joined by `x`: `8x3x224x224`, `int64:8x512`, `input_ids=int64:8x512`. Without
 # a name the tensor is a positional argument, without a dtype it is float32; `scalar` is a tensor of no dimensions.
 
+_SIZES = r"[0-9]+(x[0-9]+)*"
 GRAMMAR = "[NAME=][DTYPE:]SIZES, like 8x3x224x224 or input_ids=int64:8x512"
 
 _TORCH_NAMES = (
@@ -51,7 +51,6 @@ class InputSpec:
     shape: tuple[int, ...]
 
     def make(self, device: str | torch.device = "meta") -> torch.Tensor:
-        """An empty tensor of this dtype and shape."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def fill(self, device: str | torch.device) -> torch.Tensor:
@@ -66,7 +65,6 @@ class InputSpec:
         return None
 
     def cast(self, dtype: torch.dtype) -> InputSpec:
-        """The same input, in ``dtype`` where it is floating."""
         return replace(self, dtype=dtype) if self.dtype.is_floating_point else self
 
     def find_dims(self, size: str) -> tuple[int, ...]:
@@ -78,7 +76,6 @@ class InputSpec:
                 "image": (dims - 2, dims - 1) if dims >= 4 and is_floating else ()}[size]
 
     def resize(self, size: str, value: int) -> InputSpec:
-        """The same input with ``value`` in those dimensions."""
         places = self.find_dims(size)
         return replace(self, shape=tuple([value if i in places else n for i, n in enumerate(self.shape)]))
 
@@ -88,17 +85,26 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read one `--input`. Raises InputError, which repeats the text and says what part of it is wrong."""
     name, equals, rest = text.rpartition("=")
     if equals and not name.isidentifier():
         raise InputError(f"--input {text}: {name!r} is no argument name; write {GRAMMAR}")
-    dtype, colon, sizes = rest.rpartition(":")
-    return InputSpec(name if equals else None,
-                     _parse_dtype(dtype, text) if colon else torch.float32, _parse_shape(sizes, text))
+    word, colon, sizes = rest.rpartition(":")
+    dtype = DTYPES.get(word) if colon else torch.float32
+    if dtype is None:
+        near = difflib.get_close_matches(word, DTYPES, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "take one of torch's, like float32, bfloat16 or int64"
+        raise InputError(f"--input {text}: unknown dtype {word!r}; {hint}")
+    if sizes != "scalar" and not re.fullmatch(_SIZES, sizes):
+        mended = re.sub(r"[\s,*X×]+", "x", sizes.strip("()[] "))  # how people also write shapes
+        hint = f"did you mean {mended}?" if re.fullmatch(_SIZES, mended) else f"write {GRAMMAR}"
+        raise InputError(f"--input {text}: {sizes!r} is no shape; {hint}")
+    shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
+    if 0 in shape:
+        raise InputError(f"--input {text}: a size of 0 leaves nothing to profile; every size must be at least 1")
+    return InputSpec(name if equals else None, dtype, shape)
 
 
 def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
-    """Read several `--input`, in their order. Raises InputError, also where a name is given twice."""
     specs: list[InputSpec] = []
     for text in texts:
         spec = parse_input(text)
@@ -106,28 +112,6 @@ def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
             raise InputError(f"--input {text}: {spec.name!r} is given twice")
         specs.append(spec)
     return tuple(specs)
-
-
-def _parse_dtype(word: str, text: str) -> torch.dtype:
-    dtype = DTYPES.get(word)
-    if dtype is None:
-        near = difflib.get_close_matches(word, DTYPES, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "take one of torch's, like float32, bfloat16 or int64"
-        raise InputError(f"--input {text}: unknown dtype {word!r}; {hint}")
-    return dtype
-
-
-def _parse_shape(sizes: str, text: str) -> tuple[int, ...]:
-    if sizes == "scalar":
-        return ()
-    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", sizes):
-        mended = re.sub(r"[\s,*X×]+", "x", sizes.strip("()[] "))  # how people also write shapes
-        hint = f"did you mean {mended}?" if re.fullmatch(r"[0-9]+(x[0-9]+)*", mended) else f"write {GRAMMAR}"
-        raise InputError(f"--input {text}: {sizes!r} is no shape; {hint}")
-    shape = tuple(map(int, sizes.split("x")))
-    if 0 in shape:
-        raise InputError(f"--input {text}: a size of 0 leaves nothing to profile; every size must be at least 1")
-    return shape
 
 
 DEFAULT_BATCH = 8  # any number serves; above 1, for batch norm over a pooled 1x1 map refuses to train on one sample

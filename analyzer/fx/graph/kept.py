@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +21,13 @@ _CAST = torch.ops.aten._to_copy.default
 
 
 class KeptResults:
-    """What ``torch.utils.checkpoint`` needs to leave out some of a function's calls when it runs it again.
-
-    Calls inside ``with kept:`` (or ``with kept.on_host:``) in a function checkpointed with ``context_fn=kept.contexts``
-    run once: when the function runs again, their operators return what they returned the first time. Each result is
-    given out once, so that it is freed as early as a saved tensor; in a second backward pass through the same graph the
-    operators run. Operators that write in place to kept results, or to buffers, are left out too. Random numbers that
-    kept calls drew are skipped, unless ``skips_draws`` is false, as for a checkpoint that does not put the generator's
-    state back. The second run leaves buffers of the modules of ``root`` at ``paths`` as they were. Use one object for
-    each call of ``checkpoint``.
-
-    Raises RuntimeError in backward where a kept result was written to after the function returned.
+    """What ``torch.utils.checkpoint`` needs to leave out some of a function's calls when it runs it again: those inside
+    ``with kept:`` (or ``with kept.on_host:``) in a function checkpointed with ``context_fn=kept.contexts``. Each result
+    is given out once, so that it is freed as early as a saved tensor; in a second backward pass the operators run.
+    Operators that write in place to kept results, or to buffers, are left out too. Random numbers that kept calls drew
+    are skipped where ``skips_draws``. The second run leaves buffers of the modules of ``root`` at ``paths`` as they
+    were. Use one object for each call. Raises RuntimeError in backward where a kept result was written to after the
+    function returned.
     """
 
     def __init__(self, root: nn.Module | None = None, *paths: str, skips_draws: bool = True) -> None:
@@ -44,21 +42,19 @@ class KeptResults:
         self.owned: StorageTable[list[_Result]] = StorageTable()
         #: storages of what was given out in the present recomputation
         self.given: StorageTable[bool] = StorageTable()
-        self.on_host = _OnHost(self)
+        self.on_host = _Block(partial(self.enter, offloads=True), self.__exit__)
 
-    def contexts(self) -> tuple[_Phase, _Phase]:
+    def contexts(self) -> tuple[_Block, _Block]:
         """What is around the function, and what is around it when it runs again."""
-        return _Phase(self, _Recording), _Phase(self, _Replaying)
+        return _Block(partial(self.begin, _Recording), self.end), _Block(partial(self.begin, _Replaying), self.end)
 
     def begin(self, mode: type[_Recording] | type[_Replaying]) -> None:
-        """The function, or its recomputation, begins."""
         self._mode, self._next, self.given = mode, 0, StorageTable()
         if mode is _Replaying:
             self._buffers = [(b, b.detach().clone()) for module in self._modules if module.training
                              for b in module.buffers()]
 
-    def end(self) -> None:
-        """The function, or its recomputation, has ended."""
+    def end(self, *exc: Any) -> None:
         if self._mode is _Recording:
             for result in tree_leaves([ret.value for call in self._calls for row in call.returns.values()
                                        for ret in row if ret is not None]):
@@ -72,7 +68,6 @@ class KeptResults:
         self._mode = None
 
     def enter(self, offloads: bool) -> None:
-        """A kept call begins."""
         if self._mode is None:  # without gradients, nothing is checkpointed
             self._entered.append(None)
             return
@@ -94,33 +89,20 @@ class KeptResults:
 
 
 @dataclass
-class _OnHost:
-    kept: KeptResults
+class _Block:
+    """A block that can be entered again, as a recomputation is."""
+
+    enter: Callable[[], None]
+    leave: Callable[..., None]
 
     def __enter__(self) -> None:
-        self.kept.enter(offloads=True)
+        self.enter()
 
     def __exit__(self, *exc: Any) -> None:
-        self.kept.__exit__(*exc)
-
-
-@dataclass
-class _Phase:
-    """The first run of the function, or a recomputation. (A class, as a recomputation can be entered again.)"""
-
-    kept: KeptResults
-    mode: type[_Recording] | type[_Replaying]
-
-    def __enter__(self) -> None:
-        self.kept.begin(self.mode)
-
-    def __exit__(self, *exc: Any) -> None:
-        self.kept.end()
+        self.leave(*exc)
 
 
 class _Result:
-    """A tensor that an operator returned."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | HostTensor | None = alias_with_version(tensor)
         self.version = -1
@@ -144,8 +126,6 @@ class _Argument:
 
 
 class _Return(NamedTuple):
-    """What one operator returned, with a `_Result` or `_Argument` for each tensor."""
-
     value: Any
     writes_to_owned: bool
     generator: GeneratorState | None  #: after it ran
@@ -153,15 +133,11 @@ class _Return(NamedTuple):
 
 @dataclass
 class _Call:
-    """What the operators of one kept call returned, in order."""
-
     offloads: bool
     returns: dict[Any, list[_Return | None]] = field(default_factory=dict)  #: by operator; None where given out
 
 
 class _Recording(TorchDispatchMode):
-    """Notes what the operators of a kept call return."""
-
     def __init__(self, kept: KeptResults, call: _Call) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._owned, self._call = kept.owned, call
@@ -215,8 +191,6 @@ class _Recording(TorchDispatchMode):
 
 
 class _Replaying(TorchDispatchMode):
-    """Gives out what the operators of a kept call returned."""
-
     def __init__(self, kept: KeptResults, call: _Call) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._given, self._returns, self._skips_draws = kept.given, call.returns, kept.skips_draws
@@ -249,7 +223,6 @@ class _Replaying(TorchDispatchMode):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that a call of ``func`` writes to, as its schema says."""
     if not isinstance(func, torch._ops.OpOverload):
         return []
     found = [args[i] if i < len(args) else kwargs.get(name) for i, name, _ in describe_operator(func).mutated]

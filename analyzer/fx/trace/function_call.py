@@ -16,10 +16,8 @@ from torch.fx.node import _get_qualified_name
 
 
 class CallTarget:
-    """A callable around ``wrapped``, equal to every other around the same, pickled by reference to it.
-
-    torch.fx names a target in generated code by ``__module__`` and ``__name__``; names under ``torch`` would be taken
-    for paths.
+    """A callable around ``wrapped``, equal to every other around the same, pickled by reference to it. torch.fx names
+    it by ``__module__`` and ``__name__``, and takes names under ``torch`` for paths.
     """
 
     def __init__(self, wrapped: Any) -> None:
@@ -30,7 +28,6 @@ class CallTarget:
         self.__module__ = "function" if module.startswith("torch") or not module else module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what is wrapped."""
         return self.wrapped(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -58,7 +55,6 @@ class ApplyFunction(CallTarget):
     """``Function.apply`` of a custom `torch.autograd.Function`, the class of which is ``wrapped``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply the function."""
         return self.wrapped.apply(*args, **kwargs)
 
 
@@ -107,7 +103,6 @@ class BuildFunction(CallTarget):
         self.wrapped = self._rebuild(*[CellType() for _ in wrapped.__closure__])
 
     def __call__(self, *values: Any) -> Any:
-        """The function around ``values``."""
         return self._rebuild(*[CellType(v.module if isinstance(v, HeldModule) else v) for v in values])
 
     def _rebuild(self, *cells: CellType) -> FunctionType:
@@ -138,7 +133,6 @@ def _is_nameable(func: Any) -> bool:
 
 
 def qualified_name(func: Any) -> str | None:
-    """The name under which torch has a function; None for others."""
     if isinstance(func, CallTarget) or not hasattr(func, "__name__") or not _is_from_torch(func):
         return None
     try:
@@ -150,7 +144,6 @@ def qualified_name(func: Any) -> str | None:
 
 
 def find_by_name(name: str) -> Any:
-    """What torch has under a qualified name, or None."""
     found: Any = torch
     for part in name.split(".")[1:]:
         found = getattr(found, part, None)
@@ -207,10 +200,7 @@ class NodeCall(NamedTuple):
 
 
 def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operator: str = "") -> NodeCall:
-    """Tensor methods become ``call_method``, operators and properties the Python functions that stand for them.
-
-    ``operator`` is the one that is being evaluated, if any: ``"__add__"``.
-    """
+    """The node of a call, which is that of an ``operator`` such as ``"__add__"`` if one is being evaluated."""
     name = _name_of(func)
     if operator and getattr(Tensor, METHOD_OF[operator]) is func:
         name, func = operator, getattr(Tensor, operator)
@@ -237,7 +227,6 @@ def _name_of(func: Any) -> str:
 
 
 def writes(func: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call changes a tensor that exists."""
     name = _name_of(func)
     if name in EFFECTS or name in IN_PLACE_OF or kwargs.get("out") is not None:
         return True
@@ -247,18 +236,14 @@ def writes(func: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def is_functional(func: Any) -> bool:
-    """Whether a function is one of torch.nn.functional that is written in Python."""
     return isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional"
 
 
 def read_state(func: Any) -> str:
-    """Which of `STATES` a call asks for; an empty text for none."""
     name = _name_of(func)
-    if name == "__get__":
-        name = str(getattr(getattr(func, "__self__", None), "__name__", ""))
+    name = str(getattr(getattr(func, "__self__", None), "__name__", "")) if name == "__get__" else name
     return name if name in STATES else ""
 
 
 def reads_size(func: Any) -> bool:
-    """Whether a call tells Python code how large a tensor is."""
     return _name_of(func) in _SIZES or getattr(func, "__self__", None) is Tensor.shape

@@ -28,8 +28,8 @@ from analyzer.replay.state_value import MISSING, look_up
 
 from .function_call import BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
 from .input_check import keep_contents
+from .module_state import RegionStack
 from .outline import expected_structure, keep_numbers, keep_structure, numbers_of
-from .region_stack import RegionStack
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "dropout", "rrelu",
            "gumbel_softmax", "fractional_max_pool")
@@ -40,10 +40,7 @@ _NOWHERE: dict[str, Any] = {"region": (), "module_path": "", "module_stack": (),
 
 
 class NodeWriter:
-    """A graph that is being written. Each tensor is mapped to the node that made it.
-
-    One without a node is a parameter or buffer of the root, or a constant that the graph module will hold.
-    """
+    """A graph that is being written: tensors are mapped to nodes; one without is the root's, or a constant."""
 
     def __init__(self, state: MetaState, borrowed: Borrowed, replays_checkpoints: bool) -> None:
         self.state, self.borrowed = state, borrowed
@@ -73,14 +70,12 @@ class NodeWriter:
             self.paused -= 1
 
     def placeholder(self, name: str, default: tuple[Any, ...], value: Any) -> None:
-        """An argument of the forward, with what is inside it."""
         node = self.graph.create_node("placeholder", name, default, name=name.lstrip("*"))
         node.meta.update(_NOWHERE)
         self.dependent.add(node)
         self.bind(value, node)
 
     def output(self, value: Any) -> None:
-        """The result of the forward; ends the graph."""
         self.graph.output(self.to_argument(value)).meta.update(_NOWHERE)
         for unused in reversed(self.optional):
             if not unused.users:
@@ -133,11 +128,9 @@ class NodeWriter:
             return value.clone().to(device_of(tensor))
 
     def attribute(self, key: Any, prefix: str, value: Any) -> fx.Node:
-        """A ``get_attr`` node of something that only the graph module holds."""
         return self._attribute_node(key, self._hold(prefix, value))
 
     def _hold(self, prefix: str, value: Any) -> str:
-        """The name under which the graph module holds what has no path."""
         known = next((name for name, held in self.constants.items() if held is value), None)
         name = known or f"{prefix}{sum(n.startswith(prefix) for n in self.constants)}"
         self.constants[name] = value
@@ -152,7 +145,6 @@ class NodeWriter:
         return node
 
     def module_node(self, module: nn.Module) -> fx.Node:
-        """The node of a module that is an argument."""
         target = self.module_target(module)
         if target:
             return self._attribute_node(module, target)
@@ -201,7 +193,6 @@ class NodeWriter:
         return self.attribute(value, "_object", value)
 
     def _rebuild(self, value: Any) -> fx.Node:
-        """A node that makes an object like ``value`` from its parts."""
         kind = type(value)
         if isinstance(value, tuple):
             parts = tuple(self.to_argument(v) for v in value)
@@ -230,7 +221,6 @@ class NodeWriter:
         return self.call(keep_numbers, node, numbers, place) if numbers else node
 
     def create(self, call: NodeCall) -> fx.Node:
-        """A node for ``call``, whose arguments hold tensors."""
         args = tuple([self.to_argument(a) for a in call.args])
         kwargs = {k: self.to_argument(v) for k, v in call.kwargs.items()} if call.kwargs else {}
         node = self.create_from(NodeCall(call.op, call.target, args, kwargs))
@@ -239,15 +229,12 @@ class NodeWriter:
         return node
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> fx.Node:
-        """A node that calls a function, given nodes."""
         return self.create_from(NodeCall("call_function", function, args, kwargs))
 
     def call_method(self, name: str, *args: Any) -> fx.Node:
-        """A node that calls a method, given nodes."""
         return self.create_from(NodeCall("call_method", name, args, {}))
 
     def create_from(self, call: NodeCall) -> fx.Node:
-        """A node for ``call``, whose arguments hold nodes."""
         node = self.graph.create_node(call.op, call.target)
         node.args = call.args  # given to create_node, they would be searched for symbolic sizes
         if call.kwargs:
@@ -263,11 +250,9 @@ class NodeWriter:
         return node
 
     def where(self) -> str:
-        """Path of the module that runs."""
         return self.modules[-1][0] if self.modules else ""
 
     def map(self, tensor: Any, node: fx.Node) -> None:
-        """Let ``node`` stand for a tensor, or for a container that a call returned."""
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
 

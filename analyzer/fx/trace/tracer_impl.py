@@ -43,7 +43,6 @@ class LeafRegistry(Registry[Any, Callable[..., Any]]):
     """Registers functions, or classes with their subclasses, by plain call or as a decorator."""
 
     def __call__(self, key: Any, impl: Callable[..., Any] | None = None, *, override: bool = False) -> Any:
-        """Register ``key``, which runs ``impl`` or itself, and return it."""
         super().__call__(key, impl or key, override=override)
         return key
 
@@ -122,7 +121,6 @@ def _is_leaf_class(kind: Any, registered: int) -> bool:
 
 
 def find_leaf_impl(module: nn.Module) -> Impl | None:
-    """What is registered to run in place of the forward of ``module``, if anything."""
     return next((impl for cls in type(module).__mro__
                  if (impl := register_leaf_module_impl.find(cls)) is not None), None)
 
@@ -136,7 +134,6 @@ _BIASED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d
 
 
 def splits(module: nn.Module) -> bool:
-    """Whether ``module`` is a layer whose bias is to be added by its own node."""
     return type(module) in _BIASED_LAYERS and getattr(module, "bias", None) is not None
 
 
@@ -164,20 +161,15 @@ for _dims in (1, 2, 3):
     _split(getattr(functional, f"conv_transpose{_dims}d"), _dims)
 
 
-def _scaled_sum(product: Tensor, input: Tensor, beta: float, alpha: float) -> Tensor:
-    """``beta * input + alpha * product``; with beta 0, input is not read (it may hold NaN), as addmm documents."""
-    if alpha != 1:
-        product = product * alpha
-    if beta == 0:
-        return product
-    return _add(product, input if beta == 1 else input * beta)
-
-
 def _split_sum(function: Any, multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
     def apart(input: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **rest: Any) -> Any:
         if rest:  # out, out_dtype: one call decides
             return function(input, *factors, beta=beta, alpha=alpha, **rest)
-        return _scaled_sum(multiply(*factors), input, beta, alpha)
+        product = multiply(*factors)
+        product = product if alpha == 1 else product * alpha
+        if beta == 0:  # input is not read, as addmm documents: it may hold NaN
+            return product
+        return _add(product, input if beta == 1 else input * beta)
 
     BIAS_SPLITS[function] = apart
 

@@ -32,10 +32,8 @@ WELFORD_INSTRUCTIONS, GRADIENT_INSTRUCTIONS = 64, 25
 def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
                     written_itemsize: int | None = None) -> KernelTime | None:
     """Forward: each row is read twice, the second time from the last cache where the rows in work fit it."""
-    if (machine := read_machine(device)) is None:
-        return None
-    if rows == 0:
-        return NO_TIME
+    if (machine := read_machine(device)) is None or rows == 0:
+        return machine and NO_TIME
     row = columns * itemsize
     written = columns * (written_itemsize or itemsize)
     again = missed_fraction(machine.multiprocessors * ROW_BLOCKS * (row + written), machine)
@@ -47,13 +45,9 @@ def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
 
 def layer_norm_backward_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, of_input: bool = True,
                              of_weight: bool = True) -> KernelTime | None:
-    """Backward: a block a row for the input's gradient; 32 columns a block for those of weight and bias, so that a
-    short row leaves most of the device idle.
-    """
-    if (machine := read_machine(device)) is None:
-        return None
-    if rows == 0:
-        return NO_TIME
+    """Backward: a block a row for the input's gradient, and one for 32 columns of those of weight and bias."""
+    if (machine := read_machine(device)) is None or rows == 0:
+        return machine and NO_TIME
     parts = []
     nbytes = rows * columns * itemsize
     if of_input:
@@ -64,9 +58,7 @@ def layer_norm_backward_time(rows: int, columns: int, itemsize: int, device: Dev
 
 
 def column_sum_time(rows: int, columns: int, nbytes: int, machine: Machine) -> KernelTime:
-    """The gradients of weight and bias: a block of 32 columns goes through all rows, 256 at a time; where rows are
-    very many and columns few, partial sums first (``LaunchGammaBetaBackwardCUDAKernel``).
-    """
+    """The gradients of weight and bias: 32 columns a block, 256 rows a time (``LaunchGammaBetaBackwardCUDAKernel``)."""
     blocks = -(-columns // COLUMNS)
     if rows > 64 * 1024 and blocks < machine.multiprocessors / 2:
         return kernel_time(machine, nbytes, kernels=2)
@@ -77,9 +69,7 @@ def column_sum_time(rows: int, columns: int, nbytes: int, machine: Machine) -> K
 
 
 def channel_seconds(channels: int, loads: int, instructions: float, machine: Machine, missed: float = 1.0) -> float:
-    """Seconds of blocks of 512 threads, one a channel, each thread making ``loads`` that follow each other; blocks on
-    one multiprocessor share its issue slots. ``missed``: the part of the loads that the last cache does not hold.
-    """
+    """Seconds of blocks of 512 threads, one a channel, of ``loads`` in a row, ``missed`` of them not in the cache."""
     resident = machine.resident_threads // BLOCK_THREADS
     waves = -(-channels // (machine.multiprocessors * resident))
     together = min(-(-channels // machine.multiprocessors), resident)
@@ -89,18 +79,14 @@ def channel_seconds(channels: int, loads: int, instructions: float, machine: Mac
 
 
 def channel_loads(batch: int, positions: int) -> int:
-    """Loads of each of 512 threads that go through a channel: as many threads along the positions as the next power of
-    two, the others along the batch (``getNumThreads``).
-    """
+    """Loads of each of 512 threads of a channel, along positions as the next power of two (``getNumThreads``)."""
     along = min(max(32, 1 << (max(positions, 1) - 1).bit_length()), BLOCK_THREADS)
     return -(-batch // max(1, BLOCK_THREADS // along)) * -(-positions // along)
 
 
 def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: int, device: DeviceSpec, *,
                            training: bool = True) -> KernelTime | None:
-    """PyTorch's own kernels: statistics by one block a channel, then a pointwise kernel of a block for each image and
-    channel.
-    """
+    """PyTorch's own: statistics by one block a channel, then a pointwise kernel, a block for each image and channel."""
     if (machine := read_machine(device)) is None:
         return None
     elements = batch * channels * positions
@@ -121,19 +107,15 @@ def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: 
 def native_batch_norm_backward_time(batch: int, channels: int, positions: int, itemsize: int,
                                     device: DeviceSpec) -> KernelTime | None:
     """PyTorch's own kernel: one block a channel goes through it twice."""
-    if (machine := read_machine(device)) is None:
-        return None
-    if batch * channels * positions == 0:
-        return NO_TIME
+    if (machine := read_machine(device)) is None or batch * channels * positions == 0:
+        return machine and NO_TIME
     seconds = 2 * channel_seconds(channels, channel_loads(batch, positions), GRADIENT_INSTRUCTIONS, machine)
     return kernel_time(machine, 5 * batch * channels * positions * itemsize, waiting=seconds)
 
 
 def cudnn_batch_norm_time(batch: int, channels: int, positions: int, itemsize: int, device: DeviceSpec, *,
                           backward: bool = False) -> KernelTime | None:
-    """CuDNN's kernels in training: a block of 512 threads a channel with 16 bytes each under way. Forward reads a
-    channel twice unless it fits the multiprocessor, and writes it; backward reads two twice and writes one.
-    """
+    """CuDNN's kernels in training: a block a channel, which is read twice unless it fits the multiprocessor."""
     if (machine := read_machine(device)) is None:
         return None
     channel = batch * positions * itemsize
@@ -163,13 +145,9 @@ def cudnn_normalize_time(batch: int, channels: int, positions: int, itemsize: in
 
 def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool = True,
                             backward: bool = False) -> KernelTime | None:
-    """Batches whose channels lie side by side: sums over the columns of a tall matrix by many blocks, then a pointwise
-    kernel. Forward reads twice and writes; backward reads two tensors twice and writes one.
-    """
-    if (machine := read_machine(device)) is None:
-        return None
-    if nbytes == 0:
-        return NO_TIME
+    """Batches whose channels lie side by side: sums over the columns of a tall matrix, then a pointwise kernel."""
+    if (machine := read_machine(device)) is None or nbytes == 0:
+        return machine and NO_TIME
     tensors = 2 if backward else 1
     apply = kernel_time(machine, (tensors + 1) * nbytes)
     if not training and not backward:
@@ -179,13 +157,9 @@ def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool =
 
 
 def moments_time(groups: int, elements: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
-    """Mean and variance of each group of elements that lie side by side, by a block each: few groups leave most of the
-    device idle.
-    """
-    if (machine := read_machine(device)) is None:
-        return None
-    if groups * elements == 0:
-        return NO_TIME
+    """Mean and variance of groups of neighbours, a block each: few groups leave most of the device idle."""
+    if (machine := read_machine(device)) is None or groups * elements == 0:
+        return machine and NO_TIME
     missed = missed_fraction(groups * elements * itemsize, machine)
     seconds = channel_seconds(groups, -(-elements // BLOCK_THREADS), WELFORD_INSTRUCTIONS, machine, missed)
     return kernel_time(machine, groups * elements * itemsize, waiting=seconds)

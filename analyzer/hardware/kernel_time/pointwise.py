@@ -11,7 +11,6 @@ from analyzer.hardware.device_spec import DeviceSpec
 from .estimate import NO_TIME, KernelTime, find_constants, join, join_known
 
 # What kernels that stream through memory have in common: pointwise, reductions, norms, copies, gathers, optimizers.
-#
 # Such a kernel starts, fills the memory system and then moves bytes at what memory really gives, unless its
 # instructions or the latency of its loads take longer. High bandwidth memory (HBM) gives more of its rate than GDDR.
 
@@ -74,10 +73,7 @@ def read_machine(device: DeviceSpec) -> Machine | None:
 
 def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, waiting: float = 0.0,
                 kernels: int = 1) -> KernelTime:
-    """Kernels that together move ``nbytes`` and issue ``instructions``, and whose threads wait ``waiting`` seconds for
-    loads that follow each other: the longest of the three. Starting a kernel overlaps with its first loads. What waits
-    is less certain than what streams.
-    """
+    """Kernels that move ``nbytes``, issue ``instructions`` and wait ``waiting`` seconds: the longest of the three."""
     memory = nbytes / machine.rate
     arithmetic = instructions / machine.issue_rate
     work = max(memory, arithmetic, waiting)
@@ -92,24 +88,19 @@ def kernel_time(machine: Machine, nbytes: float, instructions: float = 0.0, wait
 
 
 def stream_time(nbytes: float, device: DeviceSpec, instructions: float = 0.0, kernels: int = 1) -> KernelTime | None:
-    """Kernels that together move ``nbytes`` bytes to and from memory and issue ``instructions`` over all threads. None
-    where the device's bandwidth is unknown.
-    """
+    """Kernels that together move ``nbytes`` bytes and issue ``instructions``; None where the bandwidth is unknown."""
     machine = read_machine(device)
     return None if machine is None else kernel_time(machine, nbytes, instructions, kernels=kernels)
 
 
 def missed_fraction(resident_bytes: float, machine: Machine) -> float:
-    """Part of a second reading that the last cache no longer holds, where what is in work at a time is
-    ``resident_bytes``: none well below the cache's size, all well above it.
-    """
+    """Part of a second reading that the last cache no longer holds, of ``resident_bytes`` in work at a time."""
     # assumed: how steep it is; a cache is shared by more than one tensor and is not replaced in order of use
     ratio: float = (resident_bytes / machine.l2_bytes)**5
     return ratio / (1 + ratio)
 
 
 # Time of pointwise kernels and of copies that PyTorch does with them.
-#
 # PyTorch (``ATen/native/cuda/CUDALoops.cuh``) has three kinds. Operands that all lie alike are taken as one row,
 # several elements a load. Operands of several types are converted element by element. Operands that lie differently
 # (broadcast, transposed) have each element's address computed, by a division per dimension.
@@ -120,13 +111,9 @@ CONVERT_BESIDE_ADDRESS = 1 / 3
 
 
 def random_time(elements: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
-    """A kernel that draws random numbers, dropout among them: each thread sets up its generator, then draws four at a
-    time (``DistributionTemplates.h``, ``Dropout.cu``), which slows the stream. None where the bandwidth is unknown.
-    """
-    if (machine := read_machine(device)) is None:
-        return None
-    if elements == 0:
-        return NO_TIME
+    """A kernel that draws random numbers (``DistributionTemplates.h``, ``Dropout.cu``), which slows the stream."""
+    if (machine := read_machine(device)) is None or elements == 0:
+        return machine and NO_TIME
     time = kernel_time(machine, nbytes / machine.constants["random_fraction"])
     return KernelTime(time.seconds + machine.constants["random_latencies"] * machine.latency, time.spread, time.bound)
 
@@ -142,14 +129,11 @@ def cast_time(elements: int, nbytes: float, device: DeviceSpec, converts: bool) 
 
 def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instructions: float = 0.0, dimensions: int = 1,
                    operands: int = 2, converts: bool = False) -> KernelTime | None:
-    """A pointwise kernel over ``elements`` that moves ``nbytes``. ``instructions`` are those of the function, per
-    element. ``dimensions`` are those left after joining such as follow each other in all ``operands`` (results
-    included): 1 if all lie alike. ``converts``: they have several types. None where the device's bandwidth is unknown.
+    """A pointwise kernel over ``elements``; ``instructions`` are of one. ``dimensions`` are left after joining those
+    that follow each other in all ``operands`` (results too): 1 if all lie alike. ``converts``: they have several types.
     """
-    if (machine := read_machine(device)) is None:
-        return None
-    if elements == 0:
-        return NO_TIME
+    if (machine := read_machine(device)) is None or elements == 0:
+        return machine and NO_TIME
     constants = machine.constants
     if dimensions > 1:
         instructions += constants["address_instructions"] + dimensions * (
@@ -164,10 +148,8 @@ def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instruct
 
 
 def joined_dimensions(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """How many dimensions are left after joining neighbours that every operand walks through evenly. ``strides``: of
-    each operand, in elements, the result first; what is broadcast has stride 0. As TensorIterator does
-    (``reorder_dimensions``, ``coalesce_dimensions`` in ``ATen/TensorIterator.cpp``), fastest dimension of the result
-    first.
+    """How many dimensions are left after joining neighbours that every operand walks through evenly, by its strides,
+    the result first: ``reorder_dimensions``, ``coalesce_dimensions`` in ``ATen/TensorIterator.cpp``.
     """
     order = sorted((i for i, size in enumerate(sizes) if size > 1), key=lambda i: [s[i] for s in strides])
     left = 0
@@ -185,7 +167,6 @@ def scattered_bytes(elements: int, itemsize: int, step: int) -> int:
 
 
 # Time of look-ups, scattered sums, sorting and what is built on them.
-#
 # ``ATen/native/cuda/EmbeddingBackwardKernel.cu`` and ``Embedding.cu``, ``Indexing.cu``, ``Sort.cpp``: gradients of
 # look-ups sort the indices, then sum the rows of each; up to 3,072 indices a kernel without sorting goes through them.
 
@@ -200,10 +181,8 @@ SORT_BYTES = 3                #: times that keys and values move in a pass: coun
 def sort_time(count: int, key_bytes: int, value_bytes: int, device: DeviceSpec, *,
               bits: int | None = None) -> KernelTime | None:
     """CUB's radix sort of ``count`` keys with values: a histogram, then a pass for each 8 bits of the key."""
-    if (machine := read_machine(device)) is None:
-        return None
-    if count == 0:
-        return NO_TIME
+    if (machine := read_machine(device)) is None or count == 0:
+        return machine and NO_TIME
     passes = -(-(bits or 8 * key_bytes) // RADIX_BITS)
     nbytes = count * (key_bytes + passes * SORT_BYTES * (key_bytes + value_bytes))
     return kernel_time(machine, nbytes, waiting=(passes + 2) * machine.constants["library_seconds"], kernels=passes + 2)
@@ -230,10 +209,8 @@ def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, 
 
 def gather_rows_time(indices: int, width: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
     """Rows of a table, copied by a block each where 16 bytes divide them; the device starts so many blocks a second."""
-    if (machine := read_machine(device)) is None:
-        return None
-    if indices == 0:
-        return NO_TIME
+    if (machine := read_machine(device)) is None or indices == 0:
+        return machine and NO_TIME
     waiting = 0.0
     if width * itemsize % 16 == 0:
         waiting = indices * machine.constants["block_seconds"] / machine.multiprocessors
@@ -241,9 +218,7 @@ def gather_rows_time(indices: int, width: int, itemsize: int, device: DeviceSpec
 
 
 def lone_block_time(loads: int, device: DeviceSpec, latencies: float = 1.0) -> KernelTime | None:
-    """A kernel of one block that loads single elements from anywhere, as many at a time as a multiprocessor has under
-    way: the losses of few targets. None where the device's bandwidth is unknown.
-    """
+    """A kernel of one block that loads single elements from anywhere: the losses of few targets."""
     if (machine := read_machine(device)) is None:
         return None
     waiting = latencies * machine.latency * (1 + min(loads, 1024) / machine.constants["lone_loads"])
@@ -251,9 +226,7 @@ def lone_block_time(loads: int, device: DeviceSpec, latencies: float = 1.0) -> K
 
 
 def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> KernelTime | None:
-    """The loss of each position of images: a block of 1,024 threads an image, more only beyond 131,072 positions
-    (``NLLLoss2d.cu``).
-    """
+    """The loss of each position: a block an image, more only beyond 131,072 positions (``NLLLoss2d.cu``)."""
     if (machine := read_machine(device)) is None:
         return None
     blocks = -(-positions // 1024)
@@ -265,16 +238,13 @@ def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> Kernel
 
 def atomic_time(additions: int, distinct: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
     """Sums by atomic additions: those to one address follow each other."""
-    if (machine := read_machine(device)) is None:
-        return None
-    if additions == 0:
-        return NO_TIME
+    if (machine := read_machine(device)) is None or additions == 0:
+        return machine and NO_TIME
     crowding = max(1.0, additions / max(distinct, 1))
     return kernel_time(machine, nbytes, additions * crowding * machine.constants["atomic_instructions"])
 
 
 # Time of pooling and resampling, whose kernels compute many addresses for few bytes.
-#
 # ``ATen/native/cuda/DilatedMaxPool2d.cu``, ``AveragePool2d.cu``, ``UpSampleBilinear2d.cu``.
 
 BLOCK_THREADS = 1024  #: of the resampling kernel
@@ -282,9 +252,7 @@ SINGLE_POSITION = 3   #: times less that threads wait where all their loads are 
 
 
 def window_time(elements: int, taps: float, nbytes: float, device: DeviceSpec) -> KernelTime | None:
-    """A kernel that looks at ``taps`` neighbours for each of ``elements``: pooling forward over its window, backward
-    over the windows that hold an element. None where the device's bandwidth is unknown.
-    """
+    """A kernel that looks at ``taps`` neighbours for each of ``elements``: pooling, both ways."""
     if (machine := read_machine(device)) is None:
         return None
     return kernel_time(machine, nbytes, elements * taps * machine.constants["tap_instructions"])
@@ -292,9 +260,7 @@ def window_time(elements: int, taps: float, nbytes: float, device: DeviceSpec) -
 
 def plane_time(planes: int, positions: int, nbytes: float, device: DeviceSpec,
                source_positions: int = 0) -> KernelTime | None:
-    """Bilinear resampling forward: a thread a position goes through all ``planes`` (batch by channels), whose four
-    neighbours are one and the same where the source has a single position.
-    """
+    """Bilinear resampling forward: a thread a position goes through all ``planes`` (batch by channels)."""
     if (machine := read_machine(device)) is None:
         return None
     blocks = -(-positions // BLOCK_THREADS)
@@ -305,7 +271,6 @@ def plane_time(planes: int, positions: int, nbytes: float, device: DeviceSpec,
 
 
 # Time of operators over lists of tensors: ``_foreach_*`` and the fused optimizers.
-#
 # ``ATen/native/cuda/MultiTensorApply.cuh``: blocks of 512 threads work on chunks of 65,536 elements of any tensor; a
 # launch takes so many tensors and chunks as its arguments hold. The last chunks of a launch leave the device half idle.
 
@@ -336,9 +301,7 @@ def count_launches(sizes: Sequence[int], lists: int) -> int:
 
 def foreach_time(sizes: Sequence[int], bytes_per_element: float, lists: int, device: DeviceSpec, *,
                  instructions: float = 0.0) -> KernelTime | None:
-    """Kernels over tensors of ``sizes`` elements that read and write ``bytes_per_element`` in all ``lists`` together.
-    ``instructions``: of one element. None where the device's bandwidth is unknown.
-    """
+    """Kernels over tensors of ``sizes`` elements, with bytes and instructions of one in all ``lists`` together."""
     if (machine := read_machine(device)) is None:
         return None
     launches = count_launches(sizes, lists)

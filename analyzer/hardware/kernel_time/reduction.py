@@ -9,7 +9,6 @@ from .estimate import NO_TIME, KernelTime
 from .pointwise import kernel_time, missed_fraction, read_machine
 
 # Time of reductions (sum, mean, max, all, norms of vectors) by PyTorch's one reduction kernel.
-#
 # ``setReduceConfig`` of ``ATen/native/cuda/Reduce.cuh`` divides the work: threads of a block stand along the fastest
 # dimension, be it reduced or not; where outputs are few, several blocks share one and the last of them adds up what the
 # others left in memory, which takes longer than the sum itself.
@@ -22,9 +21,7 @@ MIN_VALUES, MAX_VALUES = 16, 256  #: per thread, before and after a reduction is
 
 
 class Division(NamedTuple):
-    """How a reduction is divided: blocks in all, threads of a block, values of a thread (after vectors), blocks that
-    share an output and the rounds in which the last of these adds up what they left.
-    """
+    """How a reduction is divided; in ``rounds`` the last of ``sharing`` blocks adds up what the others left."""
 
     blocks: int
     threads: int
@@ -73,13 +70,9 @@ def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: i
 
 def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec, *, reduces_fastest: bool = True,
                    written_itemsize: int | None = None) -> KernelTime | None:
-    """A reduction of ``reduced`` elements of ``itemsize`` bytes for each of ``outputs``; ``reduces_fastest``: along the
-    dimension in which neighbours lie next to each other. None where the device's bandwidth is unknown.
-    """
-    if (machine := read_machine(device)) is None:
-        return None
-    if outputs == 0:
-        return NO_TIME
+    """A reduction of ``reduced`` elements for each of ``outputs``; ``reduces_fastest``: of neighbours in memory."""
+    if (machine := read_machine(device)) is None or outputs == 0:
+        return machine and NO_TIME
     division = divide(outputs, max(reduced, 1), reduces_fastest, machine.multiprocessors, machine.resident_threads)
     nbytes = outputs * reduced * itemsize / machine.constants["reduction_fraction"]
     nbytes += outputs * (written_itemsize or itemsize)
@@ -95,7 +88,6 @@ def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec
 
 
 # Time of softmax and log-softmax: PyTorch's kernels for short rows, long rows and inner dimensions.
-#
 # ``ATen/native/cuda/SoftMax.cu``: a row of up to 1,024 elements and 4 KiB stays in the registers of a warp. A longer
 # one has a block, which goes through it three times (largest, sum, result), from shared memory where it fits.
 
@@ -107,13 +99,9 @@ SOFTMAX_THREADS = 1024                  #: of a block at most: ``max_threads`` t
 
 def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, written_itemsize: int | None = None,
                  backward: bool = False) -> KernelTime | None:
-    """Softmax over rows of which neighbours lie next to each other. Backward reads two tensors, twice where the row is
-    long. None where the device's bandwidth is unknown.
-    """
-    if (machine := read_machine(device)) is None:
-        return None
-    if rows * columns == 0:
-        return NO_TIME
+    """Softmax over rows whose elements are neighbours. Backward reads two tensors, twice where the row is long."""
+    if (machine := read_machine(device)) is None or rows * columns == 0:
+        return machine and NO_TIME
     row, written = columns * itemsize, columns * (written_itemsize or itemsize)
     tensors = 2 if backward else 1
     nbytes = rows * (tensors * row + written)
@@ -137,9 +125,7 @@ def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, 
 
 def inner_softmax_time(outer: int, size: int, inner: int, itemsize: int, device: DeviceSpec, *,
                        written_itemsize: int | None = None, backward: bool = False) -> KernelTime | None:
-    """Softmax over a dimension whose neighbours lie ``inner`` elements apart: a thread each goes through it, three
-    times forward and twice backward, and finds it in the last cache again.
-    """
+    """Softmax over a dimension with a step of ``inner``: a thread goes through it three times, backward twice."""
     if (machine := read_machine(device)) is None:
         return None
     elements = outer * size * inner

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.recipe.lora import LoraSpec
 from analyzer.recipe.optimizer import fold_optimizer
 from analyzer.recipe.quantize import Quantization
-from analyzer.recipe.recipe import Recipe
+from analyzer.recipe.recipe import LoraSpec, Recipe
 from analyzer.zoo.input_spec import DTYPES, InputSpec, parse_inputs
 from analyzer.zoo.target import Target
 
