@@ -1,7 +1,7 @@
 """Private torch API: `DTensor` and its meshes without data."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -193,6 +193,10 @@ def _is_on(kind: str) -> property:
     return property(lambda self: self.device.type == kind)
 
 
+def _put(value: Any) -> Callable[[Any], Any]:
+    return lambda original: value
+
+
 _PROPERTIES = {"device": property(_device), "is_cuda": _is_on("cuda"), "is_cpu": _is_on("cpu"),
                "is_meta": _is_on("meta")}
 
@@ -226,7 +230,7 @@ def replacements() -> Iterator[Undo]:
             yield answer(owner, name, simulated, passes_original=True, where=current_world)
     for name, value in _PROPERTIES.items():
         if name not in vars(DTensor):
-            yield replace(DTensor, name, lambda original, value=value: value)
+            yield replace(DTensor, name, _put(value))
     offsets = dtensor_random.OffsetBasedRNGTracker
     yield answer(offsets, "_distribute_region", lambda *args, **kwargs: nullcontext(), where=current_world)
     yield answer(offsets, "__init__", _init, passes_original=True, where=current_world)

@@ -150,10 +150,10 @@ def _replacements() -> Iterator[Undo]:
             (schedules._PipelineSchedule, "__init__", _note), (stage, "_shape_inference", _infer_shapes)):
         if owner is not stage or hasattr(stage, name):  # till torch 2.11
             yield answer(owner, name, simulated, passes_original=True, where=current_world)
-    for name, simulated in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
-                            ("_recv_meta", _receive), ("_send_meta", _send)):
+    for name, given in (("_warmup_forward_vote", _vote), ("_warmup_backward_result", _result),
+                        ("_recv_meta", _receive), ("_send_meta", _send)):
         if hasattr(stage, name):  # not in torch 2.9 to 2.11
-            yield answer(stage, name, simulated, where=current_world)
+            yield answer(stage, name, given, where=current_world)
 
 
 _world_replacements = SharedReplacements(_replacements)
