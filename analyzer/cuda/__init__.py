@@ -1,6 +1,4 @@
-"""CUDA, as the device that tensors without data are on: which kernels it takes, what these need while they run, its
-casts, and `torch.cuda`.
-"""
+"""CUDA, as the device that tensors without data are on: its kernels, what these hold, its casts, and `torch.cuda`."""
 from collections.abc import Iterator
 
 from analyzer.meta.intercept.patch import mode_replacements

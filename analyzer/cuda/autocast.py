@@ -15,10 +15,10 @@ from analyzer.meta.state import MetaState
 
 from .kernel_registry import overloads
 
-# Which operators ``torch.autocast`` casts, and how. CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h``
-# and the registrations at AutocastCUDA in ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13,
-# with the overloads for named dimensions of earlier ones and what 2.14 casts besides (linalg_matrix_sqrth: observed on
-# a fake tensor); what a version lacks is left out, as the dispatcher tells.
+# CUDA: the lists AT_FORALL_* of ``aten/src/ATen/autocast_mode.h`` and the registrations at AutocastCUDA in
+# ``autocast_mode.cpp``; CPU: those at AutocastCPU there. Both of PyTorch 2.13, with the overloads for named dimensions
+# of earlier ones and what 2.14 casts besides (linalg_matrix_sqrth: observed on a fake tensor); what a version lacks is
+# left out, as the dispatcher tells.
 
 LOWER, FLOAT, FLOAT_IF_UNSET, FLOAT_APPENDED, WIDEST, BANNED = range(6)
 """What happens to an operator: its arguments cast to the region's dtype, or to float32; its ``dtype`` set to float32
@@ -60,12 +60,6 @@ APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.S
 Policies = dict[str, dict[str, int]]
 
 
-def _registered(key: str) -> set[str]:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return {n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")
-            and has(n, key)}
-
-
 def read_policies() -> Policies:
     """Operator ("softmax.int") to policy, by the type of device: "cuda" or "cpu".
 
@@ -74,17 +68,16 @@ def read_policies() -> Policies:
     >>> cuda["linear"] == LOWER, cuda["softmax.int"] == FLOAT_IF_UNSET, cpu["mse_loss"] == FLOAT
     (True, True, True)
     """
-    on_cuda, on_cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
+    has, names = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C._dispatch_get_all_op_names()
+    on_cuda, on_cpu = ({n.removeprefix("aten::") for n in names if n.startswith("aten::") and has(n, key)}
+                       for key in ("AutocastCUDA", "AutocastCPU"))
     cuda = {name: policy for policy, names in _CUDA.items() for name in names.split() if name in on_cuda}
     named = {name: policy for policy, names in _CPU.items() for name in names.split()}
     return {"cuda": cuda, "cpu": {name: named.get(name, FLOAT) for name in on_cpu}}
 
 
-# ``torch.autocast`` on tensors without data: the casts of PyTorch's own lists, and its cache of cast weights. torch
-# keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``) and answers for them; what does not reach tensors
-# on meta are the kernels behind the dispatch key that tensors on CUDA carry. Here they are, as kernels of
-# `GatedKernels`: so casts happen wherever an operator is called, also from C++ code. Source:
-# ``aten/src/ATen/autocast_mode.{h,cpp}``.
+# torch keeps the switches (``is_autocast_enabled``, ``get_autocast_dtype``); what does not reach tensors on meta are
+# the kernels behind the dispatch key that tensors on CUDA carry. Source: ``aten/src/ATen/autocast_mode.{h,cpp}``.
 
 Tensor = torch.Tensor
 gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the simulated device's own kernels are
@@ -92,8 +85,6 @@ _TYPES = ("cuda", "cpu")  # the order of their keys in the dispatcher: CUDA's co
 
 
 class _Local(threading.local):
-    """What one thread's autocast knows."""
-
     #: types of device whose autocast is on; torch's own switch reads as off under a dispatch mode
     enabled: tuple[str, ...] = ()
     excluded = 0                   #: inside an operator that was cast: what it calls is not cast again
@@ -115,9 +106,7 @@ def _is_eligible(state: MetaState, x: Any, device_type: str) -> bool:
 
 
 def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: str) -> Tensor:
-    """``x`` as ``dtype`` where autocast may touch it; the cast of a float32 leaf that needs a gradient is kept, and has
-    a gradient itself, which operators see.
-    """
+    """``x`` as ``dtype`` where autocast may touch it; the cast of a float32 leaf that needs a gradient is kept."""
     if x.dtype is dtype or not _is_eligible(state, x, device_type):
         return x
     keep = (dtype is torch.get_autocast_dtype(device_type) and x.dtype is torch.float32 and x.requires_grad
@@ -167,11 +156,8 @@ def _widest(state: MetaState, tree: Any, dtype: torch.dtype, device_type: str) -
 
 
 def _device_type(state: MetaState, name: str, args: Any, kwargs: dict[str, Any]) -> str | None:
-    """Whose autocast applies to the call, or None."""
-    for device_type in _local.enabled:
-        if name in _policies()[device_type] and any_on(state, device_type, (*args, *kwargs.values())):
-            return device_type
-    return None
+    return next((kind for kind in _local.enabled if name in _policies()[kind]
+                 and any_on(state, kind, (*args, *kwargs.values()))), None)
 
 
 def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
@@ -190,8 +176,7 @@ def _make_kernel(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
                     dtype = torch.float32 if policy == FLOAT else torch.get_autocast_dtype(device_type)
                     if policy == WIDEST:
                         dtype = _widest(state, (*args, *kwargs.values()), dtype, device_type)
-                    # From the last argument to the first: WrapFunction_ casts them in the arguments of a call, which
-                    # GCC evaluates so.
+                    # from the last to the first: WrapFunction_ casts in the arguments of a call, which GCC evaluates so
                     kwargs = {k: _cast_all(state, v, dtype, device_type) for k, v in reversed(kwargs.items())}
                     args = tuple([_cast_all(state, a, dtype, device_type) for a in reversed(args)][::-1])
                 elif policy == FLOAT_IF_UNSET:
@@ -235,7 +220,6 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take the casts out of the dispatcher, where they were ever needed."""
     with lock:
         while _undo:
             _undo.pop()()

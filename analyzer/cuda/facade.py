@@ -103,17 +103,9 @@ def _device_count() -> int:
     return 0 if not _is_there() else 1 if collective.impl is None else collective.impl.device_count
 
 
-def _is_bf16_supported(including_emulation: bool = True) -> bool:
-    return _is_there() and (simulated_capability() >= (8, 0) or including_emulation)
-
-
 def _is_acceptable(x: torch.Tensor) -> bool:
     is_on = bool(torch._C._get_cudnn_enabled())
     return is_on and x.device.type == "cuda" and x.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-
-
-def _random_state(device: Any = None) -> torch.Tensor:
-    return torch.empty(stream.RANDOM_STATE_BYTES, dtype=torch.uint8)
 
 
 def _current_stream(device: Any = None) -> stream.SimulatedStream:
@@ -153,13 +145,15 @@ _MEMORY: dict[str, Callable[..., Any]] = {
                      "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
     "empty_cache": lambda: _allocator().empty_cache(), "_record_memory_history": _nothing}
 _RANDOM: dict[str, Callable[..., Any]] = {
-    "get_rng_state": _random_state, "get_rng_state_all": lambda: [_random_state()], "initial_seed": _constant(0),
+    "get_rng_state": lambda device=None: stream.random_state(), "get_rng_state_all": lambda: [stream.random_state()],
+    "initial_seed": _constant(0),
     **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"),
                     _nothing)}
 _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
     "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
-    "_maybe_exchange_device": _exchange_device, "is_bf16_supported": _is_bf16_supported,
+    "_maybe_exchange_device": _exchange_device, "is_bf16_supported": lambda including_emulation=True: _is_there() and (
+        simulated_capability() >= (8, 0) or including_emulation),
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
     "get_device_properties": _properties,
     "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
@@ -211,8 +205,7 @@ def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_siz
 
 
 def replacements() -> Iterator[Undo]:
-    # torch.backends.cudnn is a proxy of the module: what the module's own functions ask (flags() for settings of the
-    # driver) stays torch's
+    # torch.backends.cudnn is a proxy of the module: what the module's own functions ask stays torch's
     tables = ((torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}), (torch.cuda.memory, _MEMORY),
               (torch.cuda.random, _RANDOM), (torch.accelerator, _ACCELERATOR), (torch.backends.cudnn, _CUDNN),
               (torch.backends.cudnn.rnn, _CUDNN_RNN))

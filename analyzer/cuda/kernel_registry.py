@@ -1,6 +1,4 @@
-"""Operators that take another path on the simulated device than on meta: tables, what is called in such a kernel, and
-their place in the dispatcher.
-"""
+"""Operators that take another path on the simulated device than on meta: tables, and their place in the dispatcher."""
 from __future__ import annotations
 
 import functools
@@ -45,9 +43,7 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
 
 def registering(table: Registry[Any, Impl], host: Registry[Any, Impl] | None = None) -> Callable[..., Callable[
         [Impl], Impl]]:
-    """A decorator with arguments: registers a function for these overloads of aten, those that exist, in ``table``, and
-    ``on_any_device`` in that of the host too: what the CPU does alike or cannot do without data.
-    """
+    """A decorator: registers a function for overloads of aten, ``on_any_device`` in the host's table too."""
     def of(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
         def register(impl: Impl) -> Impl:
             for op in itertools.chain.from_iterable(map(overloads, names)):
@@ -64,7 +60,6 @@ host_kernel, host_shape = registering(host_kernels), registering(host_shapes)
 
 
 def set_below_autograd(operator: Any, function: Impl) -> Undo:
-    """Let a higher-order operator run ``function`` below autograd, where a mode is active."""
     def run(mode: MetaDispatchMode, *args: Any) -> Any:
         with mode, reopened():
             return function(*args)
@@ -72,7 +67,6 @@ def set_below_autograd(operator: Any, function: Impl) -> Undo:
 
 
 def set_entry(operator: Any, table: dict[Any, Any], key: Any, value: Any) -> Undo:
-    """Let a higher-order operator find ``value`` under ``key`` of one of its tables of kernels."""
     before = dict(table)
     table[key] = value
     operator._dispatch_cache.clear()
@@ -84,8 +78,6 @@ def set_entry(operator: Any, table: dict[Any, Any], key: Any, value: Any) -> Und
         operator._dispatch_cache.clear()
     return put_back
 
-
-# -- how kernels call operators ---------------------------------------------------------------------------------------
 
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
@@ -102,12 +94,9 @@ def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
 
 
 def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``factory(*args, **kwargs)`` on the device of ``like``, or on the host without one."""
     device = CPU if like is None else device_of(like)
     return active_state().call_on(device, factory, *args, **kwargs, device=META)  # type: ignore[no-any-return]
 
-
-# -- their place in the dispatcher ------------------------------------------------------------------------------------
 
 def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     on_device, on_host = device_kernels.find(op), host_kernels.find(op)
@@ -127,7 +116,6 @@ def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 @functools.cache
 def load_kernels() -> None:
-    """Import every file of `cuda/kernels/` and `cuda/workspaces/`, which register what they hold."""
     for room in ("kernels", "workspaces"):
         package = importlib.import_module(f"analyzer.cuda.{room}")
         for found in pkgutil.iter_modules(package.__path__):

@@ -1,8 +1,7 @@
 """Which kernel PyTorch chooses for scaled dot product attention. Source of every rule for CUDA:
-``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the names of its checks stand in the
-comments. Nested tensors are not covered. Two rules of the newest source are left out, since an H200 under torch 2.11
-did not follow them: grouped queries in the memory-efficient kernel (it ran plain products), and cuDNN only for dropout
-that is a multiple of 1/16 (it ran cuDNN with 0.1).
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``, whose checks the comments name. Two
+rules of the newest source are left out, since an H200 under torch 2.11 did not follow them: grouped queries in the
+memory-efficient kernel (it ran plain products), and cuDNN only for dropout in sixteenths (it ran cuDNN with 0.1).
 """
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ CUDNN_VERSION = 91900
 """What ``torch.backends.cudnn.version()`` returned where the project's measurements were taken (torch 2.11.0+cu130)."""
 
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3  # c10's SDPBackend, and torch.nn.attention.SDPBackend
-_ERROR = -1
 _HALVES = (torch.float16, torch.bfloat16)
 _DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)  # aten/src/ATen/Context.h, sdp_priority_order
 _CUDNN_ORDER = (CUDNN, FLASH, EFFICIENT, MATH)
@@ -58,15 +56,14 @@ def choose_backend(call: AttentionCall) -> int:
             return backend
         if backend == EFFICIENT and _can_use_efficient(call) or backend == MATH and torch._C._get_math_sdp_enabled():
             return backend
-    return _ERROR
+    return -1
 
 
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def choose_host_backend(call: AttentionCall) -> int:
-    """The same on the host. torch chooses by sizes, strides, dtypes and its own switches, all of which tensors on meta
-    have: the installed torch is asked for the choice of its CPU (``sdp_utils_cpp.cpp``, select_sdp_backend_cpp).
+    """The same on the host, of which the installed torch is asked (``sdp_utils_cpp.cpp``, select_sdp_backend_cpp).
 
     >>> x = torch.empty(1, 2, 8, 16, device="meta")
     >>> [choose_host_backend(AttentionCall(x, x, x, None, dropout, False, False)) for dropout in (0.0, 0.1)]

@@ -1,4 +1,4 @@
-"""Streams, events and graphs of the simulated device."""
+"""Streams, events, generators and graphs of the simulated device. Nothing runs: the recorder is told their order."""
 from __future__ import annotations
 
 import functools
@@ -14,14 +14,11 @@ from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import EVERY_STREAM, NO_EVENT, StreamAction, active_state, current
 
-# Streams, events and generators of the simulated accelerator. Nothing runs on them: the order that they ask for is
-# told to the recorder (`analyzer.meta.state`).
-
 _next_event = itertools.count(NO_EVENT + 1).__next__
 # c10/cuda/CUDAStream.cpp: kStreamsPerPool, max_compile_time_stream_priorities
 _STREAMS_PER_POOL = 32
 _PRIORITIES = 4
-RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
+_RANDOM_STATE_BYTES = 16  # seed and offset of Philox: CUDAGeneratorImpl::get_state
 ELAPSED_MILLISECONDS = 1.0
 """What `SimulatedEvent.elapsed_time` answers where no time is predicted: a placeholder."""
 RESOLUTION_MILLISECONDS = 5e-4
@@ -30,12 +27,12 @@ RESOLUTION_MILLISECONDS = 5e-4
 
 def device_index(device: Any = None) -> int:
     """The index that ``device`` names: a number, a device, its name, or None for the current one."""
-    if device is None:
-        return torch.cuda.current_device()
-    if isinstance(device, int):
-        return torch.cuda.current_device() if device < 0 else device
-    index = torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
+    return torch.cuda.current_device() if index is None or index < 0 else index
+
+
+def random_state() -> torch.Tensor:
+    return torch.empty(_RANDOM_STATE_BYTES, dtype=torch.uint8)
 
 
 def mark_stream(action: StreamAction, stream: int, event: int = NO_EVENT) -> None:
@@ -45,7 +42,6 @@ def mark_stream(action: StreamAction, stream: int, event: int = NO_EVENT) -> Non
 
 
 def synchronize(device: Any = None) -> None:
-    """``torch.cuda.synchronize``: the host waits for all streams."""
     mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM)
 
 
@@ -57,9 +53,7 @@ def set_stream(stream: int) -> None:
 
 
 def _take_stream(priority: int) -> int:
-    """The number of a new stream: PyTorch hands out 32 of each priority in turn (getStreamFromPool); 0 is the default
-    stream.
-    """
+    """The number of a new stream: PyTorch hands out 32 of each priority in turn (getStreamFromPool)."""
     state = current()
     level = min(max(-priority, 0), _PRIORITIES - 1)
     taken = 0 if state is None else state.space.streams_taken[level]
@@ -69,9 +63,7 @@ def _take_stream(priority: int) -> int:
 
 
 class SimulatedStream:
-    """Answers as ``torch.cuda.Stream``. Its number decides from which pool of the simulated allocator memory comes, and
-    which kernels run one after the other.
-    """
+    """Answers as ``torch.cuda.Stream``. Its number decides about the allocator's pool and the order of kernels."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device = torch.device("cuda", device_index(device))
@@ -130,11 +122,9 @@ class SimulatedEvent:
         self.number = NO_EVENT  #: of its last recording
 
     def query(self) -> bool:
-        """Whether it has happened: the host never sees it otherwise."""
         return True
 
     def synchronize(self) -> None:
-        """The host waits until it has happened; one that was never recorded has."""
         if self.number != NO_EVENT:
             mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM, self.number)
 
@@ -150,9 +140,7 @@ class SimulatedEvent:
         self.mark = None if state is None or state.timer is None else state.timer.mark()
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Predicted milliseconds; where they are not known a placeholder, `ELAPSED_MILLISECONDS`. The assumptions say
-        which.
-        """
+        """Predicted milliseconds; where they are not known a placeholder. The assumptions say which."""
         state = current()
         if state is None:
             return ELAPSED_MILLISECONDS
@@ -193,7 +181,7 @@ class SimulatedGenerator(torch.Generator):
     def __init__(self, device: Any = "cuda") -> None: ...
 
     def get_state(self) -> torch.Tensor:
-        return torch.empty(RANDOM_STATE_BYTES, dtype=torch.uint8)
+        return random_state()
 
     def set_state(self, new_state: torch.Tensor) -> SimulatedGenerator:
         """Nothing: what is drawn is not known."""
@@ -233,8 +221,8 @@ def simulated_class(original: type[Any], simulated: type[Any], applies: Any) -> 
     return Both(original.__name__, (), {"__doc__": original.__doc__})
 
 
-# CUDA graphs: what is captured runs in the simulation as it is captured, in a pool of memory of its own, and is logged
-# once more with each replay. Source: torch/cuda/graphs.py, c10/cuda/CUDACachingAllocator.cpp (private pools).
+# CUDA graphs: what is captured runs in the simulation, in a pool of memory of its own, and is logged once more with
+# each replay. Source: torch/cuda/graphs.py, c10/cuda/CUDACachingAllocator.cpp (private pools).
 
 _next_handle = itertools.count(1).__next__
 
@@ -288,13 +276,10 @@ class SimulatedGraph:
             raise RuntimeError("CUDAGraph.pool(): nothing was captured yet")
         return self._handle
 
-    def instantiate(self) -> None:
-        """Nothing to do."""
+    def instantiate(self, debug_path: str = "") -> None:
+        """Nothing to do, nor to dump."""
 
-    enable_debug_mode = instantiate
-
-    def debug_dump(self, debug_path: str) -> None:
-        """Nothing to dump."""
+    enable_debug_mode = debug_dump = instantiate
 
     def __del__(self) -> None:
         self.reset()
@@ -305,7 +290,7 @@ def replacements() -> Iterator[Undo]:
     for owner in (torch.cuda, graphs):
         yield replace(owner, "CUDAGraph", lambda f: simulated_class(f, SimulatedGraph, is_simulated))
         yield answer(owner, "graph_pool_handle", make_pool_handle)
-        yield answer(owner, "is_current_stream_capturing", _is_capturing)
+        yield answer(owner, "is_current_stream_capturing", lambda: active_state().space.capture is not None)
     yield supply(torch._C, "_host_emptyCache", lambda: None)
     # a stream that the class keeps for all captures
     kept, graphs.graph.default_capture_stream = graphs.graph.default_capture_stream, None
@@ -314,7 +299,3 @@ def replacements() -> Iterator[Undo]:
 
 def is_simulated(*args: Any, **kwargs: Any) -> bool:
     return current() is not None
-
-
-def _is_capturing() -> bool:
-    return active_state().space.capture is not None

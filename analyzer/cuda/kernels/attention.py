@@ -21,14 +21,12 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
-# Scaled dot product attention on the simulated device: the kernel that would run, with the same preparation of its
-# arguments. Source: ``scaled_dot_product_attention`` and its helpers in
-# ``aten/src/ATen/native/transformers/attention.cpp``.
+# Scaled dot product attention: the kernel that would run, with the same preparation of its arguments. Source:
+# ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_FLASH_ALIGNMENT = 8       # pad_last_dim<8>: head sizes of the flash kernel
-_EFFICIENT_ALIGNMENT = 8   # preprocess_mask, mem_eff_alignment
+_ALIGNMENT = 8  # pad_last_dim<8>: head sizes of the flash kernel; preprocess_mask, mem_eff_alignment
 
 
 @device_kernel("scaled_dot_product_attention", on_any_device=True)
@@ -57,7 +55,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
                                                                 is_causal, False, scale=scale)[0]
     if backend == FLASH:
         size = query.shape[-1]
-        padded = [_pad_last(t, -size % _FLASH_ALIGNMENT) for t in (query, key, value)]
+        padded = [_pad_last(t, -size % _ALIGNMENT) for t in (query, key, value)]
         out = aten._scaled_dot_product_flash_attention.default(*padded, dropout_p, is_causal, False, scale=_scale(
             query, scale))[0]
         return out if out.shape[-1] == size else aten.slice.Tensor(out, -1, 0, size)
@@ -92,11 +90,10 @@ def _pad_last(x: Tensor, count: int) -> Tensor:
 
 
 def _align(mask: Tensor) -> Tensor:  # preprocess_mask, pad_bias
-    if mask.stride(-1) == 1 and all(s % _EFFICIENT_ALIGNMENT == 0 for s in mask.stride()[:-1]):
+    if mask.stride(-1) == 1 and all(s % _ALIGNMENT == 0 for s in mask.stride()[:-1]):
         return mask
     length = mask.shape[-1]
-    # a whole multiple gets one more, as there
-    padded = _pad_last(mask, _EFFICIENT_ALIGNMENT - length % _EFFICIENT_ALIGNMENT)
+    padded = _pad_last(mask, _ALIGNMENT - length % _ALIGNMENT)  # a whole multiple gets one more, as there
     return aten.slice.Tensor(padded, -1, 0, length)  # type: ignore[no-any-return]
 
 
@@ -140,12 +137,9 @@ def cudnn_attention_shape(query: Tensor, key: Tensor, value: Tensor, attn_bias: 
     return outputs if compute_log_sumexp else (outputs[0], None, *outputs[2:])
 
 
-# ``flex_attention`` under the mode: the products that it runs where it is not compiled into one kernel, forward and
-# backward. Source of both passes: ``sdpa_dense``, ``sdpa_dense_backward`` and ``FlexAttentionAutogradOp`` in
-# ``torch/_higher_order_ops/flex_attention.py``. What differs is how the gradient of the score function is found: torch
-# traces it with tensors of its own, which know no mode.
-
-# its package has the operator under this name
+# ``flex_attention`` where it is not compiled into one kernel: ``sdpa_dense``, ``sdpa_dense_backward`` and
+# ``FlexAttentionAutogradOp`` in ``torch/_higher_order_ops/flex_attention.py``, but for the gradient of the score
+# function, which torch traces with tensors of its own. Its package has the operator under this name.
 flex: Any = importlib.import_module("torch._higher_order_ops.flex_attention")
 
 
@@ -200,7 +194,6 @@ class FlexAttention(torch.autograd.Function):
 
 
 def _gradient_of(score_mod: Any) -> Any:
-    """Gradients of a score function with respect to its arguments, as ``sdpa_dense_backward`` asks for them."""
     def joint(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor, grad: Tensor, *buffers: Any) -> Any:
         pull_back = torch.func.vjp(lambda score, *buffers: score_mod(score, b, h, m, n, *buffers), score, *buffers)[1]
         for_score, *for_buffers = pull_back(grad)
@@ -208,10 +201,9 @@ def _gradient_of(score_mod: Any) -> Any:
     return joint
 
 
-# The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, as the operators it
-# is made of. Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu``
-# and ``aten/src/ATen/native/transformers/{attention,transformer}.cpp``. Neither has a gradient; nested tensors are not
-# covered.
+# The fused inference path of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` on CUDA, without nested
+# tensors. Sources: ``native_multi_head_attention_cuda`` in ``aten/src/ATen/native/transformers/cuda/attention.cu`` and
+# ``aten/src/ATen/native/transformers/{attention,transformer}.cpp``.
 
 @device_kernel("_native_multi_head_attention")
 def _attend_with_heads(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
@@ -296,8 +288,6 @@ def _is_left_aligned(t: Tensor, mask: Tensor) -> bool:
                           "TransformerEncoder makes no nested tensors of its input")
     return False
 
-
-# Nested tensors in the jagged layout: what they are made of, and which attention they take on the simulated device.
 
 _HALVES = (torch.float16, torch.bfloat16)
 # torch/nested/_internal/nested_tensor.py keeps one tensor for all views: made in the first run, it would be in its log

@@ -1,4 +1,4 @@
-"""Functions, losses, in-place code, optimizers and random draws that run otherwise on the device than on meta."""
+"""Functions, losses, indices, in-place code and optimizers that run otherwise on the device than on meta."""
 from __future__ import annotations
 
 from functools import partial
@@ -7,12 +7,16 @@ from typing import Any
 import torch
 
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, new_on_device_of
+from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.function.answer import move
-from analyzer.meta.state import active_state, current
+from analyzer.meta.function.mode import constant
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.simulated_device import any_on
+from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import device_of
-
-# Functions of ``torch.nn.functional`` that CUDA, and the CPU in part, runs by other kernels than meta does.
+from analyzer.meta.value.contents import read_known
+from analyzer.meta.value.expectation import count_evenly
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -20,19 +24,14 @@ aten = torch.ops.aten
 
 @device_kernel("dropout")
 def _drop_out(input: Tensor, p: float, train: bool) -> Any:
-    """``aten/src/ATen/native/Dropout.cpp``, is_fused_kernel_acceptable: one kernel that saves a boolean mask, where
-    meta (and the CPU) multiply by a noise tensor. The in-place variant and those of features and alpha run the same on
-    both.
-    """
+    """``aten/src/ATen/native/Dropout.cpp``, is_fused_kernel_acceptable: one kernel that saves a boolean mask."""
     if train and 0 < p < 1 and input.numel():
         return aten.native_dropout.default(input, p, True)[0]
     return NotImplemented
 
 
 def _softmax(kernel: torch._ops.OpOverload, self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """``aten/src/ATen/native/SoftMax.cpp``: halves become float32 in one kernel, where elsewhere the input is converted
-    first; bfloat16 has no such path.
-    """
+    """``aten/src/ATen/native/SoftMax.cpp``: halves become float32 in the kernel; bfloat16 has no such path."""
     return kernel(self, dim, True) if self.dtype is torch.float16 and dtype is torch.float32 else NotImplemented
 
 
@@ -49,14 +48,9 @@ device_kernel("silu_backward", on_any_device=True)(partial(_activation_backward,
 device_kernel("mish_backward", on_any_device=True)(partial(_activation_backward, aten.mish_backward.default))
 
 
-@device_shape("log_sigmoid_forward")
-def _log_sigmoid_shape(self: Tensor) -> tuple[Tensor, Tensor]:
-    """``aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu`` recomputes what the CPU keeps in the buffer."""
-    return torch.empty_like(self), self.new_empty(0)
+# aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu recomputes what the CPU keeps in the buffer
+device_shape("log_sigmoid_forward")(lambda self: (torch.empty_like(self), self.new_empty(0)))
 
-
-# Losses whose kernels return other storages than meta's, or cannot run there. Connectionist temporal classification
-# cannot where its lengths are tensors; source: ``ctc_loss_gpu_template`` in ``aten/src/ATen/native/cuda/LossCTC.cu``.
 
 @device_kernel("ctc_loss.Tensor")
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any) -> Any:
@@ -70,7 +64,7 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_
 @device_shape("_ctc_loss.Tensor")
 def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any,
                    **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """The loss of each sequence and the logarithms of alpha; targets are taken to be as long as their tensor allows."""
+    """``ctc_loss_gpu_template`` in ``aten/src/ATen/native/cuda/LossCTC.cu``; targets are taken to be the longest."""
     steps, batch = log_probs.shape[:2]
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel()
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
@@ -118,9 +112,8 @@ def shape_multilabel_margin(self: Tensor, target: Tensor, reduction: int) -> tup
     return self.new_empty(self.shape[:1] if reduction == 0 and self.dim() == 2 else ()), self.new_empty(target.shape)
 
 
-# Where C++ code works in place on CUDA but out of place on meta. Before it overwrites a temporary, ATen asks
-# ``areAnyTensorSubclassLike`` (``aten/src/ATen/TensorSubclassLikeUtils.h``), which is true of meta tensors and under
-# any dispatch mode: the out-of-place form keeps one more tensor alive for a moment.
+# Where C++ code works in place on CUDA: before it overwrites a temporary, ATen asks ``areAnyTensorSubclassLike``
+# (``aten/src/ATen/TensorSubclassLikeUtils.h``), which is true of meta tensors and under any dispatch mode.
 
 @device_kernel("gather_backward", on_any_device=True)
 def _gather_backward(grad: Tensor, self: Tensor, dim: int, index: Tensor, sparse_grad: bool) -> Any:
@@ -136,7 +129,6 @@ def _index_select_backward(grad: Tensor, self_sizes: list[int], dim: int, index:
 
 @device_kernel("value_selecting_reduction_backward", on_any_device=True)
 def value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, sizes: list[int], keepdim: bool) -> Any:
-    """Gradient of ``max(dim)``, ``sort``, ``topk`` and the like."""
     if not keepdim and sizes:
         grad, indices = grad.unsqueeze(dim), indices.unsqueeze(dim)
     zeros = new_on_device_of(grad, aten.zeros.default, list(sizes), dtype=grad.dtype)
@@ -160,20 +152,153 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     return aten.add_.Tensor(aten.matmul.default(input, aten.t.default(weight)), bias)
 
 
-# Optimizers without data: fused steps, of which torch has kernels on meta for Adam and AdamW with a plain rate alone,
-# and ``torch.amp.GradScaler``, whose gradients are taken to be finite, so that no step is skipped.
-
 @device_kernel("_amp_foreach_non_finite_check_and_unscale_", on_any_device=True)
 def _check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    storage, state = found_inf.untyped_storage(), current()
-    assert isinstance(storage, MetaStorage) and state is not None
+    storage = found_inf.untyped_storage()
+    assert isinstance(storage, MetaStorage)
     before = storage.known  # what GradScaler filled it with: zero
     call_whole(aten._amp_foreach_non_finite_check_and_unscale_.default, self, found_inf, inv_scale)
     storage.known = before
-    state.assume("gradients are taken to be finite: GradScaler skips no step")
+    active_state().assume("gradients are taken to be finite: GradScaler skips no step")
 
 
 @device_shape("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr",
               "_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr")
 def shape_fused_update(*_: Any, **__: Any) -> None:
     """aten/src/ATen/native/cuda/FusedSgdKernel.cu and its like: written in place, without memory of their own."""
+
+
+def _first_outside(index: Tensor, size: int) -> int | None:
+    """The first known value that is not in [0, size), for which a CPU raises; a GPU ends with an assertion."""
+    values = read_known(index) if index.dtype in (torch.int32, torch.int64) else None
+    if values is None or not values.numel():
+        return None
+    with without_modes():
+        outside = values[(values < 0) | (values >= size)]
+        return int(outside[0]) if outside.numel() else None
+
+
+@device_kernel("index_select", on_any_device=True)
+def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
+    """``aten/src/ATen/native/TensorAdvancedIndexing.cpp``. Raises IndexError."""
+    if self.dim() and _first_outside(index, self.shape[dim]) is not None:
+        raise IndexError("index out of range in self")
+    return NotImplemented
+
+
+# aten/src/ATen/native/Embedding.cpp
+device_kernel("embedding", on_any_device=True)(lambda weight, indices, *_, **__: index_select(weight, 0, indices))
+
+
+@device_kernel("gather", on_any_device=True)
+def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
+    """``aten/src/ATen/native/cpu/ScatterGatherKernel.cpp``. Raises RuntimeError."""
+    size = self.shape[dim] if self.dim() else 1
+    if (value := _first_outside(index, size)) is not None:
+        raise RuntimeError(f"index {value} is out of bounds for dimension {dim % max(1, self.dim())} with size {size}")
+    return NotImplemented
+
+
+@device_kernel("bincount", on_any_device=True)
+def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
+    if minlength <= 0 or read_known(self) is not None:
+        return NotImplemented
+    state = active_state()
+    state.assume(f"bincount: all values are taken to be below minlength={minlength}")
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    out = aten.new_empty.default(self, [minlength], dtype=dtype)
+    if weights is None:
+        count_evenly(state, "bincount", out, self.numel())
+    return out
+
+
+@device_kernel("one_hot", on_any_device=True)
+def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
+    """``aten/src/ATen/native/Onehot.cpp``: zeros with ones scattered in; a CPU looks first whether all classes fit."""
+    if self.dtype is not torch.int64:
+        return NotImplemented  # torch refuses it
+    if num_classes < -1 or num_classes == 0 or num_classes == -1 and not self.numel():
+        raise RuntimeError(f"one_hot: num_classes={num_classes} for {list(self.shape)}, where at least 1 is needed")
+    if not self.numel():
+        return new_on_device_of(self, aten.empty.memory_format, [*self.shape, num_classes], dtype=torch.int64)
+    if not any_on(active_state(), "cuda", [self]):
+        least, most = aten.aminmax.default(self)
+        if num_classes == -1:
+            num_classes = int(most.item()) + 1
+        low, high = read_known(least), read_known(most)
+        if low is not None and high is not None and not 0 <= int(low) <= int(high) < num_classes:
+            raise RuntimeError(f"one_hot: classes from {int(low)} to {int(high)} are not all in [0, {num_classes})")
+        del least, most  # the kernel frees both before it makes the zeros
+    elif num_classes == -1:
+        num_classes = int(aten.max.default(self).item()) + 1
+    zeros = new_on_device_of(self, aten.zeros.default, [*self.shape, num_classes], dtype=torch.int64)
+    out: torch.Tensor = aten.scatter_.value(zeros, -1, self.unsqueeze(-1), 1)
+    if read_known(out) is None:
+        storage = out.untyped_storage()
+        assert isinstance(storage, MetaStorage)
+        storage.density = 1 / num_classes  # every class as likely as the others
+    return out
+
+
+# Packed sequences, whose lengths must be known: ``aten/src/ATen/native/PackedSequence.cpp`` reads them by raw pointers.
+
+def read_lengths(operator: str, lengths: Tensor) -> list[int]:
+    """The values of ``lengths``. Raises DataDependentError where they are not known."""
+    value = read_known(lengths)
+    if value is None:
+        raise DataDependentError(
+            f"{operator} needs the lengths of the sequences, which are not known. {active_state().where()}\n"
+            "Way out: pass lengths made from Python numbers, torch.tensor([...]).")
+    return [int(n) for n in value.tolist()]
+
+
+def _on_host(values: list[int]) -> Tensor:
+    with without_modes():
+        value = torch.tensor(values, dtype=torch.int64)
+    return constant(active_state(), value, CPU)
+
+
+class PackPadded(torch.autograd.Function):
+    """``aten::_pack_padded_sequence``: of each time step the sequences that are long enough, one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, batch_sizes: list[int], batch_first: bool) -> Tensor:
+        ctx.call = (input.shape, batch_sizes, batch_first)
+        time_first = input.transpose(0, 1) if batch_first else input
+        return torch.cat([time_first[step, :size] for step, size in enumerate(batch_sizes)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        shape, batch_sizes, batch_first = ctx.call
+        grad = grads[0].new_zeros((shape[1], shape[0], *shape[2:]) if batch_first else shape)
+        start = 0
+        for step, size in enumerate(batch_sizes):
+            grad[step, :size].copy_(grads[0][start:start + size])
+            start += size
+        return grad.transpose(0, 1) if batch_first else grad, None, None
+
+
+@device_kernel("_pack_padded_sequence", on_any_device=True)
+def _pack_padded_sequence(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    wanted = read_lengths("pack_padded_sequence", lengths)
+    if not wanted or min(wanted) <= 0 or sorted(wanted, reverse=True) != wanted:
+        raise RuntimeError(f"pack_padded_sequence: lengths {wanted} must be positive and in decreasing order; "
+                           "pass enforce_sorted=False to have them sorted")
+    batch_sizes = [sum(n > step for n in wanted) for step in range(wanted[0])]
+    return PackPadded.apply(input, batch_sizes, batch_first), _on_host(batch_sizes)
+
+
+@device_kernel("_pad_packed_sequence", on_any_device=True)
+def _pad_packed_sequence(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float,
+                         total_length: int) -> tuple[Tensor, Tensor]:
+    sizes = read_lengths("pad_packed_sequence", batch_sizes)
+    length = max(len(sizes), total_length)
+    out = data.new_full((length, sizes[0], *data.shape[1:]), padding_value)
+    start = first = 0
+    for step, size in enumerate(sizes):  # one copy per run of equal batch sizes, as there
+        if step + 1 == len(sizes) or sizes[step + 1] != size:
+            count = (step + 1 - first) * size
+            out[first:step + 1, :size].copy_(data[start:start + count].view(step + 1 - first, size, *data.shape[1:]))
+            start, first = start + count, step + 1
+    lengths = [sum(size > i for size in sizes) for i in range(sizes[0])]
+    return out.transpose(0, 1) if batch_first else out, _on_host(lengths)

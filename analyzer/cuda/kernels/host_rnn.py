@@ -1,6 +1,5 @@
-"""Recurrent layers on the host: oneDNN's LSTM, else cells step by step. Sources: ``aten/src/ATen/native/RNN.cpp`` and
-``mkldnn/RNN.cpp``. On meta torch takes the steps of a GPU without cuDNN, which multiplies each step's input by itself;
-the CPU multiplies that of all steps at once.
+"""Recurrent layers on the host: oneDNN's LSTM, else cells step by step, where on meta torch takes the steps of a GPU
+without cuDNN. Sources: ``aten/src/ATen/native/RNN.cpp`` and ``mkldnn/RNN.cpp``.
 """
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ def step_gru(gates: Tensor, state: State, params: CellParameters) -> State:
 
 
 def step_lstm(gates: Tensor, state: State, params: CellParameters) -> State:
-    """LSTMCell."""
     hidden, cell = state
     gates = aten.linear.default(hidden, params.w_hh, params.b_hh).add_(gates)
     input_gate, forget_gate, cell_gate, output_gate = gates.unsafe_chunk(4, 1)
@@ -129,7 +127,6 @@ def _run_packed_reversed(cell: Cell, x: Tensor, sizes: tuple[int, ...], first: S
 
 
 def _drop_out(spec: RnnSpec, x: Tensor, layer: int) -> Tensor:
-    """``x`` as the layer after ``layer`` gets it."""
     applies = spec.dropout and spec.train and layer < spec.num_layers - 1
     return aten.dropout.default(x, spec.dropout, True) if applies else x
 
@@ -231,8 +228,6 @@ def onednn_workspace_bytes(steps: int, batch: int, features: int, hidden_size: i
                            state_spaces: int = 1) -> int:
     """What oneDNN's LSTM keeps for its backward pass: set_workspace_sizes of oneDNN's ``src/cpu/rnn/rnn_utils.hpp``.
 
-    Gates and hidden states of every step, states of two layers, with gradients and cells in float32, on whole pages.
-
     >>> onednn_workspace_bytes(20, 8, 32, 64, 4)
     647168
     """
@@ -263,8 +258,7 @@ def shape_onednn_layer(input: Tensor, weight0: Tensor, weight1: Tensor, weight2:
 @host_shape("mkldnn_rnn_layer_backward")
 def shape_onednn_layer_backward(input: Tensor, weight1: Tensor, weight2: Tensor, weight3: Tensor, weight4: Tensor,
                                 hx_: Tensor, cx_tmp: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Gradients are float32, and the two biases have one each."""
-    bias = (weight3.shape[0],)
+    bias = weight3.shape[:1]
     shapes = (input.shape, weight1.shape, weight2.shape, bias, bias, hx_.shape, cx_tmp.shape)
     return tuple(input.new_empty(shape, dtype=torch.float32) for shape in shapes)
 

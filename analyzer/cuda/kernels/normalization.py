@@ -10,15 +10,13 @@ from torch._prims_common import get_computation_dtype, suggest_memory_format
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, host_kernel
 from analyzer.meta.state import active_state
 
-# Batch and root-mean-square normalisation on CUDA. Source: ``aten/src/ATen/native/Normalization.cpp``
-# (_select_batch_norm_backend, _batch_norm_impl_index), ``aten/src/ATen/native/cudnn/BatchNorm.cpp`` and
-# ``aten/src/ATen/native/layer_norm.cpp`` (rms_norm_symint). An H200 under torch 2.11 ran ``cudnn_batch_norm`` for
-# float32 and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
+# CUDA: ``aten/src/ATen/native/Normalization.cpp`` (_select_batch_norm_backend, _batch_norm_impl_index),
+# ``cudnn/BatchNorm.cpp`` and ``layer_norm.cpp`` (rms_norm_symint) there. An H200 under torch 2.11 ran
+# ``cudnn_batch_norm`` for float32 and ``native_batch_norm`` for bfloat16, also with float32 weights (autocast).
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-_LARGEST_TRAINING_BATCH = 880801
-_LARGEST_EVALUATION_BATCH = 65535
+_LARGEST_BATCH = {True: 880801, False: 65535}  # in training, and else
 _INT32_MAX = 2**31 - 1
 
 
@@ -51,8 +49,7 @@ def _uses_cudnn(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean:
     dtypes = input.dtype, weight.dtype
     if torch.bfloat16 in dtypes or dtypes[0] is torch.float16 and dtypes[1] is not torch.float32:
         return False
-    largest = _LARGEST_TRAINING_BATCH if training else _LARGEST_EVALUATION_BATCH
-    fits = input.dim() >= 3 and input.shape[0] <= largest and input.numel() < _INT32_MAX
+    fits = input.dim() >= 3 and input.shape[0] <= _LARGEST_BATCH[training] and input.numel() < _INT32_MAX
     return fits and bool(torch._C._get_cudnn_enabled())
 
 
@@ -71,9 +68,8 @@ class FusedRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         input, weight, rstd = ctx.saved_tensors
         needed = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-        shape = ctx.normalized_shape
-        grad_input, grad_weight = call_whole(aten._fused_rms_norm_backward.default, grads[0], input, shape, rstd,
-                                             weight, needed)
+        grad_input, grad_weight = call_whole(aten._fused_rms_norm_backward.default, grads[0], input,
+                                             ctx.normalized_shape, rstd, weight, needed)
         return grad_input, None, grad_weight, None
 
 
@@ -110,13 +106,10 @@ def weight_norm_backward(grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved
     return saved_v.new_empty(saved_v.shape), saved_g.new_empty(saved_g.shape)
 
 
-# Normalisation of groups on the CPU, which keeps a layout that other devices make contiguous. Source:
-# ``aten/src/ATen/native/group_norm.cpp``.
-
 @host_kernel("group_norm")
 def _normalize_groups(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
                       eps: float = 1e-5, cudnn_enabled: bool = True) -> Any:
-    """The kernel for an input that is channels last, which stays so."""
+    """On the CPU an input that is channels last stays so: ``aten/src/ATen/native/group_norm.cpp``."""
     layout = suggest_memory_format(input)
     if layout is torch.contiguous_format or num_groups <= 0 or input.shape[1] % num_groups:
         return NotImplemented
@@ -127,9 +120,7 @@ def _normalize_groups(input: Tensor, num_groups: int, weight: Tensor | None = No
 
 
 class ChannelsLastGroupNorm(torch.autograd.Function):
-    """``aten::native_group_norm``: autograd's own formula (tools/autograd/derivatives.yaml) makes both arguments of the
-    backward pass contiguous on every device but the CPU.
-    """
+    """``aten::native_group_norm``, whose formula (tools/autograd/derivatives.yaml) copies on all but the CPU."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, sizes: tuple[int, ...], eps: float,
@@ -150,19 +141,13 @@ class ChannelsLastGroupNorm(torch.autograd.Function):
 # What the kernels of `torch.nn.SyncBatchNorm` return. Source: ``aten/src/ATen/native/cuda/Normalization.cu`` and
 # ``Normalization.cuh`` (batch_norm_stats_cuda and those after it). Statistics of 16-bit tensors are float32.
 
-def _statistic(like: Tensor, channels: int) -> Tensor:
-    half = like.dtype in (torch.float16, torch.bfloat16)
-    return like.new_empty(channels, dtype=torch.float32 if half else like.dtype)
+def _statistics(like: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
+    return like.new_empty(like.shape[1], dtype=dtype), like.new_empty(like.shape[1], dtype=dtype)
 
 
-@device_shape("batch_norm_stats")
-def _measure(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _statistic(input, input.shape[1]), _statistic(input, input.shape[1])
-
-
-@device_shape("batch_norm_gather_stats_with_counts")
-def _merge(input: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _statistic(mean, mean.shape[1]), _statistic(mean, mean.shape[1])
+device_shape("batch_norm_stats")(lambda input, eps: _statistics(input))
+device_shape("batch_norm_gather_stats_with_counts")(lambda input, mean, *rest: _statistics(mean))
 
 
 @device_shape("batch_norm_backward_reduce")

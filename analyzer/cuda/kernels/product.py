@@ -1,6 +1,7 @@
-"""Products that meta lacks or that run otherwise: grouped ones, of quantized operands, of bitsandbytes."""
+"""Products that meta lacks or that run otherwise: grouped, of quantized operands, bitsandbytes, sparse tensors."""
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -8,16 +9,16 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import device_shape, kernel_replacements, set_below_autograd
+from analyzer.cuda import kernel_registry
+from analyzer.cuda.kernel_registry import device_shape, kernel_replacements
+from analyzer.errors import UnsupportedOperatorError
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
-from analyzer.meta.operator_info import device_shapes
-from analyzer.meta.spec import compositions
-from analyzer.meta.state import active_state, current
-from analyzer.meta.tensor import device_of
-
-# Shapes of products that meta lacks: of groups of rows in other dtypes than bfloat16.
+from analyzer.meta.operator_info import device_shapes, sparse_shapes
+from analyzer.meta.spec import SPARSE_LAYOUTS, compositions, parts_of
+from analyzer.meta.state import active_state
+from analyzer.meta.tensor import device_of, sparse_like, sparse_tensor
 
 Tensor = torch.Tensor
 
@@ -60,19 +61,15 @@ def addmm_dtype(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype
     return product.new_empty(product.shape, dtype=out_dtype)
 
 
-# The higher-order operator ``out_dtype``, by which libraries ask for products of int8 that give int32: below autograd
-# it is one operator or a few (torch/_higher_order_ops/out_dtype.py, out_dtype_dense).
-
-# its package has the operator under this name
+# ``out_dtype``, by which libraries ask for products of int8 that give int32: below autograd it is one operator or a few
+# (torch/_higher_order_ops/out_dtype.py, out_dtype_dense). Its package has the operator under this name.
 _module: Any = importlib.import_module("torch._higher_order_ops.out_dtype")
 
 
 @kernel_replacements.append
 def answer_operator() -> Iterator[Undo]:
-    yield set_below_autograd(_module.out_dtype, _module.out_dtype_dense)
+    yield kernel_registry.set_below_autograd(_module.out_dtype, _module.out_dtype_dense)
 
-
-# Shapes of quantisation, real and simulated, which has no kernels on meta.
 
 @device_shape("fake_quantize_per_tensor_affine_cachemask", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
                "fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper")
@@ -81,22 +78,16 @@ def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tenso
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 
-@device_shape("_fake_quantize_learnable_per_tensor_affine_backward",
-              "_fake_quantize_learnable_per_channel_affine_backward")
-def shape_fake_quantize_learnable_backward(grad: Tensor, self: Tensor, scale: Tensor, zero_point: Tensor, *_: Any,
-                                           **__: Any) -> Any:
-    return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(zero_point)
+device_shape("_fake_quantize_learnable_per_tensor_affine_backward",
+             "_fake_quantize_learnable_per_channel_affine_backward")(
+    lambda grad, *given: tuple(map(torch.empty_like, given[:3])))  # of the input, the scale and the zero point
+device_shape("dequantize.self")(lambda self: torch.empty(self.shape, dtype=torch.float32, device=self.device))
 
 
 @device_shape("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_channel", on_any_device=True)
 def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -> Tensor:
     """The kernel on meta gives the dtype of its input."""
     return torch.empty(self.shape, dtype=dtype or args[-1], device=self.device)
-
-
-@device_shape("dequantize.self")
-def _shape_dequantize(self: Tensor) -> Tensor:
-    return torch.empty(self.shape, dtype=torch.float32, device=self.device)
 
 
 @device_shape("int_repr")
@@ -108,9 +99,7 @@ def shape_int_repr(self: Tensor) -> Tensor:
 
 @device_shape("_weight_int4pack_mm", on_any_device=True)
 def shape_int4_product(self: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    """aten/src/ATen/native/cuda/int4mm.cu: a weight of int32 in tiles of 8 rows. The kernel on meta asks a fake tensor
-    for its device.
-    """
+    """aten/src/ATen/native/cuda/int4mm.cu: a weight of int32 in tiles of 8 rows."""
     return self.new_empty((self.shape[0], weight.shape[0] * 8))
 
 
@@ -153,7 +142,8 @@ def compose_gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksiz
                       absmax_code: Tensor | None = None, absmax_offset: Tensor | None = None) -> Any:
     """Where its own kernel does not pay: the weight in the input's precision, then a product."""
     rows, (columns, depth) = a.numel() // a.shape[-1], shape
-    if depth % blocksize == 0 and rows <= _LARGEST_CUSTOM_M and _pays(a, rows, columns, depth):
+    if depth % blocksize == 0 and rows <= _LARGEST_CUSTOM_M and _pays(
+            simulated_spec().name, device_of(a).index, a.dtype, rows, columns, depth):
         return NotImplemented
     if absmax_8bit is not None:
         large = _bnb.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, _BLOCK_OF_ABSMAX, torch.float32)
@@ -162,20 +152,14 @@ def compose_gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksiz
     return torch.nn.functional.linear(a, weight, bias)
 
 
-def _pays(a: Tensor, rows: int, columns: int, depth: int) -> bool:
+@functools.cache
+def _pays(device_name: str, *product: Any) -> bool:
     """The library's own choice, without its caches: they know a device by its index alone."""
     from bitsandbytes.backends.cuda import ops  # type: ignore[import-not-found,unused-ignore]
-    choose = ops._gemm_4bit_use_custom_cuda.__wrapped__
-    key = simulated_spec().name, a.dtype, rows, columns, depth
-    found = _choices.get(key)
-    if found is None:
-        ops._gpu_dispatch_props.cache_clear()
-        found = _choices[key] = bool(choose(device_of(a).index, a.dtype, rows, columns, depth))
-        ops._gpu_dispatch_props.cache_clear()
+    ops._gpu_dispatch_props.cache_clear()
+    found = bool(ops._gemm_4bit_use_custom_cuda.__wrapped__(*product))
+    ops._gpu_dispatch_props.cache_clear()
     return found
-
-
-_choices: dict[tuple[str, torch.dtype, int, int, int], bool] = {}
 
 
 @_composition("int8_linear_matmul")
@@ -214,7 +198,6 @@ def compose_int8_mixed_scaled_mm(a: Tensor, ca: Tensor, cb: Tensor, sca: Tensor,
 
 @_composition("int8_vectorwise_quant")
 def compose_int8_vectorwise_quant(a: Tensor, threshold: float = 0.0) -> Any:
-    """Outliers are looked for in Python, and set to zero."""
     if threshold == 0.0:
         return NotImplemented
     quantized, scales, _ = _bnb.int8_vectorwise_quant.default(a, 0.0)
@@ -227,7 +210,6 @@ def compose_int8_vectorwise_quant(a: Tensor, threshold: float = 0.0) -> Any:
 
 @_composition("int8_double_quant")
 def compose_int8_double_quant(a: Tensor, threshold: float = 0.0) -> Any:
-    """Rows by a kernel, columns by operators of torch."""
     rows, row_stats, outliers = _bnb.int8_vectorwise_quant.default(a, threshold)
     magnitudes = a.abs().view(-1, a.shape[-1])
     mask = magnitudes >= threshold if threshold > 0.0 else None
@@ -241,17 +223,14 @@ def compose_int8_double_quant(a: Tensor, threshold: float = 0.0) -> Any:
     return rows, columns, row_stats, col_stats.flatten().float(), outliers
 
 
-# -- memory of CUDA's own management, which optimizers "paged" hold their states in ------------------------------------
-
 def _make_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
     """bitsandbytes/functional.py, get_paged: a tensor on the host around memory of ``cudaMallocManaged``."""
-    state = current()
-    assert state is not None
     out = torch.zeros(shape, dtype=dtype)
     out.is_paged = True  # type: ignore[attr-defined]
     out.page_deviceid = getattr(device, "index", 0)  # type: ignore[attr-defined]
-    state.assume("states of paged optimizers of bitsandbytes are in managed memory, which is in no figure of the "
-                 f"allocator; while a step needs them they take as much of the memory of {simulated_spec().name}")
+    active_state().assume("states of paged optimizers of bitsandbytes are in managed memory, which is in no figure of "
+                          "the allocator; while a step needs them they take as much of the memory of "
+                          f"{simulated_spec().name}")
     return out
 
 
@@ -265,6 +244,7 @@ def _fill_or_multiply(name: str, a: Tensor, b: Tensor | None, value: float, pref
         raise NotImplementedError(f"Function not implemented: {name}")
 
 
+@kernel_replacements.append
 def answer_for_managed_memory() -> Iterator[Undo]:
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is not None:
@@ -273,4 +253,103 @@ def answer_for_managed_memory() -> Iterator[Undo]:
         yield answer(functional, "prefetch_tensor", lambda *args, **kwargs: None)
 
 
-kernel_replacements.append(answer_for_managed_memory)
+# What operators of sparse tensors return, whose elements meta kernels lose; where data decides how many: none.
+
+_sparse_shape = kernel_registry.registering(sparse_shapes)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout in SPARSE_LAYOUTS
+
+
+@_sparse_shape("mm", "mv")
+def _multiply(self: Tensor, other: Tensor) -> Tensor:
+    """Dense: SparseCUDATensorMath.cu and SparseCsrTensorMath.cpp in aten/src/ATen/native/sparse."""
+    if _is_sparse(self) and _is_sparse(other):
+        raise UnsupportedOperatorError(
+            "a product of two sparse matrices: how many elements it stores depends on data. "
+            f"{active_state().where()}\nWay out: pass the product to the model, or multiply by a dense matrix.")
+    if self.shape[-1] != other.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({tuple(self.shape)} and {tuple(other.shape)})")
+    dense = other if _is_sparse(self) else self
+    return dense.new_empty((*self.shape[:-1], *other.shape[1:]))
+
+
+_sparse_shape("addmm", "_sparse_addmm", "addmv")(lambda self, one, other, *_, **__: _multiply(one, other))
+
+
+@_sparse_shape("clone", "_to_copy")
+def _copy(self: Tensor, *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Tensor:
+    *indices, values = parts_of(self)
+    return sparse_like(self, [*map(torch.empty_like, indices), torch.empty_like(values, dtype=dtype)])
+
+
+@_sparse_shape("t", "transpose.int")
+def _transpose(self: Tensor, *dims: int) -> Tensor:
+    """sparse_transpose_ in TensorShape.cpp exchanges rows of a copy's indices; in compressed layouts it is a view."""
+    if self.layout is not torch.sparse_coo:
+        view: Tensor = self.transpose(*(dims or (0, 1)))
+        return view
+    one, other = (d % self.dim() for d in dims or (0, 1))
+    shape = list(self.shape)
+    shape[one], shape[other] = shape[other], shape[one]
+    indices, values = parts_of(self)
+    return sparse_tensor([torch.empty_like(indices), torch.empty_like(values)], shape, self.layout, False)
+
+
+@_sparse_shape("_coalesce")
+def _coalesce(self: Tensor) -> Tensor:
+    indices, values = parts_of(self)
+    active_state().assume(f"coalesce: all {values.shape[0]} stored elements are taken to be at different places, the "
+                          f"most there can be {active_state().where()}")
+    return sparse_tensor([torch.empty_like(indices), torch.empty_like(values)], self.shape, self.layout)
+
+
+@_sparse_shape("sparse_mask")
+def _mask(self: Tensor, mask: Tensor) -> Tensor:
+    """sparse/SparseTensor.cpp: the elements of a tensor at the places of another's."""
+    indices, values = parts_of(mask)
+    return sparse_like(mask, [torch.empty_like(indices), torch.empty_like(values, dtype=self.dtype)])
+
+
+@_sparse_shape("mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar")
+def _scale(self: Tensor, other: Any, **_: Any) -> Tensor:
+    """By a number: sparse/SparseTensorMath.cpp, which keeps the indices."""
+    sparse, factor = (self, other) if _is_sparse(self) else (other, self)
+    if isinstance(factor, Tensor) and (factor.dim() or _is_sparse(factor)):
+        raise UnsupportedOperatorError(f"a sparse tensor multiplied element by element with another of "
+                                       f"{list(factor.shape)} is not followed. {active_state().where()}\n"
+                                       "Way out: multiply its values() and make a tensor of them.")
+    *indices, values = parts_of(sparse)
+    return sparse_like(sparse, [*indices, torch.empty_like(values)])
+
+
+@_sparse_shape("add.Tensor")
+def _add(self: Tensor, other: Tensor, *, alpha: Any = 1) -> Tensor:
+    """add_sparse in sparse/SparseTensorMath.cpp: two sparse ones have the elements of both, one after the other."""
+    if not (_is_sparse(self) and _is_sparse(other)):
+        return torch.empty_like(other if _is_sparse(self) else self)
+    if self.layout is not torch.sparse_coo:
+        raise UnsupportedOperatorError(f"a sum of two tensors in {self.layout}: how many elements it stores depends on "
+                                       f"data. {active_state().where()}\nWay out: use torch.sparse_coo.")
+    pairs = zip(parts_of(self), parts_of(other))
+    return sparse_tensor([torch.cat(pair, dim) for pair, dim in zip(pairs, (1, 0))], self.shape, self.layout, False)
+
+
+@_sparse_shape("add_.Tensor", "_foreach_mul_.Scalar", "_foreach_add_.List")
+def _add_in_place(self: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    if isinstance(self, list) or _is_sparse(self):
+        raise UnsupportedOperatorError(
+            "sparse tensors that others are added to in place, as momentum is of sparse gradients, grow from step to "
+            f"step: no step is like the others. {active_state().where()}\n"
+            "Way out: SGD without momentum, SparseAdam or Adagrad, or an Embedding with sparse=False.")
+    return self  # type: ignore[no-any-return]
+
+
+_sparse_shape("_to_dense")(lambda self, dtype=None, *_, **__: parts_of(self)[-1].new_empty(self.shape, dtype=dtype))
+
+# What looks at a tensor's parts, or is another of the same.
+for _name in ("detach alias _indices _values indices values crow_indices col_indices ccol_indices row_indices _nnz "
+              "is_coalesced sparse_dim dense_dim _coalesced_ sum").split():
+    for _op in kernel_registry.overloads(_name):
+        sparse_shapes(_op, _op)

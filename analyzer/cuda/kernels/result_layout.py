@@ -14,18 +14,13 @@ from analyzer.cuda.workspaces.kernel_temporary import uses_onednn
 from analyzer.meta.dispatch.kernel import like_sum
 from analyzer.meta.spec import TensorSpec, spec_of
 
-# Layouts and dtypes of results where torch's meta kernel gives others than the device's: what the meta kernel says,
-# with what the sources named here change. Those of the CPU are met by running its kernels.
-
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _CONTIGUOUS = torch.contiguous_format
 
 
 def _in_order(name: str, position: int | None = None) -> Callable[..., Any]:
-    """The meta kernel of the operator ``name`` with contiguous results; the first in the memory format that the
-    argument at ``position`` suggests, where one is given.
-    """
+    """The meta kernel of ``name`` with contiguous results; the first as the argument at ``position`` suggests."""
     op = overloads(name)[0]
     def shape(*args: Any, **kwargs: Any) -> Any:
         results = op(*args, **kwargs)
@@ -41,30 +36,25 @@ def _laid_out(result: Tensor, layout: torch.memory_format = _CONTIGUOUS) -> Tens
     return torch.empty_like(result, memory_format=layout)
 
 
-# zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT): BinaryOps.cpp and Loss.cpp. empty({0}) that is resized:
-# GatedLinearUnit.cpp and cuda/ActivationGluKernel.cu. empty_like of a contiguous copy: layer_norm.cpp and
-# cuda/layer_norm_kernel.cu
+# zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT): BinaryOps.cpp, Loss.cpp. empty({0}) that is resized:
+# GatedLinearUnit.cpp, cuda/ActivationGluKernel.cu. A contiguous copy: layer_norm.cpp, cuda/layer_norm_kernel.cu
 for _name in ("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward",
               "native_layer_norm_backward"):
     device_shape(_name, on_any_device=True)(_in_order(_name))
 
 
-def _copied(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The meta kernel of an operator that writes to a copy of its first argument (clone, Preserve)."""
-    def shape(self: Tensor, *args: Any) -> Tensor:
-        op(self, *args)  # which refuses what it must
-        return torch.empty_like(self)
-    return shape
+def _copied(self: Tensor, *args: Any, op: torch._ops.OpOverload) -> Tensor:
+    op(self, *args)  # which refuses what it must
+    return torch.empty_like(self)
 
 
-for _name in ("index_fill.int_Scalar", "index_fill.int_Tensor"):  # TensorAdvancedIndexing.cpp
-    device_shape(_name, on_any_device=True)(_copied(overloads(_name)[0]))
+# which write to a copy of the first argument (clone, Preserve): TensorAdvancedIndexing.cpp
+for _name in ("index_fill.int_Scalar", "index_fill.int_Tensor"):
+    device_shape(_name, on_any_device=True)(partial(_copied, op=overloads(_name)[0]))
 
 
-@host_shape("log_sigmoid_forward")
-def _log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
-    """log_sigmoid_forward_cpu in Activation.cpp: both of a contiguous copy."""
-    return _laid_out(self), _laid_out(self)
+# log_sigmoid_forward_cpu in Activation.cpp: both of a contiguous copy
+host_shape("log_sigmoid_forward")(lambda self: (_laid_out(self), _laid_out(self)))
 
 
 @host_shape("roll")
@@ -138,19 +128,15 @@ def _group_norm_gradients(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
     return None if first is None else first.to(input.dtype), *rest
 
 
-# Layouts of what activations and their gradients give, where torch's meta kernels find them from intermediate results
-# that devices do not have: TensorIterator takes the first operand that orders two dimensions, and which operand is
-# first is said in Activation.cpp of ``aten/src/ATen/native``. The CPU first casts operands to one dtype
-# (TensorIterator.cpp, promote_inputs_to_common_dtype).
-
-# the operands of each, as positions among its arguments
+# Operands of gradients of activations, as positions among their arguments, in the order of Activation.cpp of
+# ``aten/src/ATen/native``: TensorIterator takes the first that orders two dimensions. The CPU first casts operands to
+# one dtype (TensorIterator.cpp, promote_inputs_to_common_dtype).
 _OPERANDS = {"elu_backward": (0, 5), "hardtanh_backward": (0, 1), "hardsigmoid_backward": (0, 1),
              "hardswish_backward": (0, 1), "softplus_backward": (0, 1), "logit_backward": (0, 1),
              "threshold_backward": (1, 0), "leaky_relu_backward": (1, 0)}
 
 
 def _iterate(*operands: Tensor, on_host: bool) -> Tensor:
-    """What TensorIterator allocates for the result of these operands, in that order."""
     dtype = reduce(torch.promote_types, (t.dtype for t in operands))
     if on_host:
         operands = tuple(t.to(dtype) for t in operands)
@@ -165,7 +151,6 @@ def _shape(*args: Any, positions: tuple[int, ...], on_host: bool) -> Tensor:
 
 def _rrelu_gradient(gradient: Tensor, self: Tensor, noise: Tensor, lower: float, upper: float, training: bool,
                     is_result: bool, on_host: bool) -> Tensor:
-    """In training a product with the noise, else the gradient of leaky_relu."""
     return _iterate(noise if training else self, gradient, on_host=on_host)
 
 
@@ -187,9 +172,8 @@ _register("_prelu_kernel_backward", _prelu_gradients)
 host_shape("native_dropout_backward")(partial(_shape, positions=(0, 1), on_host=True))
 
 
-# Layouts of what convolutions and their gradients give: channels last where the images or the weights are and the
-# backend runs so, which torch's meta kernels cannot know (``determine_backend_memory_format`` in Convolution.cpp and
-# the functions of ConvUtils.h that it asks).
+# Layouts of what convolutions and their gradients give, which torch's meta kernels cannot know
+# (``determine_backend_memory_format`` in Convolution.cpp and the functions of ConvUtils.h that it asks).
 
 _Rule = Callable[[TensorSpec, TensorSpec, "list[int]", "list[int]", int], bool]
 """Whether a convolution of images and weights with these strides, dilations and groups is run channels last."""
@@ -223,7 +207,6 @@ def _convolution(rule: _Rule) -> Callable[..., Tensor]:
 
 
 def _gradients(rule: _Rule) -> Callable[..., Any]:
-    """Of the input and the weight; that of the bias has one dimension."""
     def shape(gradient: Tensor, input: Tensor, weight: Tensor, *args: Any) -> Any:
         *found, of_bias = aten.convolution_backward.default(gradient, input, weight, *args)
         _, stride, _, dilation, _, _, groups, _ = args
@@ -237,8 +220,6 @@ host_shape("convolution")(_convolution(_on_host))
 device_shape("convolution_backward")(_gradients(_on_device))
 host_shape("convolution_backward")(_gradients(_on_host))
 
-
-# Kernels whose result is shaped like an argument, where meta has none or one that returns something else.
 
 def _like(position: int, layout: torch.memory_format = torch.contiguous_format) -> Callable[..., Tensor]:
     def shape(*args: Any, **kwargs: Any) -> Tensor:

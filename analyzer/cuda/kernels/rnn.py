@@ -1,7 +1,5 @@
-"""Recurrent layers on CUDA: one cuDNN call for all time steps, on weights that share one buffer. Sources:
-``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and, under autocast,
-``aten/src/ATen/cudnn/AutocastRNN.cpp``. Where cuDNN does not take the dtype (bfloat16), torch runs its own cells step
-by step.
+"""Recurrent layers on CUDA: one cuDNN call for all time steps, on weights that share one buffer. Sources: RNN.cpp and
+cudnn/RNN.cpp in aten/src/ATen/native, and ``aten/src/ATen/cudnn/AutocastRNN.cpp``.
 """
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shap
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import active_state
 
-from .indexing import read_lengths
+from .functional import read_lengths
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -37,13 +35,11 @@ class RnnSpec(NamedTuple):
 
 
 def reserve_elements(mode: int, steps: int, hidden_size: int, num_layers: int, directions: int) -> int:
-    """Elements that cuDNN keeps from a training forward pass for backward; ``steps`` counts time steps of all
-    sequences.
+    """Elements that cuDNN keeps for backward; ``steps`` counts time steps of all sequences.
 
-    What backward needs of each step and layer: an LSTM's four gates and cell, a GRU's three gates before and after the
-    recurrent part, a plain layer's output; and the output of each layer but the last. It gives the sizes that cuDNN
-    reported for four layers of 320 units and 25 000 steps, 736 000 000 bytes (LSTM) and 864 000 000 (GRU):
-    github.com/pytorch/pytorch/issues/2895.
+    Of each step and layer an LSTM's four gates and cell, a GRU's three gates before and after the recurrent part, a
+    plain layer's output; and the output of each layer but the last. It gives the sizes that cuDNN reported for four
+    layers of 320 units and 25 000 steps (github.com/pytorch/pytorch/issues/2895):
 
     >>> 4 * reserve_elements(LSTM, 25_000, 320, 4, 1), 4 * reserve_elements(GRU, 25_000, 320, 4, 1)
     (736000000, 864000000)
@@ -57,7 +53,8 @@ class CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: RnnSpec, input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> Any:
-        hidden_size, proj_size = _sizes(hx, cx)
+        hidden_size = hx.shape[2] if cx is None else cx.shape[2]
+        proj_size = 0 if hx.shape[2] == hidden_size else hx.shape[2]  # an LSTM with projections has states of two sizes
         stride = (4 if spec.has_biases else 2) + (proj_size > 0)
         settings = (spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train,
                     spec.bidirectional, list(spec.batch_sizes), None)
@@ -72,25 +69,16 @@ class CudnnRnn(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         input, hx, cx, out, reserve, buffer, *weights = ctx.saved_tensors
         stride, settings = ctx.call
-        needed = ctx.needs_input_grad
-        mask = [needed[1], needed[2], needed[3], any(needed[4:])]
+        mask = [*ctx.needs_input_grad[1:4], any(ctx.needs_input_grad[4:])]
         results = call_whole(aten._cudnn_rnn_backward.default, input, weights, stride, buffer, hx, cx, out, *grads,
                              *settings, reserve, mask)
         return None, *results
 
 
-def _sizes(hx: Tensor, cx: Tensor | None) -> tuple[int, int]:
-    """(hidden size, projected size or 0): an LSTM with projections has states of two sizes."""
-    if cx is not None and cx.shape[2] != hx.shape[2]:
-        return cx.shape[2], hx.shape[2]
-    return hx.shape[2], 0
-
-
 def _shared_buffer(weights: tuple[Tensor, ...]) -> Tensor | None:
     """The one buffer in which all weights lie (``flatten_parameters`` saw to it), or None: try_get_weight_buf."""
+    first, total = weights[0], sum(w.numel() for w in weights)
     storages = {w.untyped_storage()._cdata for w in weights}
-    first = weights[0]
-    total = sum(w.numel() for w in weights)
     if len(storages) > 1 or first.untyped_storage().nbytes() != total * first.itemsize:
         return None
     with torch.no_grad():
@@ -102,11 +90,11 @@ def _cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, w
                      cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
                      dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
                      dropout_state: Tensor | None) -> tuple[Tensor, ...]:
-    directions = 2 if bidirectional else 1
+    directions = 1 + bidirectional
     size = directions * (proj_size or hidden_size)
     if batch_sizes:
-        out = input.new_empty(sum(batch_sizes), size)
         steps = sum(batch_sizes)
+        out = input.new_empty(steps, size)
     else:
         time_first = input.transpose(0, 1) if batch_first else input
         out = input.new_empty(*time_first.shape[:2], size)
@@ -124,7 +112,6 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
                              cx: Tensor | None, output: Tensor, grad_output: Tensor | None, grad_hy: Tensor | None,
                              grad_cy: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int,
                              batch_first: bool, *args: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of the weights are views of one buffer, like the weights."""
     output_mask = args[-1]
     time_first = input.transpose(0, 1) if batch_first else input
     grad_input = torch.empty_like(time_first, memory_format=torch.contiguous_format)
@@ -138,13 +125,9 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
     return grad_input.transpose(0, 1) if batch_first else grad_input, *states, *grads
 
 
-Run = Callable[[RnnSpec, Tensor, Any, list[Tensor]], Any]
-
-
-def register_layers(register: Callable[[str], Callable[[Any], Any]], run: Run) -> None:
-    """Let the recurrent layers, on padded and on packed sequences, call ``run``: with the input, the hidden state (of
-    an LSTM the list of that and the cell's) and the weights.
-    """
+def register_layers(register: Callable[[str], Callable[[Any], Any]],
+                    run: Callable[[RnnSpec, Tensor, Any, list[Tensor]], Any]) -> None:
+    """Let recurrent layers call ``run`` with the input, the hidden state (of an LSTM also the cell's) and weights."""
     def add(name: str, mode: int) -> None:
         @register(f"{name}.input")
         def layer(input: Tensor, hx: Any, params: list[Tensor], *settings: Any) -> Any:
@@ -179,8 +162,6 @@ def _run(spec: RnnSpec, input: Tensor, states: Any, params: list[Tensor]) -> Any
 
 
 register_layers(device_kernel, _run)
-
-
 device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)(lambda: True)
 
 

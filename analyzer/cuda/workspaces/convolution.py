@@ -1,10 +1,8 @@
 """What CUDA convolutions hold while they run: copies that PyTorch makes, and cuDNN's workspace. PyTorch's part is read
 from ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``; without ``cudnn.benchmark`` it takes the
-first plan that cuDNN's heuristic names and that runs, whatever workspace it asks for (``cudnn/Conv_v8.cpp``,
-``try_configs``). cuDNN is closed: its part is derived from what its kernels need. Tensor cores want channels last, so
-for tensors that are channels first it writes copies of input, output and weight in that order into its workspace,
-where the product is worth them: copying costs time by the byte, a kernel that does without costs time by the FLOP. The
-forms of these rules and the constants in `BRACKETED` come from what an H200 measured with cuDNN 9.19
+first plan of cuDNN's heuristic that runs (``cudnn/Conv_v8.cpp``, ``try_configs``). cuDNN is closed: tensor cores want
+channels last, so for other tensors it writes copies of input, output and weight into its workspace where the product is
+worth them. The forms of these rules and the constants in `BRACKETED` come from what an H200 measured with cuDNN 9.19
 (``benchmarks/truth``): most from peaks, those of `_copies_for_weight_gradient` from reserved bytes. Other versions and
 devices may choose otherwise, so a profile tells what rests on them (`list_inferred`).
 """
@@ -88,10 +86,6 @@ def either_is_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
     return len(w) in (4, 5) and (_is_channels_last(x) or _is_channels_last(w))
 
 
-def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
-    return channels_last and _is_channels_last(t) or (not channels_last or math.prod(t[2:]) == 1) and is_contiguous(t)
-
-
 def _copy_bytes(t: TensorSpec) -> int:
     """Bytes of a channels-last copy: in 16 bits, whole vectors of channels (measured: 3 become 8 in two models)."""
     if t.dtype.itemsize != 2:
@@ -101,9 +95,7 @@ def _copy_bytes(t: TensorSpec) -> int:
 
 
 class Inferred(NamedTuple):
-    """A workspace of cuDNN's that is in no source, in bytes: as predicted, and the most that a kernel of those known
-    could ask for. The least is nothing.
-    """
+    """A workspace of cuDNN's that is in no source: as predicted, and the most that a kernel of those known asks for."""
 
     nbytes: int
     most_bytes: int
@@ -114,8 +106,7 @@ class _Convolution:
 
     def __init__(self, x: TensorSpec, y: TensorSpec, w: TensorSpec, stride: tuple[int, ...], groups: int,
                  transposed: bool) -> None:
-        self.x, self.y, self.w = x, y, w
-        self.groups = groups
+        self.x, self.y, self.w, self.groups = x, y, w, groups
         self.channels_last = suggests_channels_last(x, w)
         is_one_each = groups > 1 and groups == x[1] and w[0] % x[1] == 0
         self.is_depthwise = is_one_each and not transposed and not self.channels_last
@@ -123,8 +114,9 @@ class _Convolution:
         self.uses_copies = self._are_copies_worth()
 
     def contiguous_copies(self, *tensors: TensorSpec) -> tuple[int, ...]:
-        """Bytes of the copies that PyTorch makes of tensors that are not in the order chosen."""
-        return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
+        last = self.channels_last
+        return tuple(t.nbytes for t in tensors if t.numel and not (
+            last and _is_channels_last(t) or (not last or math.prod(t[2:]) == 1) and is_contiguous(t)))
 
     def _has_choice(self) -> bool:
         """Whether cuDNN runs it with channels first, and could copy them to be last for its tensor cores."""
@@ -172,12 +164,12 @@ class _Convolution:
             # a product per image, added up afterwards
             uses_tf32 = self.x.dtype == torch.float32 and _has_tensor_cores(torch.float32)
             return self.x[0] * self.w.nbytes if self.is_product and uses_tf32 else 0
-        return self.copy_bytes + (self.partial_bytes if self._splits_weight_gradient() else 0)
+        # 16-bit kernels of products of ragged channels write no partial sums (measured)
+        splits = self.groups == 1 and (self.x.dtype == torch.float32 or not self.is_product or not self._is_ragged)
+        return self.copy_bytes + (self.partial_bytes if splits else 0)
 
     def _copies_for_weight_gradient(self) -> bool:
-        """Copied where an output is, and beyond: in 16 bits no kernel for channels first sums over places; in float32
-        products per image that are fewer than the multiprocessors leave these idle.
-        """
+        """In 16 bits no kernel for channels first sums over places; in float32 few products leave the device idle."""
         if self.uses_copies or self.groups > 1 or not self._has_choice():
             return self.uses_copies
         if self.x.dtype != torch.float32:
@@ -186,20 +178,13 @@ class _Convolution:
         return (self.is_product and math.prod(self.x[2:]) > 1 and multiprocessors is not None
                 and self.x[0] * self._tiles < multiprocessors)
 
-    def _splits_weight_gradient(self) -> bool:
-        """Whether partial sums are written: not by the 16-bit kernels of products of ragged channels (measured)."""
-        return self.groups == 1 and (self.x.dtype == torch.float32 or not self.is_product or not self._is_ragged)
-
     @property
     def _tiles(self) -> int:
-        """Output tiles of the weight gradient's product."""
         return -(-self.w[0] // _TILE) * -(-(self.w.numel // self.w[0]) // _TILE)
 
     @property
     def partial_bytes(self) -> int:
-        """Partial sums of the weight gradient where its product is split.
-
-        Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
+        """Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
         share tiles, one partial tile each; few tiles are split evenly. A flag per tile.
         """
         multiprocessors, tiles = simulated_spec().multiprocessors, self._tiles

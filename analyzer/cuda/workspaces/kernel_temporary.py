@@ -13,9 +13,7 @@ from analyzer.meta.spec import Signature, TensorSpec
 
 from .reduction import accumulate_bytes, one_stage, reduction_blocks
 
-# What CUDA kernels of PyTorch allocate inside one operator: contiguous copies, sorted indices, partial sums. Source:
-# the files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11. Operators that are several ATen
-# calls need no rule: the log holds each call.
+# What CUDA kernels allocate. Source: files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11.
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
@@ -35,8 +33,7 @@ def is_contiguous(t: TensorSpec) -> bool:
     return True
 
 
-# Positions of the arguments that a kernel makes contiguous before it runs: SoftMax.cu (host_softmax,
-# host_softmax_backward), ScanUtils.cuh (scan_dim), Nonzero.cu.
+# Arguments made contiguous: SoftMax.cu (host_softmax, host_softmax_backward), ScanUtils.cuh (scan_dim), Nonzero.cu.
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((_aten._softmax, _aten._log_softmax, _aten.cumsum, _aten.cumprod, _aten.logcumsumexp,
                      _aten.nonzero), (0,)),
@@ -55,12 +52,10 @@ def _layer_norm(signature: Signature) -> tuple[Stage, ...]:
 
 
 def _kept(*blocks: int) -> tuple[Stage, ...]:
-    """Blocks that are there before all outputs and as long as the operator runs."""
     return tuple(stage._replace(before=0, kept=True) for stage in one_stage(*blocks))
 
 
 def copy_bytes(t: TensorSpec) -> int:
-    """Bytes of the contiguous copy that a kernel makes of ``t``; 0 where it is contiguous."""
     return 0 if is_contiguous(t) else t.nbytes
 
 
@@ -110,10 +105,9 @@ def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
     """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces
     of ten. The gradient is made contiguous, and indices are sorted, before the output is allocated.
     """
-    grad, indices, num_weights = signature.args[:3]
-    scale_by_frequency = bool(signature.args[4])
+    grad, indices, num_weights, _, scale_by_frequency = signature.args[:5]
     count = indices.numel
-    copies = [t.nbytes for t in (indices, grad) if not is_contiguous(t)]
+    copies = [copy_bytes(indices), copy_bytes(grad)]
     if count <= 3072 and not scale_by_frequency:
         return _kept(*copies)
     index = indices.dtype.itemsize
@@ -121,7 +115,7 @@ def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
     pieces = count // 10 + segments
     width = grad[-1]
     # sorted, where from, frequencies
-    return _kept(*copies, count * index, count * index, *[count * index] * scale_by_frequency) + one_stage(
+    return _kept(*copies, count * index, count * index, *[count * index] * bool(scale_by_frequency)) + one_stage(
         count * index, 8, segments * index, segments * index, 8, pieces * index,
         pieces * width * accumulate_bytes(grad.dtype))
 
@@ -142,8 +136,7 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
     full = count * slice_size * value.dtype.itemsize
     copy = full if value.numel * value.dtype.itemsize != full or not is_contiguous(value) else 0
     # linear index, sorted, where from, range, and what cub's radix sort of pairs holds: both once more
-    return one_stage(0 if is_contiguous(target) else target.nbytes, copy, *[count * _INDEX_BYTES] * 4,
-                     2 * count * _INDEX_BYTES)
+    return one_stage(copy_bytes(target), copy, *[count * _INDEX_BYTES] * 4, 2 * count * _INDEX_BYTES)
 
 
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
@@ -153,8 +146,7 @@ def _product(signature: Signature) -> tuple[Stage, ...]:
 
 
 def _is_matrix(m: TensorSpec) -> bool:
-    rows, columns = m[-2:]
-    row_stride, column_stride = m.stride[-2:]
+    (rows, columns), (row_stride, column_stride) = m[-2:], m.stride[-2:]
     if (column_stride == 1 or columns == 1) and row_stride >= max(1, columns):
         return True
     return (row_stride == 1 or rows == 1) and column_stride >= max(1, rows) or is_contiguous(m)
@@ -168,19 +160,16 @@ def _foreach_norm(signature: Signature) -> tuple[Stage, ...]:
     return one_stage(len(tensors) * chunks * max((accumulate_bytes(t.dtype) for t in tensors), default=0))
 
 
-# What attention kernels hold while they run: PyTorch's own, and of cuDNN's what its open frontend asks for.
-
 _FLOAT_BYTES = 4
 _BLOCK = 64  # rows and columns that one block of the float32 kernel handles
 
 
 @kernel_stages(_aten._scaled_dot_product_efficient_attention_backward)
 def efficient_backward_stages(signature: Signature) -> tuple[Stage, ...]:
-    """``_efficient_attention_backward`` in ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``, for
-    float32. First (grad · out) summed over each head, then what the splits of the keys add their gradient of the query
-    into: GradQTempStorage of ``mem_eff_attention/kernel_backward.h``, 16 bytes and a block of floats each. On an H200
-    it took 6,297,600 bytes for queries of (4, 12, 512, 64). The kernels for halves are not covered: PyTorch prefers
-    others there.
+    """``_efficient_attention_backward`` in ``aten/src/ATen/native/transformers/cuda/attention_backward.cu``, of float32
+    (for halves PyTorch prefers others). First (grad · out) summed over each head, then what the splits of the keys add
+    their gradient of the query into: GradQTempStorage of ``mem_eff_attention/kernel_backward.h``, 16 bytes and a block
+    of floats each. On an H200 it took 6,297,600 bytes for queries of (4, 12, 512, 64).
     """
     grad_out, query, key = signature.inputs[:3]
     if query.dtype is not torch.float32:
@@ -195,9 +184,9 @@ def efficient_backward_stages(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten._scaled_dot_product_cudnn_attention_backward)
 def cudnn_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     """``run_cudnn_SDP_bprop`` in ``aten/src/ATen/native/cudnn/MHA.cpp``: a copy of a gradient whose rows have gaps,
-    then one workspace. In it, by ``get_fe_workspace_size_node`` of CompositeSDPABackwardNode (cudnn-frontend,
-    node/scaled_dot_product_flash_attention.h, cuDNN 9): the query's gradient and the row sums in float32. The forward
-    pass asks for none. What cuDNN's engine adds, as for the full heads of grouped queries, is not known.
+    then by ``get_fe_workspace_size_node`` of CompositeSDPABackwardNode (cudnn-frontend, cuDNN 9,
+    node/scaled_dot_product_flash_attention.h) the query's gradient and the row sums in float32. What cuDNN's engine
+    adds, as for the full heads of grouped queries, is not known.
     """
     grad_out, query = signature.inputs[:2]
     if not query.numel:
@@ -222,9 +211,8 @@ def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     return (Stage(tuple(blocks)),)
 
 
-# What kernels of the CPU allocate inside one operator, and the order in which they allocate its outputs. Source: the
-# files of ``aten/src/ATen/native`` named at each rule, as of PyTorch 2.13. oneDNN's own buffers (blocked copies of
-# what a convolution reads and writes) depend on the processor and are left out.
+# What kernels of the CPU allocate, and in which order their outputs. Source: the files of ``aten/src/ATen/native`` that
+# are named at each rule, as of PyTorch 2.13. oneDNN's own buffers depend on the processor and are left out.
 
 @host_memory(_aten.convolution_backward)
 def _convolution_backward(signature: Signature) -> KernelMemory:
@@ -277,10 +265,9 @@ def _dense_layout(t: TensorSpec) -> str | None:
     return "contiguous" if is_contiguous(t) else None
 
 
-# What CUDA kernels that sort, select and scan hold while they run. Source: the files of ``aten/src/ATen/native/cuda``
-# named at each rule (PyTorch 2.11). Radix sort is CUB's with separate input and output, which its documentation says
-# needs as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage"; only its DoubleBuffer
-# variant needs O(P)). Scans and selections of CUB need a few bytes for every two thousand elements, which is left out.
+# CUDA kernels that sort and select. Radix sort is CUB's with separate input and output, which needs as much again as
+# keys and values are (DeviceRadixSort: "O(N+P) temporary storage"). Scans and selections of CUB need a few bytes for
+# every two thousand elements, which is left out.
 
 _SMALL_SORT = 4096        # Sort.h, should_use_small_sort: up to here rows are sorted in place
 _LARGE_SEGMENT = 1_000_000  # SortStable.cu, launch_stable_sort_kernel: such rows are sorted one by one
@@ -326,10 +313,9 @@ def _topk(signature: Signature) -> tuple[Stage, ...]:
     x, values = signature.inputs[0], signature.outputs[0]
     if not len(x) or not x.numel:
         return ()
-    dim = _argument(signature, 2, "dim", -1)
+    dim, multiprocessors = _argument(signature, 2, "dim", -1), simulated_spec().multiprocessors
     rows, size = x.numel // x[dim], x[dim]
     blocks = [copy_bytes(x)]
-    multiprocessors = simulated_spec().multiprocessors
     if multiprocessors is not None and size >= next(least for most, least in _MULTIBLOCK if rows <= most):
         resident = multiprocessors * (_REGISTERS_PER_MULTIPROCESSOR //
                                       (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS

@@ -1,7 +1,6 @@
-"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good. Rules
-of PyTorch 2.8 to 2.11, ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one workspace per library, handle and stream; each
-thread has a handle of its own, so the products of the backward pass, which autograd runs in a thread per device, take
-another.
+"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good, one per
+library, handle and stream; each thread has a handle, so the backward pass takes another. Rules of PyTorch 2.8 to 2.11,
+``aten/src/ATen/cuda/CublasHandlePool.cpp``.
 """
 from __future__ import annotations
 
@@ -24,10 +23,8 @@ _COMPLEX = (torch.complex64, torch.complex128)
 
 
 def cublas_workspace_bytes() -> int:
-    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else the default of the simulated
-    generation.
-
-    Source: parseChosenWorkspaceSize: 32 MiB where the compute capability is 9.0, else ``:4096:2:16:8``.
+    """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else by parseChosenWorkspaceSize 32
+    MiB where the compute capability is 9.0, and ``:4096:2:16:8`` on others.
 
     >>> cublas_workspace_bytes()
     33554432
@@ -49,9 +46,7 @@ def cublaslt_workspace_bytes() -> int:
 
 
 def runs_through_cublaslt(signature: Signature) -> bool:
-    """Whether a product takes the cuBLASLt path: those with a fused bias, and the scaled and integer ones. Source:
-    isInputCompliesAddmmCudaLt in ``aten/src/ATen/native/cuda/Blas.cpp``.
-    """
+    """Source: isInputCompliesAddmmCudaLt in ``aten/src/ATen/native/cuda/Blas.cpp``."""
     packet = signature.op.overloadpacket
     if packet in _ALWAYS_LT:
         return True
@@ -95,7 +90,6 @@ def library_needs(signature: Signature) -> tuple[str, ...]:
 
 
 def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
-    """Allocate the workspaces in ``needs`` that the running thread does not have yet; they stay."""
     space = state.space
     device = torch.device(signature.inputs[-1].device)
     in_backward = torch._C._current_autograd_node() is not None  # autograd's thread for the device

@@ -1,6 +1,5 @@
 """Buffers through which the blocks of one CUDA reduction hand partial results to each other. Source:
-``setReduceConfig`` and ``gpu_reduce_kernel`` in ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to 2.13);
-comments name the steps. The buffers can be larger than the input: every thread of a block has a place in them.
+``setReduceConfig`` and ``gpu_reduce_kernel`` in ``aten/src/ATen/native/cuda/Reduce.cuh`` (PyTorch 2.11 to 2.13).
 """
 from __future__ import annotations
 
@@ -32,10 +31,8 @@ class _Dim(NamedTuple):
 
 def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: int,
                      input_vector: int = 4) -> tuple[int, ...]:
-    """Bytes of the two buffers (partial results, semaphores) that reducing ``dims`` of ``x`` takes; none where blocks
-    need not meet.
-
-    ``accumulator_bytes`` is the size of one partial result.
+    """Bytes of the two buffers (partial results of ``accumulator_bytes``, semaphores) that reducing ``dims`` of ``x``
+    takes; none where blocks need not meet.
 
     >>> reduction_blocks(TensorSpec.of((1568, 3072), (3072, 1), torch.float32, "cuda:0"), (0,), 4)
     (39321600, 96)
@@ -144,7 +141,6 @@ def accumulate_bytes(dtype: torch.dtype) -> int:
 
 
 def one_stage(*blocks: int) -> tuple[Stage, ...]:
-    """The stage that holds the blocks of some size among these; none without any."""
     kept = tuple(b for b in blocks if b)
     return (Stage(kept),) if kept else ()
 
