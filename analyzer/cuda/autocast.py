@@ -125,7 +125,6 @@ def cached_cast(state: MetaState, x: Tensor, dtype: torch.dtype, device_type: st
 
 
 def lower_precision(state: MetaState) -> Callable[[Tensor], Tensor] | None:
-    """The cast of tensors on CUDA to the region's dtype, or None where autocast for CUDA is off."""
     if "cuda" not in _local.enabled or _local.excluded:
         return None
     dtype = torch.get_autocast_dtype("cuda")

@@ -99,7 +99,6 @@ def _is_there() -> bool:
 
 
 def _device_count() -> int:
-    """One, or in a world of ranks those of the host."""
     return 0 if not _is_there() else 1 if collective.impl is None else collective.impl.device_count
 
 

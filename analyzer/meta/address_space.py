@@ -17,8 +17,6 @@ from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements
 
 from .value.known_value import Known, reads
 
-# Simulated memory: one caching allocator per simulated accelerator, plain growing addresses for the host.
-
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
 _META_BASE = 0x4500_0000_0000
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
@@ -107,15 +105,12 @@ class AddressSpace:
         self.listener: Any = None  #: told of storages that got their place (`born`) or are gone (`died`)
         self.stream = 0  #: the number of the current stream
         self.streams_taken: Counter[int] = Counter()  #: how many streams of each priority were made
-        #: while a CUDA graph is captured: what stands for each stream, so that its memory is in a pool of its own
-        self.capture: dict[int, int] | None = None
+        self.capture: dict[int, int] | None = None  #: while a CUDA graph is captured: what stands for each stream
         self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph
         self.host = HostMemory()
         self.nowhere = HostMemory(_META_BASE)  #: of what the program puts on meta, which takes no memory
-        #: by library, device, thread and stream; never given back
-        self.library_workspaces: dict[tuple[object, ...], Region] = {}
-        #: held while an operator runs or a storage dies, once several threads use the space
-        self.turn: AbstractContextManager[object] = nullcontext()
+        self.library_workspaces: dict[tuple[object, ...], Region] = {}  #: by library, device, thread and stream
+        self.turn: AbstractContextManager[object] = nullcontext()  #: held by one of several threads while it works
         self.is_shared = False
 
     def share(self) -> None:
@@ -126,11 +121,10 @@ class AddressSpace:
         return self.host if device.type in ("cpu", "meta") else self.allocator(device.index or 0)
 
     def allocator(self, index: int = 0) -> CachingAllocator:
-        found = self.allocators.get(index)
-        if found is None:
-            found = CachingAllocator(self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
-            self.allocators[index] = found
-        return found
+        if index not in self.allocators:
+            self.allocators[index] = CachingAllocator(self.capacity_bytes, self.options,
+                                                      top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
+        return self.allocators[index]
 
     def reserve(self, device: torch.device, nbytes: int) -> Region:
         """A new region of the memory of ``device``. Raises InputError where it has no addresses left."""
@@ -154,7 +148,6 @@ class AddressSpace:
         return key
 
     def begin_capture(self, handle: object) -> None:
-        """From now on, allocations are in the private pool ``handle``, which one graph more uses."""
         self.capture, users = self._private.setdefault(handle, ({}, []))
         users.append(None)
 
@@ -186,7 +179,6 @@ class AddressSpace:
         return storage
 
     def release(self, storage: MetaStorage) -> None:
-        """Take the region of a storage back, and tell the listener."""
         if self.listener is not None:
             self.listener.died(storage)
         self.give_back(storage.device, storage.region)
@@ -201,8 +193,6 @@ class AddressSpace:
         storage.space = self
 
 
-# A storage without data, which holds what its tensors share: device, address, known contents.
-
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__
 
@@ -213,17 +203,15 @@ def take_numbers() -> int:
 
 
 class MetaStorage(torch.UntypedStorage):
-    """The storage of one or more `MetaTensor`s. Real storages are turned into this class in place (``__class__`` is
-    assigned), so views made by C++, and tensors that autograd unpacks as plain ``torch.Tensor``, still lead to what is
-    known here.
+    """The storage of one or more `MetaTensor`s. Real storages become it in place (``__class__`` is assigned), so views
+    made by C++, and tensors that autograd unpacks as plain ones, still lead to what is known here.
     """
 
     device: torch.device = torch.device("meta")  #: the simulated device or the host; shadows torch's property
     number: int                        #: unique in the process, in order of birth; another one after a resize
     region: Region                     #: its place in the simulated memory
     space: AddressSpace
-    #: of a tensor with data that was met on the way, or made of such alone: it may as well be on the host
-    is_met: bool = False
+    is_met: bool = False               #: of data met on the way, or made of such: it may as well be on the host
     known: Known | None = None         #: contents, where they follow from factories
     drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
@@ -267,7 +255,6 @@ class MetaStorage(torch.UntypedStorage):
             space.release(self)
 
     def give_away(self) -> Region:
-        """Its place in memory, which the caller gives back from now on."""
         del self.space
         return self.region
 

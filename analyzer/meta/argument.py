@@ -17,13 +17,9 @@ from .structure import replace_tensors
 from .tensor import MetaTensor, device_of, is_around_tensors, new_storage, sparse_like, tensor_on
 from .value.known_value import Deferred, small_enough
 
-# How the simulation of other ranks takes part in operator calls: the room of distributed programs puts itself here.
-
-#: While there is a world of ranks: a `distributed.collective.Collectives`, which tells devices of the host, and of a
-#: communicating operator its shape, its stream and the contents of what it gives.
+#: In a world of ranks the `distributed.collective.Collectives`.
 impl: Any = None
-#: Tensor classes that dispatch in C++ and call the same operator again on their parts. What is called first may answer:
-#: a function of the operator, its arguments and the mode's handler; else NotImplemented.
+#: By tensor class that calls the same operator again on its parts: who answers before, else returns NotImplemented.
 redispatching: dict[type, Callable[..., Any]] = {}
 
 
@@ -37,18 +33,13 @@ def simulating(collectives: Any) -> Iterator[None]:
         impl = before
 
 
-# Fake tensors for tensors with data: arguments of a run, and what is met on the way.
-
 Tensor = torch.Tensor
 FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedStorage | None]]]
 """Storages with data and what gives those in their places, as long as they live, by the address of the first."""
 
 
 def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
-    """``tree`` with every tensor replaced by one of the same specs on ``device``, in objects as in containers; shared
-    storages stay shared, and views stay views. Small tensors with data keep their values (they are read only if the
-    model asks for them).
-    """
+    """``tree`` with tensors on ``device``, shared storages and views as before; small ones keep their values."""
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
     with without_modes():  # no function of this one that calls itself: the cycle would keep the arguments alive
@@ -57,7 +48,6 @@ def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
 
 def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages,
           made: dict[int, Tensor]) -> Tensor:
-    """The fake tensor of an argument; ``made`` holds those that there are, by the argument."""
     if id(value) not in made:
         if value.layout is torch.strided:
             base = value._base if value.is_leaf else None
@@ -102,9 +92,7 @@ def _sparse(state: MetaState, tensor: Tensor, device: torch.device, storages: Fa
 
 
 def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, is_new: bool = False) -> Tensor:
-    """A fake tensor for one with data; tensors that share a storage get some that do. Its data is not read. One that
-    ``is_new`` is met nowhere else: what an operator made of numbers lives as long as its fake tensor.
-    """
+    """A fake tensor for one with data, which is not read; one that ``is_new`` is met nowhere else."""
     is_met = device is None and device_of(tensor).type == "cpu"
     if device is None:
         device = device_of(tensor)
@@ -129,14 +117,12 @@ def tell_met(state: MetaState, tensor: Tensor) -> None:
 
 
 def own(state: MetaState, tensor: Tensor) -> Tensor:
-    """``tensor``, or a fake tensor in its place where it has data."""
     if tensor.layout not in SPARSE_LAYOUTS and (tensor.layout is not torch.strided or is_around_tensors(tensor)):
         return tensor
     return tensor if isinstance(find_storage(strided_of(tensor)), MetaStorage) else adopt(state, tensor)
 
 
 def adopt_arguments(state: MetaState, tree: Any) -> Any:
-    """``tree`` with every tensor that has data replaced by a fake one."""
     if isinstance(tree, Tensor):
         return own(state, tree)
     if isinstance(tree, dict):

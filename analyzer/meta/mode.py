@@ -88,9 +88,6 @@ def _enter_thread(undo: ExitStack, state: MetaState) -> None:
 
 @contextmanager
 def _join(state: MetaState) -> Iterator[None]:
-    """`MetaState.join`."""
     with ExitStack() as undo:
         _enter_thread(undo, state)
         yield
-
-

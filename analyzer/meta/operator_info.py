@@ -1,6 +1,7 @@
 """What is known of an operator: its schema, its registered shape, and the memory that its kernel needs."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,14 +18,7 @@ from .tensor import new_storage
 from .value.expectation import ESTIMATED, TESTS
 from .value.nonzero_bound import BOUNDING
 
-# Shapes of operators that torch cannot run without data.
-
 Impl = Callable[..., Any]
-
-
-def _check_loaded_operator(key: Any, caller: str) -> Any:
-    """The operator that ``key`` stands for, or a Python function with a registered shape. Raises InputError else."""
-    return _refuse_name(check_operator(key, caller, register_shape_impl), caller)
 
 
 def _refuse_name(key: Any, caller: str) -> Any:
@@ -53,8 +47,6 @@ sparse_shapes: Registry[Any, Impl] = Registry("sparse_shapes")
 """What an operator returns where an argument is sparse, for operators whose meta kernels take dense ones alone."""
 
 
-# What an operator's schema says about aliases and data.
-
 #: of torch.distributed's operators
 COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
@@ -78,7 +70,6 @@ _WRITES_OVERLAPS = {"fill_.Scalar", "zero_", "_foreach_zero_", "fill_diagonal_",
 # Outputs that CUDA kernels put on the host: seed and offset of the random numbers, outside of graph capture
 # (_efficient_attention_forward in aten/src/ATen/native/transformers/cuda/attention.cu).
 _HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_attention_forward": (2, 3)}
-
 
 # Where the sequences begin that were packed into one: attention within each costs what their lengths say.
 _PACKED = {"cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_q", "cu_seq_k"}
@@ -119,7 +110,6 @@ class OperatorInfo:
                                  and self.text.removeprefix("aten.").removesuffix(".default") not in _WRITES_OVERLAPS)
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
-        #: whether something follows about contents also where those of its arguments are not known
         self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated)
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED
@@ -127,23 +117,12 @@ class OperatorInfo:
         self.reads_offset = self.name.startswith("as_strided")
         self.host_outputs = _HOST_OUTPUTS.get(self.name, ())
         self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
-        #: what the device runs instead, None where it is one kernel or a composite of torch's
-        self.composition = compositions.find(schema.name)
+        self.composition = compositions.find(schema.name)  #: what the device runs instead of one kernel
         # Contents are worked out on the host, where the kernels of cuDNN and other libraries of a device are not.
         self.runs_on_host: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
-_infos: dict[Any, OperatorInfo] = {}
-
-
-def describe_operator(op: Any) -> OperatorInfo:
-    info = _infos.get(op)
-    if info is None:
-        info = _infos[op] = OperatorInfo(op)
-    return info
-
-
-# Memory that a kernel needs while it runs.
+describe_operator = functools.cache(OperatorInfo)
 
 _AT_LEAST_0 = "a whole number of bytes, at least 0"
 
@@ -173,7 +152,9 @@ class MemoryNeed(NamedTuple):
 
 
 register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry(
-    "register_memory_impl", _check_loaded_operator, Call("f(*args, out=..., **kwargs)", keywords=("out",)))
+    "register_memory_impl",
+    lambda key, caller: _refuse_name(check_operator(key, caller, register_shape_impl), caller),
+    Call("f(*args, out=..., **kwargs)", keywords=("out",)))
 """Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
 the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all,
 what ``@torch.library.custom_op`` made, or a Python function with a registered shape. Raises InputError for another key.
@@ -187,7 +168,6 @@ _host_rules: dict[Any, Callable[[Signature], KernelMemory]] = {}
 
 
 def _adding(rules: dict[Any, Any]) -> Callable[..., Callable[[_Rule], _Rule]]:
-    """A decorator with arguments: a rule for each of some operators (overload packets), which have none."""
     def of(*operators: Any) -> Callable[[_Rule], _Rule]:
         def add(rule: _Rule) -> _Rule:
             assert rules.keys().isdisjoint(operators), operators
@@ -208,7 +188,6 @@ _ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0)}  #
 
 
 def has_rule(info: OperatorInfo) -> bool:
-    """Whether anything is known of what an operator holds while it runs, or of the order of its outputs."""
     rules = len(_rules) + len(_host_rules) + register_memory_impl.version  # none of which ever shrinks
     if info.rules_seen != rules:
         info.rules_seen = rules
@@ -218,9 +197,7 @@ def has_rule(info: OperatorInfo) -> bool:
 
 
 def registered_need(signature: Signature) -> MemoryNeed | None:
-    """What the rule that is registered for the operator says of a call, None where there is none. Raises InputError for
-    what no rule may return.
-    """
+    """What the registered rule says of a call, None without one. Raises InputError for what no rule may return."""
     op, outputs = signature.op, signature.outputs
     rule = register_memory_impl.find(op) or register_memory_impl.find(getattr(op, "overloadpacket", None))
     if rule is None:
@@ -251,7 +228,6 @@ def registered_need(signature: Signature) -> MemoryNeed | None:
 
 
 def kernel_memory(signature: Signature) -> KernelMemory:
-    """The memory of a call, by the rule registered for the operator, else by PyTorch's own kernel's."""
     packet = getattr(signature.op, "overloadpacket", None)
     need = registered_need(signature)
     if need is not None:

@@ -1,9 +1,7 @@
-"""What a simulated device adds to tensors without data: kernels that the dispatcher calls ahead of autograd, in threads
-that ask for them and in no other, and what the room of a device registers here, once. What a device does differently
-from meta must also be seen where C++ code calls an operator (dropout inside attention, a softmax inside a loss, every
-operator of the backward pass). So such kernels are registered with the dispatcher, at the autocast keys of two backends
-that are in no build of PyTorch but their own: these keys come before autograd, no tensor carries them, and they are
-excluded in every thread until it says otherwise. All names used are private to torch: ``torch._C._dispatch_*``.
+"""What a simulated device adds to tensors without data: kernels that the dispatcher calls ahead of autograd, also where
+C++ code calls an operator (dropout inside attention, the backward pass). They are registered at the autocast keys of
+two backends that are in no build of PyTorch but their own: these keys come before autograd, no tensor carries them, and
+they are excluded in every thread until it says otherwise. All names used are private: ``torch._C._dispatch_*``.
 """
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ Tensor = torch.Tensor
 
 
 class GatedKernels:
-    """The kernels at one dispatch key. ``install`` registers them for the process and returns what undoes that; they do
-    nothing until a thread calls ``set_open(True)``, and in other threads nothing at all.
-    """
+    """The kernels at one dispatch key, which do nothing in a thread until it calls ``set_open(True)``."""
 
     def __init__(self, key_name: str) -> None:
         self.key_name = key_name
@@ -42,8 +38,7 @@ class GatedKernels:
 
     def install(self) -> Undo:
         if self._fallthrough is None:
-            # Of all other operators. It stays: registering it touches every operator of the process, and a kernel that
-            # does nothing, at a key that is excluded everywhere, changes nothing.
+            # of all other operators: it stays, for registering it touches every operator of the process
             self._fallthrough = torch.library.Library("_", "IMPL", self.key_name)
             self._fallthrough.fallback(torch.library.fallthrough_kernel)
         library = torch.library.Library("aten", "IMPL", self.key_name)
@@ -52,7 +47,6 @@ class GatedKernels:
         return library._destroy
 
     def set_open(self, is_open: bool) -> None:
-        """Let this thread's calls reach the kernels, or no longer."""
         torch._C._dispatch_tls_set_dispatch_key_included(self.key, is_open)
         torch._C._dispatch_tls_set_dispatch_key_excluded(self.key, not is_open)
 
@@ -85,7 +79,6 @@ def is_simulating() -> MetaState | None:
 
 
 def any_on(state: MetaState, device_type: str, args: Any) -> bool:
-    """Whether a tensor among ``args`` (lists included) is on a ``device_type``."""
     for a in args:
         if isinstance(a, Tensor):
             if device_type_of(state, a) == device_type:
@@ -99,14 +92,11 @@ class SimulatedDevice(NamedTuple):
     """The kernels of a device, the memory that its libraries take, and torch's answers about it."""
 
     gates: tuple[GatedKernels, ...]  #: its kernels ahead of autograd
-    #: registers its kernels and replaces what asks its driver; each result undoes one step
-    replacements: Callable[[], Iterator[Undo]]
+    replacements: Callable[[], Iterator[Undo]]  #: registers its kernels, replaces what asks its driver
     enter_thread: Callable[[], None]  #: lets this thread's calls reach its kernels: a mode begins here
     leave_thread: Callable[[], None]  #: the mode of this thread ends
-    #: the libraries whose workspace a call asks for, in order
-    library_needs: Callable[[Signature], tuple[str, ...]]
-    #: allocates the workspaces of these libraries that are not there yet; they stay
-    take_library_workspaces: Callable[[MetaState, Signature, tuple[str, ...]], None]
+    library_needs: Callable[[Signature], tuple[str, ...]]  #: the libraries whose workspace a call asks for
+    take_library_workspaces: Callable[[MetaState, Signature, tuple[str, ...]], None]  #: that are not there yet
 
 
 devices: list[SimulatedDevice] = []

@@ -17,7 +17,6 @@ _OWN_MODELS = os.path.join(_PACKAGE, "zoo")
 
 
 def first_frame(is_wanted: Callable[[str], bool]) -> FrameType | None:
-    """The innermost frame of a file that is wanted."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_wanted(frame.f_code.co_filename):
         frame = frame.f_back
@@ -41,15 +40,12 @@ def is_outside(filename: str) -> bool:
 
 
 def is_called_by_user(check: str = "") -> bool:
-    """Whether the innermost frame outside torch and this package is what asks; frames of ``check``, a file of this
-    package that asks for the user, count as outside.
-    """
+    """Whether a frame outside torch and this package asks; those of ``check``, a file of this package, are as such."""
     frame = first_frame(lambda filename: is_outside(filename) or filename == check)
     return frame is not None and (is_user_code(frame.f_code.co_filename) or frame.f_code.co_filename == check)
 
 
 def user_line() -> str | None:
-    """``file.py:123`` of the innermost frame outside torch and this package."""
     frame = user_frame()
     return None if frame is None else name_line(frame.f_code.co_filename, frame.f_lineno)
 

@@ -17,8 +17,6 @@ from analyzer.registry import Registry
 from .address_space import MetaStorage, find_storage
 from .intercept.mode_stack import without_modes
 
-# Types of values that hold no tensor and cannot change, in sets for the questions that are asked of them.
-
 NUMBERS = (bool, int, float, complex)
 """What an element of a tensor can be made of."""
 
@@ -34,14 +32,9 @@ ARGUMENTS = (*LITERALS, complex, torch.dtype, torch.device, torch.layout, torch.
 VALUES = (*ARGUMENTS, bytes, torch.Size)
 """What can take the place of an equal one wherever it is found."""
 
-LEAVES = frozenset({
-    str, int, float, bool, type(None), complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device,
-    torch.Size,
-})
+LEAVES = frozenset({*LITERALS, complex, bytes, type, type(len), type(lambda: 0), torch.dtype, torch.device, torch.Size})
 """Exact types of what is never looked into for tensors."""
 
-
-# What is known of a tensor without its data.
 
 SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
@@ -82,7 +75,6 @@ class TensorSpec(tuple[int, ...]):
         return spec
 
     def with_values(self, values: tuple[int, ...]) -> TensorSpec:
-        """The spec of one that is known to hold these."""
         return TensorSpec.of(self.shape, self.stride, self.dtype, self.device, values=values)
 
     @property
@@ -96,9 +88,7 @@ class TensorSpec(tuple[int, ...]):
         return TensorSpec.of, (tuple(self), self.stride, self.dtype, self.device, self.parts, self.values)
 
 
-@functools.cache
-def _name_of(device: torch.device) -> str:
-    return str(device)
+_name_of: Callable[[torch.device], str] = functools.cache(str)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -151,8 +141,6 @@ def to_specs(tree: Any) -> Any:
     return tree
 
 
-# What one kind of operator call is: the operator, and the specs of what goes in and out.
-
 @functools.cache
 def _argument_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
@@ -164,24 +152,19 @@ def name_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dic
 
 
 class Signature:
-    """Shared by all calls of one operator with the same specs, scalars and outputs.
-
-    ``args`` and ``kwargs`` are those of the call with every tensor replaced by its `TensorSpec`
-    (lists stay lists). ``inputs`` are the tensors among them, flattened in order; ``outputs`` those of the result.
-    ``memo`` is where a profiler keeps what it derived, under a key of its own.
+    """Shared by all calls of one operator with the same specs, scalars and outputs: a `TensorSpec` is in place of every
+    tensor. ``memo`` is where a profiler keeps what it derived, under a key of its own.
     """
 
     __slots__ = ("op", "args", "kwargs", "inputs", "outputs", "memo")
 
     def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
                  inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
-        self.op, self.args, self.kwargs = op, args, kwargs
-        self.inputs, self.outputs = inputs, outputs
+        self.op, self.args, self.kwargs, self.inputs, self.outputs = op, args, kwargs, inputs, outputs
         self.memo: dict[Any, Any] = {}
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it takes or gives a sparse tensor, of which rules for dense ones say nothing."""
         return any(spec.parts for spec in (*self.inputs, *self.outputs))
 
     def named_arguments(self) -> dict[str, Any]:
@@ -190,8 +173,6 @@ class Signature:
     def __repr__(self) -> str:
         return f"{self.op}({', '.join(map(repr, self.args))}) -> {self.outputs}"
 
-
-# What names an operator where something is registered for it.
 
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, type)
@@ -210,9 +191,8 @@ def find_operator(name: str) -> Any:
     >>> find_operator("aten::mm"), find_operator("aten::mm.out"), find_operator("aten::nn")
     (<OpOverloadPacket(op='aten.mm')>, <OpOverload(op='aten.mm', overload='out')>, None)
     """
-    match = _NAME.fullmatch(name)
     found = None
-    if match is not None:
+    if match := _NAME.fullmatch(name):
         found = getattr(getattr(torch.ops, match[1]), match[2], None)
         found = found if found is None or match[3] is None else getattr(found, match[3], None)
     return found if isinstance(found, OPERATORS) else None
@@ -251,8 +231,6 @@ def _check_name(name: str, caller: str) -> Any:
     return found or name
 
 
-# Operators of other libraries that a device runs as several.
-
 compositions: Registry[str, Callable[..., Any]] = Registry("compositions")
-"""What an operator is made of, by its name with the namespace: a function of its arguments, in terms of others. It may
-return NotImplemented to leave the call as it is, one kernel."""
+"""What an operator of another library is made of, by its name with the namespace: a function of its arguments, in terms
+of others. It may return NotImplemented to leave the call as it is, one kernel."""

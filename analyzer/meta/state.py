@@ -18,7 +18,6 @@ from .address_space import AddressSpace
 from .source_line import user_line
 from .value.known_value import Known
 
-# What a user may choose about the simulated run.
 
 @dataclass(frozen=True)
 class MetaOptions:
@@ -52,20 +51,13 @@ class MetaOptions:
             raise InputError(f"unknown_condition={self.unknown_condition!r}: must be 'false', 'true' or 'error'")
 
 
-# What ends a run in which something was replayed that should not have been.
-
 class Restart(BaseException):
-    """The run has to begin again with less replayed: no module of the class of ``module``, or nothing at all (None).
-
-    No Exception, so that no handler in the model's code takes it.
-    """
+    """The run begins again, no module of the class of ``module`` replayed, or none at all. No handler takes it."""
 
     def __init__(self, reason: str, module: nn.Module | None = None) -> None:
         super().__init__(reason)
         self.reason, self.module = reason, module
 
-
-# What a program asks of streams: which one is current, and what waits for what.
 
 NO_EVENT = 0
 EVERY_STREAM = -1
@@ -82,17 +74,13 @@ class StreamAction(IntEnum):
 
 
 class StreamMark(NamedTuple):
-    """A request that was made before the call number ``call`` of the log. An event that was not recorded in the log has
-    happened before it begins.
-    """
+    """A request made before the call number ``call`` of the log. An event that it lacks happened before it begins."""
 
     call: int
     action: StreamAction
     stream: int
     event: int = NO_EVENT
 
-
-# What one activation of the mode knows; the active one is per thread.
 
 CPU = torch.device("cpu")
 
@@ -105,33 +93,26 @@ class MetaState:
     space: AddressSpace
     adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are taken to be on
     pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
-    #: where the tensor is whose options C++ code makes a new one with: it sees that it really is on meta
-    device_of_options: torch.device | None = None
+    device_of_options: torch.device | None = None  #: of the tensor whose options C++ makes a new one with
     arguments: tuple[Any, ...] = ()  #: positional ones of the torch function that runs
     recorder: Any = None  #: is told operator calls, workspaces, streams: `record.recorder.Recorder`
     tape: Any = None      #: sees torch functions as the user's code calls them: `fx.trace.tape.Tape`
     timer: Any = None     #: tells the time that a simulated device takes: `mark`, `seconds`, `describe`
     assumptions: dict[str, None] = field(default_factory=dict)
-    #: contents of tensors of one number, by the number
-    scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)
-    #: contents of tensors full of a number, by number and specs
-    fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)
+    scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of one number
+    fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)  #: contents full of one, by it and specs
     fakes: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
     lists: Any = None  #: a `dispatch.call.ListMemo`, while an optimizer steps that changes no shape, storage or device
     random_seed: int = 0
-    #: how often unknown data was asked whether a loop ends, by line
-    conditions: dict[tuple[str, int], int] = field(default_factory=dict)
+    conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: asked whether a loop ends, by line
     meets_data: bool = False      #: whether a tensor with data was met on the way
     asks_memory: bool = False     #: whether the code asked for, or gave back, memory of the accelerator as such
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
-    #: raised while a storage died, whose death may be missing in the books, or in a thread of forward's
-    failure: BaseException | None = None
-    #: makes a context in which what another thread runs belongs to this state too
-    join: Callable[[MetaState], AbstractContextManager[Any]] = nullcontext
-    #: whether what meets known contents is followed, with the unknown taken as zero
-    follows_expected: bool = field(init=False)
+    failure: BaseException | None = None  #: raised while a storage died, or in a thread of forward's
+    join: Callable[[MetaState], AbstractContextManager[Any]] = nullcontext  #: lets another thread belong to it
+    follows_expected: bool = field(init=False)  #: whether the unknown that meets known contents is taken as zero
 
     def __post_init__(self) -> None:
         self.follows_expected = self.options.unknown_value == "expected"
@@ -142,7 +123,6 @@ class MetaState:
         return self.placeholder != 1
 
     def call_on(self, device: torch.device, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, whose new tensors are on ``device``."""
         before, self.pending_device = self.pending_device, device
         try:
             return function(*args, **kwargs)
@@ -159,9 +139,7 @@ class MetaState:
             self.device_of_options = before
 
     def raise_failure(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Raise what was raised where Python swallows it, unless ``error`` is something else that went wrong; what
-        another thread of forward's did wrong comes first, as the rest follows from that.
-        """
+        """Raise what Python swallowed, unless ``error`` is another; what a thread of forward's did comes first."""
         if self.failure is not None and (error is None or isinstance(self.failure, InputError)
                                          and str(self.failure) not in str(error)):
             raise self.failure from error
@@ -170,7 +148,6 @@ class MetaState:
         self.assumptions.setdefault(text)
 
     def where(self) -> str:
-        """The module and source line that run now, for messages."""
         place = user_line()
         module = "" if self.recorder is None else self.recorder.where()
         return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))
@@ -182,24 +159,20 @@ class _Active(threading.local):
     state: MetaState | None = None
     function_mode: Any = None  #: the `MetaFunctionMode`
     dispatch_mode: Any = None  #: the `MetaDispatchMode`
-    #: the accelerator that ``torch.cuda.current_device()`` answers and ``device="cuda"`` without an index means
-    device_index = 0
-    #: how often torch's generator of the host was set: operators draw nothing from it where there is no data
-    generator_moves = 0
+    device_index = 0           #: what ``torch.cuda.current_device()`` answers
+    generator_moves = 0        #: how often torch's generator of the host was set
 
 
 active = _Active()
 
 
 def set_state(state: MetaState | None) -> None:
-    """Let what runs in this thread belong to ``state``."""
     active.state = state
     if active.dispatch_mode is not None:
         active.function_mode.state = active.dispatch_mode.state = state
 
 
 def indexed_device(device: Any) -> torch.device:
-    """``device`` with an index, as tensors report it: the current one where none is given."""
     device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
     if device.index is None and device.type not in ("cpu", "meta"):
         return torch.device(device.type, active.device_index)
@@ -210,15 +183,12 @@ def indexed_device(device: Any) -> torch.device:
 def mode_in_force() -> Iterator[None]:
     """Push the function mode again inside its own handler, where torch has taken it off."""
     mode = active.function_mode
-    if mode is None or mode in torch.overrides._get_current_function_mode_stack():
-        yield
-        return
-    with mode:
+    is_on = mode is None or mode in torch.overrides._get_current_function_mode_stack()
+    with nullcontext() if is_on else mode:
         yield
 
 
 def current() -> MetaState | None:
-    """The state of the mode that is active in this thread."""
     return active.state
 
 

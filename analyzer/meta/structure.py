@@ -46,9 +46,7 @@ def read_slot(holder: Any, name: str, otherwise: Any) -> Any:
 
 
 def children(value: Any) -> list[tuple[Access, Any]]:
-    """What a container holds: items of tuples, lists and dictionaries, fields of dataclasses, attributes of objects of
-    the user's.
-    """
+    """What a container holds: items, fields of dataclasses, attributes of objects of the user's."""
     if isinstance(value, _PLAIN) or isinstance(value, Tensor):
         return []
     if dataclasses.is_dataclass(value):
@@ -60,7 +58,9 @@ def children(value: Any) -> list[tuple[Access, Any]]:
         return [(Access(k, False), v) for k, v in value.items()]
     if not _is_own(value):
         return []
-    slots = {name: one for name in _slots_of(type(value)) if (one := read_slot(value, name, _UNSET)) is not _UNSET}
+    names = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
+    slots = {name: one for row in names for name in ((row,) if isinstance(row, str) else row)
+             if name[:2] != "__" and (one := read_slot(value, name, _UNSET)) is not _UNSET}
     attributes, items = {**getattr(value, "__dict__", {}), **slots}, {}
     if isinstance(value, UserDict):
         items = attributes.pop("data")
@@ -76,11 +76,6 @@ def _is_own(value: Any) -> bool:
     return type(value) is SimpleNamespace or not (
         isinstance(value, (nn.Module, type, enum.Enum)) or callable(value) or type(value).__module__.startswith(
             ("builtins", "types", "torch._C", "torch.fx")))
-
-
-def _slots_of(kind: type) -> list[str]:
-    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    return [name for row in slots for name in ((row,) if isinstance(row, str) else row) if name[:2] != "__"]
 
 
 def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
@@ -101,11 +96,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def holds_tensor(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return True
-    if isinstance(value, _PLAIN):
-        return False
-    return next(tensors_of(value), None) is not None
+    return isinstance(value, Tensor) or not isinstance(value, _PLAIN) and next(tensors_of(value), None) is not None
 
 
 def copy_objects(value: Any, memo: dict[int, tuple[Any, Any]] | None = None) -> Any:
@@ -142,9 +133,7 @@ def thaw(value: Any) -> Any:
 
 
 def replace_tensors(value: Any, make: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None) -> Any:
-    """A copy of ``value`` with every tensor replaced; containers without tensors are kept as they are, and one that is
-    met again, which ``memo`` has by id, is the same again.
-    """
+    """A copy with every tensor replaced; containers without any are kept, one that is met again is the same again."""
     if isinstance(value, Tensor):
         return make(value)
     memo = {} if memo is None else memo

@@ -53,7 +53,6 @@ def is_around_tensors(tensor: torch.Tensor) -> bool:
 
 
 def names_of_parts(tensor: Any) -> list[str]:
-    """The attributes of a tensor around tensors that hold these."""
     names: list[str] = tensor.__tensor_flatten__()[0]
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]  # DTensor's mesh is another
 
@@ -72,9 +71,7 @@ class MetaTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Outside of every mode: what asks for shapes or takes a view may, what computes is refused. While a mode is
-        active it is disabled, so that torch treats fake tensors as plain ones: a live one would switch fast paths off.
-        """
+        """Outside of every mode what computes is refused. It is disabled under one: it switches fast paths off."""
         try:
             with torch._C.DisableTorchFunction():
                 result = func(*args, **(kwargs or {}))
@@ -197,10 +194,7 @@ for _name in ("cuda", "cpu", "meta"):
     setattr(MetaTensor, f"is_{_name}", _is_on(_name))
 
 
-# -- how tensors without data are made: everything that makes one does it by these ------------------------------------
-
 def bytes_on_meta(nbytes: int) -> torch.Tensor:
-    """A tensor of ``nbytes`` bytes whose storage has no place yet."""
     return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
 
 
@@ -212,10 +206,8 @@ def new_storage(nbytes: int, device: torch.device, space: AddressSpace) -> MetaS
 def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device,
                space: AddressSpace) -> tuple[MetaTensor, MetaStorage]:
     """A tensor and the storage that it has for its own, contiguous without a ``stride``. To be called without modes."""
-    if stride is None:
-        out = torch.empty(shape, dtype=dtype, device=META)
-    else:
-        out = _empty_strided(shape, stride, dtype=dtype, device=META)
+    out = torch.empty(shape, dtype=dtype, device=META) if stride is None else _empty_strided(
+        shape, stride, dtype=dtype, device=META)
     storage = space.attach(out, device)
     out.__class__ = MetaTensor
     return out, storage  # type: ignore[return-value]
@@ -278,7 +270,6 @@ def revive(like: torch.Tensor, device: torch.device, number: int, region: Region
 
 
 def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
-    """A copy of ``tensor``; tensors that share a storage share the copy's."""
     old = tensor.untyped_storage()
     assert isinstance(old, MetaStorage)
     key = -old.number - 1  # a memo key that no id() can be

@@ -62,10 +62,8 @@ class OperatorCall:
                         yield (i, j) if is_given else None, t
 
 
-# Resolve: which tensors go into an operator call, and the key under which calls of its kind are remembered.
-
 def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
-    """The call with its tensors, those with data replaced by fake ones."""
+    """The call with its tensors, those with data replaced by fake ones, and its key."""
     tensors: list[Tensor] = []
     storages: list[MetaStorage] = []
     key: list[Any] = [info, state.pending_device]  # not the operator: torch hashes those in Python
@@ -98,7 +96,6 @@ def values_at(args: tuple[Any, ...], positions: tuple[int, ...]) -> Iterator[tup
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """The storage of a tensor of the mode's own, a `MetaStorage`; of a sparse one, that of its values."""
     return (parts_of(tensor)[-1] if tensor.layout in SPARSE_LAYOUTS else tensor).untyped_storage()
 
 
@@ -139,9 +136,7 @@ def _flatten(args: Iterable[Any], tensors: list[Tensor], storages: list[MetaStor
 
 
 def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.device | None = None) -> torch.device:
-    """The device of new outputs: the one asked for, else the accelerator of any argument, else what C++ code means
-    that asks for the device where a tensor really is, else the host.
-    """
+    """The device of new outputs: the one asked for, the accelerator of an argument, what C++ means, or the host."""
     if state.pending_device is not None:
         return state.pending_device
     if asked is not None and asked.type != "meta":
@@ -155,7 +150,6 @@ def result_device(state: MetaState, storages: list[MetaStorage], asked: torch.de
 
 
 def _accelerator_of(args: Any) -> torch.device | None:
-    """The accelerator of the first tensor among ``args`` (lists included) that is on one."""
     for a in args:
         if isinstance(a, Tensor):
             storage = find_storage(strided_of(a))
@@ -165,8 +159,6 @@ def _accelerator_of(args: Any) -> torch.device | None:
             return found
     return None
 
-
-# Lists of tensors, for operators that get the same lists again and again, as an optimizer's do.
 
 _WORTH = 8      # tensors in a list: shorter ones are looked at as fast
 _MOST = 1 << 12  # kinds of lists; a process that meets more starts over, to bound memory
@@ -197,8 +189,6 @@ class ListMemo:
         storages += map(Tensor.untyped_storage, given)  # type: ignore[arg-type]  # `_flatten` looked
         return found[1]
 
-
-# Specs in, specs out: what an operator returned once is rebuilt without running its kernel again.
 
 NEW, VIEW, SAME, VALUE = range(4)
 
@@ -250,7 +240,6 @@ def find_entry(call: OperatorCall) -> tuple[Any, Entry | None]:
 
 
 def rebuild(state: MetaState, call: OperatorCall, entry: Entry) -> None:
-    """Give ``call`` its signature, and its outputs by their recipes."""
     signature = call.signature = entry.signature
     stages, order = kernel_memory(signature) if has_rule(call.info) else ((), None)
     call.stages, recipes = stages, entry.recipes
@@ -282,8 +271,7 @@ def rebuild(state: MetaState, call: OperatorCall, entry: Entry) -> None:
 
 def _view(base: Tensor, shape: Any, stride: Any, offset: int) -> Tensor:
     if base.requires_grad and not _is_excluded(_AUTOGRAD):
-        # Autograd detaches a result that it saves while its own kernels are on: a view with a history would hold its
-        # own node.
+        # Autograd detaches a result that it saves: a view with a history would hold its own node.
         base = _TENSOR_DATA.__get__(base)
     kernel.depth += 1
     try:

@@ -1,6 +1,4 @@
-"""An operator that is met for the first time: what kernels of devices refuse, what its kernel on meta gives, and how to
-make that again.
-"""
+"""An operator that is met first: what kernels of devices refuse, what that on meta gives, and how to make it again."""
 from __future__ import annotations
 
 import functools
@@ -59,7 +57,6 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
 
 def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, stages: tuple[Stage, ...],
                    order: tuple[int, ...] | None) -> None:
-    """Give what a kernel made places in memory, in the order in which the device allocates them."""
     call.born = [None] * len(call.outputs)
     for position, i in enumerate(order or range(len(call.outputs))):
         out = call.outputs[i]
@@ -89,7 +86,6 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
 
 
 def _make_recipes(call: OperatorCall) -> list[Recipe] | None:
-    """Recipes that give the outputs again, or None where no recipe can."""
     numbers = {s.number: i for i, s in reversed(list(enumerate(call.storages)))}
     recipes = []
     for out, born in zip(call.outputs, call.born):
@@ -119,8 +115,6 @@ def _make_recipes(call: OperatorCall) -> list[Recipe] | None:
         recipes.append(Recipe(VIEW, shape, stride, source=i, offset=offset))
     return recipes
 
-
-# -- the kernel on meta -----------------------------------------------------------------------------------------------
 
 def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device,
           is_sparse: bool) -> Any:
@@ -162,11 +156,9 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
             return shape_impl(*args, **kwargs)
 
 
-# Strides of what pointwise operators give, where torch's meta kernels get them wrong. These kernels (``torch/_refs``)
-# convert arguments to the dtype in which is computed, and find the strides of the result from the converted ones. A
-# tensor that is expanded, as the gradient of a sum, is contiguous when it was converted; in the kernels of devices
-# (TensorIterator) it has no say in the order of dimensions. Only the CPU converts as meta does, and only where dtypes
-# differ (TensorIterator.cpp, promote_inputs_to_common_dtype).
+# Torch's meta kernels (``torch/_refs``) find strides from converted arguments: an expanded one is contiguous then. In
+# TensorIterator it has no say in the order of dimensions, and only the CPU converts, where dtypes differ
+# (TensorIterator.cpp, promote_inputs_to_common_dtype).
 
 def _lay_out_pointwise(op: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], result: Any, kind: str) -> Any:
     """``result`` of a call on meta, in the order of dimensions that a device of a ``kind`` gives it."""
@@ -201,8 +193,6 @@ def _as_float32(tensor: Tensor) -> Tensor:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device)
 
-
-# -- what kernels on CPU and CUDA refuse, and those on meta do not ----------------------------------------------------
 
 # Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp, and
 # of TensorIterator where it neither promotes nor casts (the gradients of losses).
@@ -254,8 +244,7 @@ class _Operand(NamedTuple):
 
 
 def check_devices(state: MetaState, call: OperatorCall) -> bool:
-    """Whether the next call of the same specs need not be checked. Raise RuntimeError, as PyTorch words it, where a
-    call's tensors are on devices that its kernel does not join.
+    """Whether the next call of the same specs need not be checked. Raises RuntimeError for devices no kernel joins.
 
     Sources: ``TensorIteratorBase::compute_types`` in aten/src/ATen/TensorIterator.cpp for pointwise kernels, and for
     the others the check before each kernel (torchgen/dest/register_dispatch_key.py, ``device_check`` in
@@ -323,7 +312,6 @@ def _takes_numbers(info: OperatorInfo) -> bool:
 
 
 def follow_met(call: OperatorCall) -> None:
-    """Tell new storages where all that a call took on a device is data that was met on the way."""
     on_device = [s for s in call.storages if s.device.type != "cpu"]
     if on_device and all([s.is_met for s in on_device]):
         for storage in call.born:

@@ -50,10 +50,8 @@ class MetaDispatchMode(DirectDispatchMode):
         for kind in types:
             # a tensor around tensors (nested, quantised): what it does with them comes here
             if getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl:
-                if kind.__name__ == "DTensor":  # which calls the same operator again
-                    # an operator of sharded tensors: NotImplemented hands it to their class, which calls it on parts
-                    answer = collective.redispatching.get(kind)
-                    if answer is None:
+                if kind.__name__ == "DTensor":  # NotImplemented hands it to this class, which calls it on parts
+                    if (answer := collective.redispatching.get(kind)) is None:
                         raise InputError(f"{func} of a DTensor outside a world of ranks: run this inside `with "
                                          "analyzer.parallel.world(...)`, or profile the module as it is before it is "
                                          "wrapped")
@@ -119,7 +117,6 @@ class MetaDispatchMode(DirectDispatchMode):
 
 
 def _execute(state: MetaState, call: OperatorCall) -> None:
-    """Give ``call`` its result, outputs and signature, as they were for the same specs or by its kernel on meta."""
     key, entry = find_entry(call)
     if entry is None:
         run_kernel(state, call, key)
@@ -128,7 +125,6 @@ def _execute(state: MetaState, call: OperatorCall) -> None:
 
 
 def _account(state: MetaState, call: OperatorCall) -> None:
-    """Take the workspaces of libraries, hold what is held after the last output, and report the call."""
     signature = call.signature
     for device in devices:
         if needs := device.library_needs(signature):
@@ -142,7 +138,6 @@ def _account(state: MetaState, call: OperatorCall) -> None:
 
 
 def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> None:
-    """Hold what an operator holds whose result depends on data, and report it where the result is made of tensors."""
     outputs = [t for t in (answer if isinstance(answer, (list, tuple)) else (answer,)) if isinstance(t, Tensor)]
     signature = Signature(call.info.op, to_specs(call.args), to_specs(call.kwargs),
                           tuple(spec_of(t) for t in call.tensors), tuple(spec_of(t) for t in outputs))
@@ -153,14 +148,12 @@ def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> No
         state.recorder.called(signature, call.storages, [storage_of(t) for t in outputs])
 
 
-# Where autograd adds gradients in place on a real device. A tensor that several operators used gets the sum of their
-# gradients. The engine writes it into the one that it holds alone, unless that is ``isTensorSubclassLike``, which meta
-# tensors are: then it makes a new tensor, one more than a real device has in memory. Source:
-# ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
+# Where autograd adds gradients in place on a real device. The engine writes the sum of a tensor's gradients into one
+# that it holds alone, unless that is ``isTensorSubclassLike``, which meta tensors are: then it makes one tensor more.
+# Source: ``torch/csrc/autograd/input_buffer.cpp``, can_accumulate_inplace.
 
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
-# Nodes whose own formula adds tensors, into a new one (torch/csrc/autograd/FunctionsManual.cpp,
-# tools/autograd/derivatives.yaml).
+# Nodes whose own formula adds tensors (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml).
 _ADDING_NODES = ("VarMean", "StdMean", "Atan2", "Linalg", "Cumprod", "Prod", "Polar", "Svd")
 _NORM = "LinalgVectorNormBackward"  # adds nothing: norm_backward
 
@@ -211,7 +204,6 @@ def _is_engines_sum(args: tuple[Any, ...]) -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether the elements of ``x`` lie without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
         if stride != expected:

@@ -24,7 +24,6 @@ _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot
 
 
 def propagate(state: MetaState, call: OperatorCall) -> None:
-    """Tell the storages that ``call`` made or wrote what is known of their contents."""
     info, born = call.info, call.born
     new = born[0] if born else None
     is_known = _any_known(call.storages)
@@ -51,10 +50,9 @@ def _any_known(storages: list[MetaStorage]) -> bool:
 
 
 def _bound_nonzero(call: OperatorCall) -> NonzeroBound | None:
-    """How many elements of the first result can be nonzero: masks and indices; other numbers are not counted."""
     out = call.outputs[0] if call.outputs else None
     if not isinstance(out, Tensor) or out.dtype.is_floating_point or out.dtype.is_complex:
-        return None
+        return None  # only masks and indices are counted
     return bound_result(call.info.name, call.args, call.kwargs, out.numel())
 
 
@@ -80,14 +78,11 @@ def _decided_condition(call: OperatorCall) -> bool | None:
     return None
 
 
-# -- exact contents ---------------------------------------------------------------------------------------------------
-
 def _propagate_known(state: MetaState, call: OperatorCall) -> None:
     info = call.info
     if info.filler:
         _fill(state, call)
-        return
-    if info.undefined:
+    if info.filler or info.undefined:
         return
     if info.mutated:
         _write(state, call)
@@ -106,7 +101,6 @@ _FEW = 16
 
 
 def _decides(call: OperatorCall) -> bool:
-    """Whether a draw is one that code may ask for: a number, or few by weights that are known."""
     info, numel = call.info, call.outputs[0].numel()
     if call.storages:
         return info.name in _BY_WEIGHTS and numel <= _FEW and all(
@@ -132,10 +126,9 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
     elif isinstance(value, NUMBERS):
         window = window_of(out)
         key = type(value), repr(value), window, numel, out.dtype  # 0.0 and -0.0 are equal
-        known = state.fills.get(key)
-        if known is None:
-            known = state.fills[key] = _full(out, numel, value)
-        storage.known = known
+        if key not in state.fills:
+            state.fills[key] = _full(out, numel, value)
+        storage.known = state.fills[key]
 
 
 def _full(out: Tensor, numel: int, value: Any) -> Known:
@@ -150,7 +143,6 @@ def _next_seed(state: MetaState) -> int:
 
 
 def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
-    """Contents that follow from those of the arguments."""
     info, outputs, born = call.info, call.outputs, call.born
     if not any([b is not None and isinstance(o, Tensor) and worth_following(storage_numel(b, o.dtype))
                 for o, b in zip(outputs, born)]):
@@ -164,8 +156,6 @@ def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
         if storage is not None and worth_following(numel := storage_numel(storage, out.dtype)):
             storage.known = Result(deferred, None if single else i, window_of(out), numel, out.dtype)
 
-
-# -- contents that are written ----------------------------------------------------------------------------------------
 
 Rule = Callable[["tuple[int, ...]", Tensor, MetaStorage], "Known | None"]
 
@@ -212,7 +202,6 @@ def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, .
 
 
 def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
-    """The contents after one call that writes to its arguments."""
     expects = state.follows_expected and call.info.name not in _PRODUCTS
     deferred, unknown = defer_call(call.info.op, call.args, call.kwargs, expects=expects)
     expects = expects and any(not isinstance(r.known, Zeros) for r in deferred.reads)
@@ -230,9 +219,7 @@ def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
 
 def _written_in_list(call: OperatorCall, alike: dict[Any, Known | None] | None, position: tuple[int, ...],
                      target: Tensor, storage: MetaStorage) -> Known | None:
-    """One element of a foreach call, followed alone, so that unknown neighbours do not matter; ``alike`` has those that
-    there are of one content.
-    """
+    """One element of a foreach call, followed alone; ``alike`` has those that there are of one content."""
     numel = storage_numel(storage, target.dtype)
     if storage.known is None or not worth_following(numel):
         return None
@@ -249,10 +236,7 @@ def _written_in_list(call: OperatorCall, alike: dict[Any, Known | None] | None, 
     return new
 
 
-# -- what is expected of contents that are not known ------------------------------------------------------------------
-
 def _estimate(state: MetaState, call: OperatorCall) -> None:
-    """Among which numbers unknown elements are, how many of them there are of each, and their mean."""
     name, born = call.info.name, call.born
     first = born[0] if born else None
     if call.storages and first is not None and first.exact is None and not call.outputs[0].dtype.is_floating_point:

@@ -14,8 +14,6 @@ from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_d
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, use_on
 from analyzer.meta.value.contents import read_known
 
-# The table, which is filled beside each handler.
-
 Handler = Callable[[MetaState, Any, tuple[Any, ...], dict[str, Any]], Any]
 handlers: dict[Any, Handler] = {}
 """By function: what is called with the state, the function, its positional and its named arguments."""
@@ -27,8 +25,6 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
         return handler
     return add
 
-
-# Moves between devices and dtypes: ``Tensor.to``, ``cuda``, ``cpu``, ``type``.
 
 Tensor = torch.Tensor
 
@@ -100,9 +96,7 @@ class MoveDevice(torch.autograd.Function):
 
 @handles(torch._C._nn._parse_to)
 def _parse_module_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of ``Module.to``: a device that is named is looked at, nothing is made on it; a number is that of
-    an accelerator. A tensor that is named is where it is simulated to be.
-    """
+    """The arguments of ``Module.to``: a number is that of an accelerator, a tensor is where it is simulated to be."""
     like = args[0] if args else kwargs.get("tensor")
     if isinstance(like, Tensor):
         return (device_of(own(state, like)), *func(*args, **kwargs)[1:])
@@ -139,8 +133,6 @@ _LEGACY_TYPES = {
     "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool}
 
 
-# Answers about a tensor: what it is, where it is, and its contents where they are known.
-
 @handles(Tensor.tolist)
 def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = own(state, args[0])
@@ -156,8 +148,7 @@ def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 @handles(torch.tensor_split, Tensor.tensor_split)
 def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where to split may be in a tensor on the host, which C++ reads."""
-    x, *rest = args
-    named = dict(kwargs)
+    (x, *rest), named = args, dict(kwargs)
     where = rest.pop(0) if rest else named.pop("tensor_indices_or_sections", None)
     if not isinstance(where, Tensor) or device_of(where).type != "cpu":
         return func(*args, **kwargs)
@@ -223,12 +214,6 @@ for _kind in ("cuda", "cpu", "meta"):
     handles(getattr(Tensor, f"is_{_kind}").__get__)(_is_type(_kind))
 
 
-@handles(Tensor.get_device)
-def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    index = _device(state, func, args, kwargs).index
-    return -1 if index is None else index
-
-
 @handles(Tensor.__repr__)
 def _repr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     x = args[0]
@@ -247,14 +232,10 @@ def _format(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-@handles(Tensor.__deepcopy__)
-def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    if isinstance(_storage_of(x), MetaStorage):
-        return MetaTensor.__deepcopy__(x, args[1])
-    return func(*args, **kwargs)
-
-
+handles(Tensor.__deepcopy__)(lambda state, func, args, kwargs: (MetaTensor.__deepcopy__ if isinstance(
+    _storage_of(args[0]), MetaStorage) else func)(*args, **kwargs))
+handles(Tensor.get_device)(
+    lambda state, func, args, kwargs: -1 if (at := _device(state, func, args, kwargs).index) is None else at)
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
 handles(Tensor.pin_memory, Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
 handles(Tensor.record_stream)(lambda state, func, args, kwargs: use_on(*args, **kwargs))

@@ -1,6 +1,4 @@
-"""The function half of the mode: it sees calls of torch before torch asks for a device that is not there. With what it
-answers where tensors are made and indexed, and where an operator has a registered shape.
-"""
+"""The function half of the mode, with what it answers where tensors are made and indexed, and of registered shapes."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -57,7 +55,6 @@ class MetaFunctionMode(TorchFunctionMode):
             state.arguments = before
 
     def _call_class(self, kind: Any, types: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function of a tensor class that overrides functions (nested tensors), called with the mode in force."""
         with self:
             return kind.__torch_function__(func, types, args, kwargs)
 
@@ -68,7 +65,6 @@ def _overrides(kind: type) -> bool:
 
 
 def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a torch function as the simulated device would."""
     handler = handlers.get(func)
     if handler is not None:
         return handler(active_state(), func, args, kwargs)
@@ -82,8 +78,6 @@ def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return call_opaque(func, args, kwargs)
     return func(*args, **kwargs)
 
-
-# A user's operator with a registered shape: one autograd node.
 
 def call_opaque(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a registered shape as an operator: it saves its tensor inputs and gives gradients to its floating ones."""
@@ -112,10 +106,9 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        results: list[Any] = [None, None, None]
-        for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[3:]):
-            results.append(torch.empty_like(x) if needed and (x.is_floating_point() or x.is_complex()) else None)
-        return tuple(results)
+        return None, None, None, *(
+            torch.empty_like(x) if needed and (x.is_floating_point() or x.is_complex()) else None
+            for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[3:]))
 
 
 def _run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -> tuple[Any, Signature]:
@@ -154,10 +147,7 @@ def _run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -
     return result if single else tuple(outputs), signature
 
 
-# Tensors made of data that the code gives: their contents are known.
-
 def constant(state: MetaState, value: Tensor, device: torch.device) -> Tensor:
-    """A new tensor whose contents are those of ``value``, a tensor with data that has no other user."""
     with without_modes():
         out, storage = new_tensor(value.size(), value.stride(), value.dtype, device, state.space)
         scalar = (value.dtype, repr(value.item())) if value.dim() == 0 else None
@@ -169,7 +159,6 @@ def constant(state: MetaState, value: Tensor, device: torch.device) -> Tensor:
 
 
 def _with_values(tree: Any) -> Any:
-    """Nested data with the mode's own tensors replaced by their values."""
     if isinstance(tree, Tensor) and isinstance(tree.untyped_storage(), MetaStorage):
         value = read_known(tree)
         return tree.item() if value is None and tree.numel() == 1 else tree if value is None else value
@@ -180,7 +169,6 @@ def _with_values(tree: Any) -> Any:
 
 @handles(torch.tensor, torch.as_tensor, torch.asarray)
 def make_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``torch.tensor(data)``: the contents are known."""
     kwargs = dict(kwargs)
     data = args[0] if args else kwargs.pop("data", kwargs.pop("obj", None))
     device = kwargs.pop("device", None)
@@ -234,25 +222,16 @@ def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     return constant(state, value, CPU)
 
 
-@handles(torch.device)
-def _make_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """``torch.device(0)`` is the accelerator's first."""
-    return torch.device("cuda", args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
-
-
-# Parts of tensors that are read and written by Python's brackets.
-
-@handles(Tensor.__getitem__)
-def _read(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(args[0], _with_tensors(state, args[0], args[1]), **kwargs)
+handles(torch.device)(lambda state, func, args, kwargs: torch.device("cuda", args[0]) if len(args) == 1 and type(
+    args[0]) is int else func(*args, **kwargs))
+handles(Tensor.__getitem__)(
+    lambda state, func, args, kwargs: func(args[0], _with_tensors(state, args[0], args[1]), **kwargs))
 
 
 @handles(Tensor.__setitem__)
 def _write(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``x[0] = 1.0``: C++ fills a part with a number, or with a tensor of no dimensions on the host; on meta it copies.
-
-    So it is on a CPU and on CUDA, where a number becomes a tensor on the host (`THPVariable_setitem` in
-    torch/csrc/autograd/python_variable_indexing.cpp, `copy_to` in ATen/TensorIndexing.h).
+    """``x[0] = 1.0``: on CPU and CUDA C++ fills a part with a number, or with a tensor of no dimensions on the host
+    (`THPVariable_setitem` in torch/csrc/autograd/python_variable_indexing.cpp, `copy_to` in ATen/TensorIndexing.h).
     """
     x, index, value = args
     if type(x) not in PLAIN_TENSORS or not _is_basic(index) or device_of(x).type not in ("cpu", "cuda"):

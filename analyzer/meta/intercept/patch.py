@@ -1,6 +1,4 @@
-"""What must be replaced in torch while a mode is active anywhere, put back in reverse when the last one ends. The
-replacements act only in threads whose mode is active; other threads get torch's own behaviour.
-"""
+"""What is replaced in torch while a mode is active anywhere; threads without one get torch's own behaviour."""
 from __future__ import annotations
 
 import concurrent
@@ -43,13 +41,8 @@ def _overrides(values: Any) -> bool:
     """Whether a value's class overrides torch functions; the mode does not count: a real device has none."""
     if not torch._C._is_torch_function_enabled():
         return False
-    for v in values:
-        kind = type(v)
-        if kind not in PLAIN_TENSORS:
-            override = getattr(kind, "__torch_function__", None)
-            if override is not None and override is not torch._C._disabled_torch_function_impl:
-                return True
-    return False
+    return any(getattr(kind, "__torch_function__", None) not in (None, torch._C._disabled_torch_function_impl)
+               for kind in map(type, values) if kind not in PLAIN_TENSORS)
 
 
 def _asking(values_of: Any, original: Any) -> Any:
@@ -91,7 +84,8 @@ def _replacements() -> Iterator[Undo]:
     yield replace(ThreadPoolExecutor, "submit", _submitting)
     for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
         yield replace(ThreadPool, name, _submitting)
-    for name, run in (("cond", _cond), ("while_loop", _while), ("scan", _scan), ("map_impl", _map)):
+    for name, run in (("cond", _cond), ("while_loop", _while), ("scan", _scan), (
+            "map_impl", lambda op, function, xs, others: _scan(op, function, (), xs, others))):
         yield answer(type(getattr(torch.ops.higher_order, name)), "__call__", run)
     for device in devices:
         yield from device.replacements()
@@ -116,9 +110,7 @@ def _fill_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: flo
 
 
 def _run_with_mode(original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """A backward pass runs under the modes it starts under; torch takes the function mode off in ``backward``. Zeros
-    for outputs without a gradient, which C++ makes, are where the outputs are.
-    """
+    """Torch takes the function mode off; zeros for outputs without a gradient, which C++ makes, are where these are."""
     with torch._C.DisableTorchFunction():
         device = next((device_of(t) for t in outputs if isinstance(t, torch.Tensor)), None)
     with mode_in_force(), active_state().meaning(device):
@@ -158,9 +150,7 @@ def _group_by_device(tensorlistlist: Any, with_indices: bool = False) -> Any:
 
 
 def _higher_order_operators() -> Iterator[Undo]:
-    """They find their kernel in Python, by the highest key set: let them fall through the mode's, as through
-    autocast's.
-    """
+    """They find their kernel in Python, by the highest key set: let them fall through the mode's as autocast's."""
     defaults, keys = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, gate_keys()
     added = [key for key in keys if key not in defaults]
     def put_back() -> None:
@@ -174,9 +164,8 @@ def _higher_order_operators() -> Iterator[Undo]:
 
 
 def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
-    """``getattr`` for ``torch._compile``, which asks a function that is not to be compiled for ``__dynamo_disable`` and
-    imports the compiler, slower than most profiles, to make it. Until something else has imported that, the function
-    itself will do: nothing is compiled.
+    """``getattr`` for ``torch._compile``, which asks what is not to be compiled for ``__dynamo_disable`` and imports
+    the compiler, slower than most profiles, to make it: until something else has, the function itself will do.
     """
     if name == "__dynamo_disable" and "torch._dynamo" not in sys.modules and current() is not None:
         return function
@@ -204,9 +193,6 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-# Control flow as operators (torch.cond, while_loop, scan, map) runs as Python's does. A condition that only data could
-# give is asked as any other, so that it is refused, or answered by the user's policy.
-
 _Function = Callable[..., Any]
 _Tensors = Sequence[Any]
 
@@ -233,11 +219,6 @@ def _scan(op: Any, combine_fn: _Function, init: _Tensors, xs: _Tensors, addition
         carried = result[:len(init)]
         outputs.append(result[len(init):])
     return [*carried, *map(torch.stack, zip(*outputs))]
-
-
-def _map(op: Any, f: _Function, xs: _Tensors, pos_args: _Tensors) -> Any:
-    return [torch.stack(outputs) for outputs in zip(*(f(*slices, *pos_args) for slices in zip(*(
-        x.unbind() for x in xs))))]
 
 
 # Threads that a forward starts are not under the mode: what they would do with fake tensors is refused.

@@ -17,13 +17,11 @@ import analyzer.memory
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
 
-# Signals that wait where something must be changed as a whole. Python calls a signal's handler between any two steps
-# of the main thread, and what the handler raises leaves the code there: at the first step of an ``__exit__``, which
-# then never runs, or in a finaliser, which swallows it. So handlers are replaced for the length of a run by some that
-# look where the code is.
+# Signals that wait. Python calls a handler between any two steps of the main thread, and what it raises leaves the code
+# there: at the first step of an ``__exit__``, which then never runs, or in a finaliser, which swallows it. So handlers
+# are replaced for the length of a run by some that look where the code is.
 
-# What is not left halfway, by the name of the function or the path of the file: the ends of context managers (also of
-# torch and the user's), finalisers, callbacks of weak references, imports, and the books of the simulated allocator.
+# What is not left halfway: ends of context managers, finalisers, callbacks of weak references, imports, and allocators.
 _WHOLE = frozenset({"__enter__", "__exit__", "__del__", "_find_and_load", "when_gone"})
 _WHOLE_FILES = (os.path.dirname(os.path.abspath(analyzer.memory.__file__)) + os.sep, weakref.__file__)
 
@@ -32,8 +30,6 @@ waiting: list[tuple[Callable[..., Any], int]] = []
 
 
 class _Handler:
-    """Calls the handler that it replaces, or lets it wait."""
-
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
 
@@ -45,8 +41,6 @@ class _Handler:
 
 
 class _Watch:
-    """Whose code of the main thread may be interrupted."""
-
     def __init__(self) -> None:
         self.users = 0  #: blocks in which signals may have to wait
         self.holds = 0  #: blocks in which all do
@@ -87,8 +81,8 @@ class _Watch:
                 signal.signal(number, mine)
 
     def _restore(self) -> None:
-        """Put back the handlers, all of them also where a signal interrupts this as soon as its own is back. Where a
-        block is ended by another thread than the main one, which may not, they stay and let every signal through.
+        """Put back all handlers, also where a signal interrupts this as soon as its own is back. Another thread than
+        the main one may not: they stay and let every signal through.
         """
         try:
             while self._replaced and threading.current_thread() is threading.main_thread():
@@ -149,8 +143,6 @@ class InterruptsDeferred:
 class InterruptsHeld(InterruptsDeferred):
     """While it is entered, every signal waits; the end of the block calls its handler.
 
-    Only the main thread is ever interrupted, so that it alone waits, and only for a handler of Python's.
-
     >>> from contextlib import suppress
     >>> done = []
     >>> with suppress(KeyboardInterrupt), InterruptsHeld():
@@ -163,8 +155,6 @@ class InterruptsHeld(InterruptsDeferred):
     __slots__ = ()
     _holds = 1
 
-
-# Attributes of torch that are replaced for a while, and put back whatever else replaced them meanwhile.
 
 Undo = Callable[[], None]
 
@@ -179,7 +169,6 @@ class SharedReplacements:
         self._undo: list[Undo] = []
 
     def _put_back(self) -> None:
-        """Undo all, whatever one of them raises."""
         try:
             while self._undo:
                 self._undo.pop()()
@@ -189,7 +178,6 @@ class SharedReplacements:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """A block with one more user."""
         is_counted = False
         try:
             with InterruptsHeld(), self.lock:
@@ -256,9 +244,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
 
 def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False,
            where: Callable[[], object | None] = current) -> Undo:
-    """Call ``simulated`` (with the original before its arguments, if asked) where ``where()`` is not None: by default
-    in threads in which a mode is active.
-    """
+    """Call ``simulated`` (with the original before its arguments, if asked) where ``where()`` is not None."""
     def make(original: Any) -> Any:
         instead = partial(simulated, original) if passes_original else simulated
         def call(*args: Any, **kwargs: Any) -> Any:

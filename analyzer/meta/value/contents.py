@@ -19,13 +19,10 @@ from analyzer.meta.state import MetaState
 
 from .known_value import LARGEST_INTEGER, Call, ReadArgument, Zeros, window_of
 
-# What is known of the contents of tensors, by their storages.
-
 Tensor = torch.Tensor
 
 
 def worth_following(numel: int) -> bool:
-    """Whether contents of this size that a factory or known arguments give are worth an expression."""
     return numel <= LARGEST_INTEGER
 
 
@@ -34,14 +31,11 @@ def storage_numel(storage: MetaStorage, dtype: torch.dtype) -> int:
 
 
 def covers_storage(tensor: Tensor, storage: MetaStorage) -> bool:
-    """Whether writing every element of ``tensor`` writes every element of its storage."""
     return tensor.numel() * tensor.itemsize == storage.nbytes() and not any(s == 0 for s in tensor.stride())
 
 
 def read_known(tensor: Tensor, assumed: bool = False) -> Tensor | None:
-    """The value of ``tensor`` as a tensor on CPU (not to be written), or None where it does not follow from a factory.
-    With ``assumed``, also where something unknown was taken as zero on the way.
-    """
+    """The value as a tensor on CPU, not to be written; with ``assumed`` also where something was taken as zero."""
     storage = tensor.untyped_storage()
     known = None if not isinstance(storage, MetaStorage) else storage.known if assumed else storage.exact
     if known is None:
@@ -57,9 +51,7 @@ def read_known(tensor: Tensor, assumed: bool = False) -> Tensor | None:
 
 def defer_call(op: Any, args: Any, kwargs: Any, *, expects: bool = False,
                seed: int | None = None) -> tuple[Call, list[Tensor]]:
-    """A call on known contents in place of tensors, and those tensors that have none; with ``expects``, zeros are taken
-    for what is not known.
-    """
+    """A call on known contents and the tensors that have none; with ``expects``, zeros are taken for unknown ones."""
     reads: list[ReadArgument] = []
     unknown: list[Tensor] = []
     call = Call(op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
@@ -88,9 +80,8 @@ def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects:
     return tree
 
 
-# Conditions on unknown data that only decide whether the code raises: ``assert x.isfinite().all()``, ``if (i >=
-# n).any(): raise``. Which branch raises is read from the bytecode of the function that asks. No model is meant to fail
-# its own checks, so the other branch is taken.
+# Conditions on unknown data that only decide whether the code raises, as its bytecode tells: ``if (i >= n).any():
+# raise``. No model is meant to fail its own checks, so the other branch is taken.
 
 # What stands between a call that gives a truth value and the jump that it decides.
 _BETWEEN = {"CACHE", "NOP", "TO_BOOL", "PRECALL", "EXTENDED_ARG", "NOT_TAKEN"}
@@ -148,9 +139,6 @@ def _raises(instructions: list[dis.Instruction], start: int) -> bool:
     return False
 
 
-# Scalars that only data could give, where a stated rule answers for them: counts, and conditions that end loops.
-# Nothing here is guessed in silence: every answer is listed in the assumptions with its line.
-
 MOST_STEPS = 10_000  #: of a loop that data would end and nothing else does
 
 _Loop = (ast.For, ast.While, ast.AsyncFor)
@@ -176,9 +164,7 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
 
 
 def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
-    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is; None where they say nothing. Of
-    lengths that a model computes from data, such as the sum of durations, see `expectation.expected_density`.
-    """
+    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is; None where they say nothing."""
     if state.tape is not None:
         return None
     density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
@@ -210,9 +196,7 @@ MET = ("if ys > 1e-10:", "if abs(gtd_new) <= -c2 * gtd:")
 
 
 def searching_answer(state: MetaState, tensor: torch.Tensor) -> bool | float | None:
-    """What LBFGS is told of an unknown scalar: whether a condition holds, or a loss, each below the one before; None
-    where other code asks.
-    """
+    """What LBFGS is told: whether a condition holds, or a loss below the one before; None where other code asks."""
     frame = first_frame(lambda filename: filename == lbfgs.__file__ or is_user_code(filename))
     if frame is None or frame.f_code.co_filename != lbfgs.__file__:
         return None
@@ -223,8 +207,6 @@ def searching_answer(state: MetaState, tensor: torch.Tensor) -> bool | float | N
     state.unknown_sizes += 1
     return -float(state.unknown_sizes)
 
-
-# -- loops -------------------------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=256)
 def _staying_values(filename: str) -> dict[int, bool | None]:
@@ -250,8 +232,7 @@ def _staying_values(filename: str) -> dict[int, bool | None]:
 
 
 def _note(found: dict[int, bool | None], test: ast.expr, stays: bool) -> None:
-    parts = test.values if isinstance(test, ast.BoolOp) else [test]
-    for part in parts:
+    for part in test.values if isinstance(test, ast.BoolOp) else [test]:
         turned = isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not)
         for line in range(part.lineno, (part.end_lineno or part.lineno) + 1):
             value = stays != turned
@@ -259,7 +240,6 @@ def _note(found: dict[int, bool | None], test: ast.expr, stays: bool) -> None:
 
 
 def _leaves(body: list[ast.stmt]) -> bool:
-    """Whether statements can leave the loop that they are in."""
     for statement in body:
         if isinstance(statement, (ast.Break, ast.Return)):
             return True

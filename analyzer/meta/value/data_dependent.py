@@ -108,7 +108,6 @@ def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, 
 
 
 def _bounded(state: MetaState, operator: str, total: int, what: str) -> int | None:
-    """How many of ``total`` there are by the bound that the user gave; None without one. Raises where no policy may."""
     policy = state.options.unknown_size
     state.unknown_sizes += 1
     if policy == "error":
@@ -120,7 +119,6 @@ def _bounded(state: MetaState, operator: str, total: int, what: str) -> int | No
 
 
 def _count(state: MetaState, operator: str, mask: Tensor) -> int:
-    """How many elements of ``mask`` are taken to be nonzero."""
     total = mask.numel()
     known = read_known(mask)
     if known is not None:
@@ -162,7 +160,6 @@ def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dt
 
 
 def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:
-    """The indices of the elements of ``mask`` that are taken to be nonzero, one tensor for each dimension."""
     count = _count(state, "index with a mask", mask)
     rows = [_new(state, mask, (count,), torch.int64) for _ in range(mask.dim())]
     if state.recorder is not None:
@@ -204,17 +201,14 @@ def _index_with_mask(state: MetaState, x: Tensor, indices: list[Any]) -> Tensor:
     """``x[mask]``: each mask becomes the rows of its nonzero, as expandTensors of ATen's IndexingUtils.h does."""
     rows: list[Any] = []
     for index in indices:
-        if isinstance(index, Tensor) and index.dtype in _BOOLEAN:
-            rows.extend(_rows_of(state, index))
-        else:
-            rows.append(index)
+        is_mask = isinstance(index, Tensor) and index.dtype in _BOOLEAN
+        rows += _rows_of(state, index) if is_mask else [index]
     with kernel, torch._C.DisableTorchFunction():
         shape = tuple(torch.ops.aten.index.Tensor(x, rows).shape)
     return _keep_origin(_new(state, x, shape, x.dtype), x)
 
 
 def _keep_origin(picked: Tensor, source: Tensor) -> Tensor:
-    """``picked``, elements of ``source``, which may be among known integers."""
     known, storage = source.untyped_storage(), picked.untyped_storage()
     if isinstance(known, MetaStorage) and isinstance(storage, MetaStorage) and not source.is_floating_point():
         storage.drawn_from = origin_of(known)
@@ -240,27 +234,9 @@ def _distinct(state: MetaState, total: int, what: str) -> int:
 
 
 def _repeat_interleave(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    total = kwargs.get("output_size")
-    if total is None:
-        total = _expected_sum(state, args[0])
-    if total is None:
+    if (total := kwargs.get("output_size")) is None and (total := _expected_sum(state, args[0])) is None:
         raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
     return _new(state, args[0], (total,), torch.int64)
-
-
-def _masked_select(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    count = _count(state, "masked_select", args[1])
-    return _keep_origin(_new(state, args[0], (count,), args[0].dtype), args[0])
-
-
-def _nms(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    count = _count(state, "nms", args[1])  # boxes that do not overlap are all kept
-    return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
-
-
-def _nonzero(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    found = _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
-    return _first(state, found, tuple(args[0].shape))
 
 
 def _unique_dim(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -277,7 +253,14 @@ def _bincount(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str,
 
 _RULES: dict[str, Callable[[MetaState, OperatorInfo, Any, dict[str, Any]], Any]] = {
     "index": lambda state, info, args, kwargs: _index_with_mask(state, args[0], args[1]),
-    "repeat_interleave": _repeat_interleave, "masked_select": _masked_select, "nms": _nms, "nonzero": _nonzero,
+    "masked_select": lambda state, info, args, kwargs: _keep_origin(
+        _new(state, args[0], (_count(state, "masked_select", args[1]),), args[0].dtype), args[0]),
+    "nms": lambda state, info, args, kwargs: _first(  # boxes that do not overlap are all kept
+        state, _new(state, args[0], (_count(state, "nms", args[1]),), torch.int64), (args[1].numel(),)),
+    "nonzero": lambda state, info, args, kwargs: _first(
+        state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64),
+        tuple(args[0].shape)),
+    "repeat_interleave": _repeat_interleave,
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), _unique), "unique_dim": _unique_dim,
     "bincount": _bincount,
 }

@@ -1,7 +1,6 @@
-"""What is expected of contents that are not known; nothing here looks at data. Expected means of masks, so that routing
-and ``nonzero`` get balanced sizes: every element of a one-hot row over n classes is 1 with probability 1/n when classes
-are equally likely, sums of such masks count, comparisons of counts decide. And floating data is taken to be finite:
-models clamp activations that overflowed and losses skip steps that did; what a step costs is asked for steps that work.
+"""What is expected of contents that are not known. Means of masks, so that routing and ``nonzero`` get balanced sizes:
+an element of a one-hot row over n classes is 1 with probability 1/n when classes are equally likely, sums of such masks
+count, comparisons of counts decide. Floating data is taken to be finite: what is asked for is a step that works.
 """
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from analyzer.meta.state import MetaState
 from .known_value import Deferred, Known
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
-
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
 
 
@@ -35,9 +33,7 @@ def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]
 
 
 def count_evenly(state: MetaState, name: str, counts: torch.Tensor, total: int) -> None:
-    """Take ``total`` unknown elements that an operator counts, as routers do, to fall evenly into its bins, where that
-    is the policy.
-    """
+    """Take ``total`` unknown elements that an operator counts to fall evenly into bins, where that is the policy."""
     if not state.expects_contents or state.options.unknown_size != "balanced" and not state.repeats:
         return
     bins = counts.numel()
@@ -49,9 +45,7 @@ def count_evenly(state: MetaState, name: str, counts: torch.Tensor, total: int) 
 
 
 def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, density: float | None) -> None:
-    """Counts that routers get by other means than ``histc``, taken to be even: sums of one-hot rows or of a comparison
-    with every class (``density`` is their mean), and ones that are added up by class.
-    """
+    """Take counts to be even that are sums of marks, whose mean is ``density``, or ones that are added up by class."""
     if out.dtype.is_floating_point or out.numel() < 2:
         return
     if name == "sum" and density is not None and density < 1:
@@ -90,12 +84,10 @@ class Positions(Known):
         return torch.arange(self.count)
 
 
-# one object for each count: tensors are compared by what they are drawn from
-_positions = functools.lru_cache(maxsize=1024)(Positions)
+_positions = functools.lru_cache(maxsize=1024)(Positions)  # one for each count: compared by identity
 
 
 def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
-    """The classes that an operator in `CHOOSING` chooses among."""
     x, place = args[0], 2 if name == "topk" else 1
     dim = args[place] if len(args) > place else kwargs.get("dim", -1 if name == "topk" else None)
     return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1)
@@ -135,39 +127,19 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
     return None
 
 
-def _kept(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    return first
-
-
 def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     if first is None:
         return None
-    x = args[0]
-    dims = args[1] if len(args) > 1 and args[1] else range(x.dim())
-    for d in dims:
-        first *= x.shape[d]
+    for d in args[1] if len(args) > 1 and args[1] else range(args[0].dim()):
+        first *= args[0].shape[d]
     return first
 
 
-def _greater(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    return None if first is None or not isinstance(args[1], (int, float)) else float(first > args[1])
-
-
 def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    """``zeros.scatter(dim, index, 1)``: index.numel() ones among all."""
     value = args[3] if len(args) > 3 else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1 and args[0].numel():
         return min(1.0, int(args[2].numel()) / int(args[0].numel()))
     return None
-
-
-def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    return None if first is None or isinstance(args[1], torch.Tensor) or args[1] != 0 else min(1.0, first)
-
-
-def _rounded(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
-    """Floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is."""
-    return 1.0 if first is None else first
 
 
 def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -178,20 +150,20 @@ def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> flo
 
 
 _RULES: dict[str, Rule] = {
-    "eq": _equal, "sum": _sum, "gt": _greater, "ge": _greater, "scatter": _scatter, "scatter_": _scatter,
-    "ne": _not_equal,
+    "eq": _equal, "sum": _sum, "scatter": _scatter, "scatter_": _scatter, "clamp": _clamped, "clamp_min": _clamped,
+    **dict.fromkeys(("gt", "ge"), lambda args, storages, first: None if first is None or not isinstance(
+        args[1], (int, float)) else float(first > args[1])),
+    "ne": lambda args, storages, first: None if first is None or isinstance(
+        args[1], torch.Tensor) or args[1] != 0 else min(1.0, first),
     "any": lambda args, storages, first: None if first is None else float(first > 0),
-    **dict.fromkeys(("ceil", "round", "floor"), _rounded), "clamp": _clamped, "clamp_min": _clamped,
-    **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"), _kept)}
+    # floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is
+    **dict.fromkeys(("ceil", "round", "floor"), lambda args, storages, first: 1.0 if first is None else first),
+    **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"), lambda *given: given[-1])}
 ESTIMATED = frozenset({*_RULES, *_ADDING, *CHOOSING, "histc"})
 """Operators of whose unknown results something is expected."""
 
 
-# -- tests whether floating data is finite ----------------------------------------------------------------------------
-
-# A bool per element, made only if it is read: 64 MiB at most.
-_LARGEST_TESTED = 1 << 26
-
+_LARGEST_TESTED = 1 << 26  # elements, a bool each, made only if it is read
 TESTS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isfinite", "eq", "ne"})
 _FALSE = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
 

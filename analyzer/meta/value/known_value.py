@@ -1,21 +1,19 @@
-"""Contents of small tensors that follow from their factory, kept as expressions and computed only when asked for. A
-storage knows its contents as an immutable expression; an in-place operator gives the storage a new one. So views need
-no care of their own: a view's value is a window on the storage's. Nothing is computed until the code calls ``.item()``,
-``.tolist()``, ``bool()`` or asks for a data-dependent size.
+"""Contents of small tensors that follow from their factory, as expressions that are computed when asked for. They are
+immutable: an in-place operator gives the storage a new one. A view's value is a window on the storage's.
 """
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
 
-# Larger contents are forgotten. Masks of batch x sequence and position tables of long contexts stay within the first,
-# also as floating masks of pixels, which code fills or computes from integers; schedules, scalars and boxes stay within
-# the second, the most that is read of a floating tensor with data: weights and images decide nothing.
+# Larger contents are forgotten. Masks and position tables of long contexts stay within the first; schedules, scalars,
+# boxes within the second, the most that is read of a floating tensor with data: weights and images decide nothing.
 LARGEST_INTEGER = 1 << 20
 LARGEST_FLOATING = 1 << 12
 
@@ -23,7 +21,6 @@ Window = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def small_enough(numel: int, dtype: torch.dtype) -> bool:
-    """Whether data of this size is worth reading."""
     return numel <= (LARGEST_FLOATING if dtype.is_floating_point or dtype.is_complex else LARGEST_INTEGER)
 
 
@@ -46,13 +43,10 @@ class Known:
     def __init__(self, assumed: bool = False, varies: bool = False) -> None:
         self._flat: torch.Tensor | None = None
         self._number: int | float | bool | complex | None = None
-        #: whether something unknown was taken as zero: good for an answer, not for what is said to be exact
-        self.assumed = assumed
-        #: whether another call may find them otherwise: they follow from an input of a trace
-        self.varies = varies
+        self.assumed = assumed  #: whether something unknown was taken as zero: good for an answer, but not exact
+        self.varies = varies    #: whether another call may find them otherwise: they follow from an input of a trace
 
     def _parents(self) -> Sequence[Known]:
-        """What must be computed first."""
         return ()
 
     def _compute(self) -> torch.Tensor:
@@ -83,7 +77,6 @@ class Known:
         return self._flat
 
     def number(self, dtype: torch.dtype) -> int | float | bool | complex | None:
-        """The element of a storage of one, None for one of another dtype."""
         reads.count += 1
         if self._number is None:
             with without_modes():
@@ -143,27 +136,24 @@ class Zeros(Known):
         return torch.zeros(self.numel, dtype=self.dtype)
 
 
+@dataclass(slots=True, eq=False)
 class ReadArgument:
     """A tensor argument of a deferred call: a window on known contents."""
 
-    __slots__ = ("known", "window")
-
-    def __init__(self, known: Known, window: Window) -> None:
-        self.known, self.window = known, window
-
-    def value(self) -> torch.Tensor:
-        return self.known.flat().as_strided(*self.window)
+    known: Known
+    window: Window
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """A deferred operator call; its results are computed once."""
 
-    __slots__ = ("op", "args", "kwargs", "reads", "results", "seed")
-
-    def __init__(self, op: Any, args: Any, kwargs: Any, reads: list[ReadArgument], seed: int | None = None) -> None:
-        self.op, self.args, self.kwargs, self.reads = op, args, kwargs, reads
-        self.results: Any = None
-        self.seed = seed
+    op: Any
+    args: Any
+    kwargs: Any
+    reads: list[ReadArgument]
+    seed: int | None = None
+    results: Any = None
 
     def run(self, args: Any = None) -> Any:
         args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
@@ -227,7 +217,7 @@ class Written(Known):
 
 def _substitute(tree: Any) -> Any:
     if isinstance(tree, ReadArgument):
-        return tree.value()
+        return tree.known.flat().as_strided(*tree.window)
     if isinstance(tree, (list, tuple)):
         return [_substitute(x) if isinstance(x, _SUBSTITUTED) else x for x in tree]
     if isinstance(tree, dict):
@@ -246,7 +236,6 @@ def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
 
 
 def window_of(tensor: torch.Tensor) -> Window:
-    """Shape, strides and offset of ``tensor`` in its storage."""
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 

@@ -1,6 +1,4 @@
-"""The most elements of a storage that can be nonzero where its contents are not known: what is written into zeros, at
-places that only data gives, bounds it. Samplers mark so many rows and ask for the places of the marks.
-"""
+"""The most elements that can be nonzero in unknown contents, as of zeros into which samplers write marks."""
 from __future__ import annotations
 
 import operator
@@ -34,13 +32,11 @@ class NonzeroBound:
         return NonzeroBound(self.more + other.more, self.contents + other.contents)
 
     def count(self) -> int:
-        """The number, for which known contents are worked out."""
         with without_modes():
             return self.more + sum(times * int(torch.count_nonzero(known.flat())) for known, times in self.contents)
 
 
 def bound_of(tensor: Tensor) -> NonzeroBound | None:
-    """How many elements of ``tensor`` can be nonzero; None where nothing says it."""
     storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
     if not isinstance(storage, MetaStorage):
         return None
@@ -57,19 +53,17 @@ def bound_of(tensor: Tensor) -> NonzeroBound | None:
     return bound if copies == 1 else bound.times(copies)
 
 
-# What bounds the nonzero elements of a result: the parts to add up, each a number, or a tensor whose nonzero elements
-# count, with what counts where these are not bounded, and how often each does. None: zeros become something else.
+# What bounds a result: parts to add up, each a number, or a tensor whose nonzero elements count, with what counts where
+# these are not bounded, and how often each does. None: zeros become something else.
 Part = Any
 Rule = Callable[..., "list[Part] | None"]
 
 
 def _both(*operands: Any) -> list[Part] | None:
-    """Nonzero where both are."""
     return [next((x for x in operands if isinstance(x, Tensor) and bound_of(x) is not None), operands[0])]
 
 
 def _either(*operands: Any, alpha: Any = 1) -> list[Part] | None:
-    """Nonzero where one is."""
     return list(operands) if all(isinstance(x, Tensor) for x in operands) else None
 
 
@@ -79,7 +73,6 @@ def _compared(compare: Callable[[Any, Any], bool]) -> Rule:
 
 
 def _value(value: Any, most: Part) -> list[Part]:
-    """``most`` elements that are given a value."""
     if not isinstance(value, Tensor):
         return [most] if value else []
     known = bound_of(value)
