@@ -21,6 +21,17 @@ settings.load_profile("analyzer")
 
 
 @pytest.fixture
+def run(capsys):
+    """Runs a command here: its exit code, what it prints and what it complains of."""
+    from analyzer.cli import main
+
+    def call(*words):
+        return main(list(words)), *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
 def group():
     """A process group of four ranks that moves no data, of which this is the first; tests leave it alone."""
     import torch.distributed as dist

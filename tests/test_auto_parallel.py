@@ -12,19 +12,11 @@ pytest.importorskip("networkx")
 
 from analyzer import symbolic_profile, symbolic_trace  # noqa: E402
 from examples import auto_parallel as example  # noqa: E402
-from examples.auto_parallel import MLP, Block, MeshSpec, P, R, moved_dims, profile_block, shard, solve  # noqa: E402
+from examples.auto_parallel import MLP, MeshSpec, P, R, moved_dims, profile_block, shard, solve  # noqa: E402
+from tests.small_model import Calls  # noqa: E402
 
 ENDS = {"x": R, "output": R}
 BATCH = {"x": shard(0), "output": shard(0)}
-
-
-class Half(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.act = nn.Linear(256, 512), nn.GELU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(self.up(x))
 
 
 def ways(plan: example.Plan) -> dict[str, str]:
@@ -63,21 +55,10 @@ def test_a_memory_limit_splits_what_would_be_replicated() -> None:
         solve(profile, mesh, memory_bytes=1000, fixed=BATCH)
 
 
-def test_a_block_is_split_by_heads() -> None:
-    x = torch.empty(1, 256, 1024, device="meta", requires_grad=True)
-    plan = solve(profile_block(Block(1024, 16), x), MeshSpec.of((4,), "dgx_h100"), fixed=ENDS)
-    found = ways(plan)
-    assert [found[n] for n in ("q", "k", "v", "o", "mlp_up", "mlp_down")] == [
-        "column", "column", "column", "row", "column", "row"
-    ]
-    assert found["scaled_dot_product_attention"] == "shard 1"
-    assert {found["norm_1"], found["norm_2"]} <= {"replicate", "shard 1"}  # whole, or by tokens
-
-
 def test_no_choice_is_cheaper() -> None:
     """Against all choices one by one, on a mesh of two dimensions."""
     x = torch.empty(4, 64, 256, device="meta", requires_grad=True)
-    profile = profile_block(Half(), x)
+    profile = profile_block(Calls(lambda m, x: m.act(m.up(x)), up=nn.Linear(256, 512), act=nn.GELU()), x)
     mesh = MeshSpec.of((2, 2), "dgx_h100")
     graph = profile.to_networkx()
     types = {m.path: m.type for m in profile.modules.walk()}

@@ -7,18 +7,7 @@ import pytest
 
 from analyzer.cuda.workspaces import convolution
 from benchmarks import accuracy_leave_one_out, page
-from benchmarks.accuracy_leave_one_out import (
-    ALWAYS,
-    CONSTANTS,
-    NEVER,
-    Evidence,
-    Watched,
-    bracket,
-    bracket_threshold,
-    constants_set,
-    examine,
-    middle,
-)
+from benchmarks.accuracy_leave_one_out import CONSTANTS, Evidence, Watched, bracket, constants_set, examine, middle
 from benchmarks.accuracy_memory import find_cause
 from benchmarks.cases import measured_cases
 
@@ -66,11 +55,6 @@ def test_constants_are_put_back():
         raise ValueError
     assert {c.name: getattr(convolution, c.name) for c in CONSTANTS} == before
     assert convolution._TILE_BYTES == 4 * convolution._TILE**2
-
-
-def test_a_bracket_ends_where_a_prediction_becomes_worse():
-    assert bracket_threshold([5.0, 20.0, 30.0, 70.0], 25.0, lambda v: 5.0 < v < 30.0) == (5.0, 30.0)
-    assert bracket_threshold([20.0, 30.0], 25.0, lambda v: True) == (NEVER, ALWAYS)
 
 
 def test_others_bracket_where_a_model_is_left_out():

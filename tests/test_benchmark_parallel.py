@@ -10,7 +10,6 @@ import torch
 from analyzer import profile
 from analyzer.parallel import world
 from benchmarks.accuracy_parallel import measured_bytes, read_rows
-from benchmarks.page import quantile
 from benchmarks.parallel import transformer_engine
 from benchmarks.parallel.family import APART, family_of, note_of, predict
 
@@ -62,7 +61,3 @@ def test_layers_of_the_stand_in_save_what_those_of_transformer_engine_do():
     # float32: two statistics a token, a log-sum-exp a token and head
     saved = tokens * (h + h + 3 * h + h) * 2 + 2 * tokens * 4 + tokens * heads * 4
     assert p.nodes[-1].accumulate_bytes == saved
-
-
-def test_quantile_is_of_the_row_that_a_share_does_not_exceed():
-    assert quantile([0.01 * i for i in range(1, 11)], 0.9) == pytest.approx(0.09)

@@ -27,14 +27,8 @@ def resnet():
 
 
 RUNS = {
-    "played blocks and optimizer": lambda: profile(*with_arguments(gpt2()), optimizer="adamw"),
-    "run whole": lambda: profile(*with_arguments(gpt2()), reuse=False),
-}
-
-
-def with_arguments(made):
-    model, x = made
-    return model, (x,)
+    "played blocks and optimizer": lambda: profile(*gpt2(), optimizer="adamw"),
+    "run whole": lambda: profile(*gpt2(), reuse=False)}
 
 
 @pytest.fixture
@@ -68,7 +62,7 @@ def test_the_collector_counts_on(no_collections):
     for _ in range(3):
         gc.collect(0)
     before = gc.get_count()[1:]
-    profile(*with_arguments(resnet()))
+    profile(*resnet())
     # else old objects of a program that profiles in a loop would never be collected
     assert gc.get_count()[1:] == before != (0, 0)
 
@@ -78,7 +72,7 @@ def test_thresholds_are_as_they_were(thresholds):
     before = gc.get_threshold()
     try:
         gc.set_threshold(*thresholds)
-        profile(*with_arguments(resnet()), mode="infer")
+        profile(*resnet(), mode="infer")
         assert gc.get_threshold() == thresholds
     finally:
         gc.set_threshold(*before)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.coverage_config import _fit_sections, default_fields, scale, shorten
+from benchmarks.coverage_config import default_fields, scale, shorten
 
 transformers = pytest.importorskip("transformers")
 
@@ -46,19 +46,6 @@ def test_one_layer_of_each_kind_is_kept():
     fields = {"num_hidden_layers": 6, "layer_types": ["a", "a", "b", "a", "a", "c"]}
     shorten(fields)
     assert fields == {"num_hidden_layers": 3, "layer_types": ["a", "b", "c"]}
-
-
-def test_rotary_sections_add_up_to_the_frequencies_of_a_head():
-    fields = {
-        "num_attention_heads": 4, "hidden_size": 256, "head_dim": None,
-        "rope_parameters": {"mrope_section": [8, 12, 12]}
-    }
-    _fit_sections(fields)
-    assert fields["head_dim"] == 64
-    assert fields["rope_parameters"]["mrope_section"] == [8, 12, 12]
-    fields |= {"head_dim": 32}
-    _fit_sections(fields)
-    assert fields["rope_parameters"]["mrope_section"] == [4, 6, 6]
 
 
 @pytest.mark.parametrize(("name", "found"), [

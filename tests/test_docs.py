@@ -1,6 +1,7 @@
 """The documentation speaks of files that are there."""
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -34,3 +35,13 @@ def test_the_table_has_every_kind() -> None:
     kinds = {kind: re.findall(r"\.[\w.]+", endings) for names, endings in rows for kind in re.findall(r"\w+", names)}
     assert set(kinds) == set(list_kinds())
     assert {ending: kind for kind, endings in kinds.items() for ending in endings} == ENDINGS
+
+
+def test_the_table_of_drop_ins_names_what_is_there() -> None:
+    page = (ROOT / "docs" / "dropins.md").read_text()
+    rows = [row.split("|")[1:3] for row in page.splitlines() if row.startswith("| `")]
+    assert len(rows) == 4
+    for old, new in rows:
+        module = importlib.import_module(re.search(r"analyzer\.[\w.]+", new.split(" of ")[-1])[0])  # type: ignore[index]
+        names = set(re.findall(r"`(\w+)`", old.partition(":")[2]))
+        assert names <= set(module.__all__) and all(hasattr(module, name) for name in names)

@@ -117,20 +117,6 @@ def test_mixed_precision_with_a_scaler_steps(script):
     assert run.profile.phases["forward"].allocated_bytes > run.profile.phases["optimizer"].allocated_bytes
 
 
-def test_gradient_accumulation_is_one_step(script):
-    text = """
-    for step in range(100):
-        x = torch.randn(16, 256, device="cuda")
-        model(x).sum().backward()
-        if (step + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    """
-    p = dry_run(script(text), steps=2).profile
-    assert p.fwd_macs == 4 * 16 * (256 * 512 + 512 * 8)
-    assert p.bwd_macs == 4 * (16 * 256 * 512 + 2 * 16 * 512 * 8)
-
-
 def test_an_error_of_the_scripts_own_is_told_with_its_own_traceback(script, capsys):
     path = script("""
     def forward(x):
@@ -265,11 +251,12 @@ def test_a_data_loader_with_workers_loads_in_the_scripts_own_process(script, tmp
 def test_compile_is_left_out_and_data_is_taken_as_finite(script):
     run = dry_run(script("""
     model.compile()
-    model = torch.compile(model)
+    model = torch.compile(model, mode="max-autotune")
     @torch.compile(dynamic=True)
     def loss_of(out):
         return out.square().mean()
     for _ in range(10):
+        torch.compiler.cudagraph_mark_step_begin()
         loss = loss_of(model(torch.randn(4, 256, device="cuda")))
         if torch.isnan(loss) or not loss.isfinite().all():
             raise ValueError("diverged")

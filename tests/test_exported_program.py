@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from analyzer import Profile, ProfileOptions, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.zoo.target import load_target
+from tests.small_model import Calls
 
 X = torch.arange(32.0).view(4, 8) / 32
 
@@ -90,13 +91,8 @@ def test_a_factory_may_make_a_graph_by_torch(make: Any) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Linearized(nn.Module):
-    def __init__(self, trace: Any) -> None:
-        super().__init__()
-        self.a, self.trace = nn.Linear(8, 8), trace
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.trace(lambda z: torch.tanh(self.a(z)), x)  # type: ignore[no-any-return]
+def linearized(trace: Any) -> nn.Module:
+    return Calls(lambda m, x: trace(lambda z: torch.tanh(m.a(z)), x), a=nn.Linear(8, 8))
 
 
 @pytest.mark.parametrize("trace", [lambda f, x: torch.func.linearize(f, x)[1](x), lambda f, x: make_fx(f)(x)(x)])
@@ -106,7 +102,7 @@ class Linearized(nn.Module):
 def test_a_graph_made_in_forward_is_refused(trace: Any, run: Any) -> None:
     assert trace(torch.sin, X).shape == X.shape  # torch's own are as they were, also after the refusals
     with pytest.raises(InputError, match=r"graph of its own .*test_exported_program.py:\d+. Call torch.func.jvp"):
-        run(Linearized(trace))
+        run(linearized(trace))
     assert trace(torch.sin, X).shape == X.shape
-    p = profile(Linearized(lambda f, x: torch.func.jvp(f, (x,), (x,))[1]), X, mode="infer")
+    p = profile(linearized(lambda f, x: torch.func.jvp(f, (x,), (x,))[1]), X, mode="infer")
     assert p.fwd_macs == 3 * 4 * 8 * 8  # of the value, and what torch runs of the tangents of input and weight

@@ -38,40 +38,18 @@ def test_arguments_of_a_run(driver, given, words):
         driver(Unused(), args=(X,), **given)
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"loss_fn": "mse"}, "loss_fn='mse'"), ({"profilers": [None]}, "'profiler_0' is None"),
-    ({"kwargs": [1]}, r"kwargs=\[1\]")])
-def test_arguments_of_a_graph_s_run(given, words):
-    gm = symbolic_trace(MODEL, meta_args={"input": X})
-    with pytest.raises(InputError, match=words):
-        symbolic_profile(gm, X, **given)
-
-
-@pytest.mark.parametrize(("given", "words"), [
-    ({"capacity_bytes": "8GB"}, "capacity_bytes='8GB': must be positive.*parse_bytes"),
-    ({"capacity_bytes": float("nan")}, "capacity_bytes=nan"), ({"capacity_bytes": True}, "capacity_bytes=True")])
-def test_options(given, words):
-    with pytest.raises(InputError, match=words):
-        ProfileOptions(**given)
-
-
-@pytest.mark.parametrize("steps", ["2", 2.5, 0, None])
-def test_steps(steps):
-    with pytest.raises(InputError, match=f"steps={steps!r}: at least one step"):
-        profile(Unused(), args=(X,), options=ProfileOptions(steps=steps))
-
-
-def test_an_optimizer_factory_that_makes_none():
-    with pytest.raises(InputError, match="optimizer=.*returned None, not a torch.optim.Optimizer"):
-        profile(MODEL, args=(X,), optimizer=lambda parameters: None)
-
-
-def test_a_model_factory_that_makes_none():
-    with pytest.raises(InputError, match="returned NoneType, not a torch.nn.Module"):
-        profile(lambda: None, args=(X,))
+def graph_of():
+    return symbolic_trace(MODEL, meta_args={"input": X})
 
 
 @pytest.mark.parametrize(("use", "words"), [
+    (lambda p: symbolic_profile(graph_of(), X, loss_fn="mse"), "loss_fn='mse'"),
+    (lambda p: symbolic_profile(graph_of(), X, profilers=[None]), "'profiler_0' is None"),
+    (lambda p: symbolic_profile(graph_of(), X, kwargs=[1]), r"kwargs=\[1\]"),
+    (lambda p: ProfileOptions(capacity_bytes="8GB"), "capacity_bytes='8GB': must be positive.*parse_bytes"),
+    (lambda p: ProfileOptions(capacity_bytes=True), "capacity_bytes=True"),
+    (lambda p: profile(Unused(), X, options=ProfileOptions(steps=2.5)), "steps=2.5: at least one step"),
+    (lambda p: profile(MODEL, X, optimizer=lambda _: None), "optimizer=.*returned None, not a torch.optim.Optimizer"),
     (lambda p: p.table(depth="x"), "depth='x'; give a depth of 1 or more"),
     (lambda p: p.module_tree(depth="x"), "depth='x'; give a depth of 0 or more"),
     (lambda p: p.table(sort=3), "no column '3'"), (lambda p: p.table(columns=3), "columns=3: give names of columns"),

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from analyzer import Profile, profile
 from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.parallel import MeshSpec, world
+from examples.auto_parallel import MLP
 
 R, P, ROWS, COLUMNS = "Replicate()", "Partial()", "Shard(0)", "Shard(1)"
 MIB = 2**20
@@ -43,19 +43,10 @@ def test_a_mesh_without_devices_is_refused():
     assert str(error.value) == "MeshSpec(sizes=(8, 0)): each dimension must be a whole number of 1 or more"
 
 
-class MLP(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)
-
-    def forward(self, x):
-        return self.down(self.act(self.up(x)))
-
-
 def tensor_parallel():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    return parallelize_module(MLP().cuda(), init_device_mesh("cuda", (8,), mesh_dim_names=("tp",)),
+    return parallelize_module(MLP(1024, 4096).cuda(), init_device_mesh("cuda", (8,), mesh_dim_names=("tp",)),
                               {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()})
 
 

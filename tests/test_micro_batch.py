@@ -8,6 +8,7 @@ from torch import nn
 from analyzer import profile
 from analyzer.tools.dryrun.script import dry_run
 from analyzer.tools.runtime import FlopsProfiler, measure
+from tests.small_model import Calls
 
 MODEL = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
 X = torch.rand(32, 64)
@@ -161,20 +162,16 @@ def test_saved_bytes_are_those_of_the_passes_in_flight_where_they_are_most(step,
 
 def test_what_dies_in_the_forward_pass_of_a_later_micro_batch_is_no_activation():
     """GELU by hand makes temporaries: at the peak each micro-batch has the same of them, under the same name."""
-    class Wide(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(64, 4096)
+    def run(model, x):
+        with torch.no_grad():
+            scale = (x @ model.fc.weight.T).abs().amax()
+        return (model.fc(x) * scale).square()
 
-        def forward(self, x):
-            with torch.no_grad():
-                scale = (x @ self.fc.weight.T).abs().amax()
-            return (self.fc(x) * scale).square()
-
-    p = profile(Wide(), (X,), step=accumulate, optimizer="sgd", device="h200")
+    wide = Calls(run, fc=nn.Linear(64, 4096))
+    p = profile(wide, (X,), step=accumulate, optimizer="sgd", device="h200")
     kinds = {event.category for event in p.memory_events if event.bytes == 4 * 32 * 4096 and event.action == "alloc"}
     assert kinds == {"activation", "temporary"}
-    one = profile(Wide(), (X,), optimizer="sgd", device="h200")
+    one = profile(wide, (X,), optimizer="sgd", device="h200")
     divided = 512  # the block of a loss that is divided by the number of micro-batches
     assert p.peak_by_category["activation"] == one.peak_by_category["activation"] + divided
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from analyzer import MetaTensorMode, Profile, profile
 from analyzer.errors import InputError
+from tests.small_model import Calls
 
 X = torch.empty(4, 8)
 SENTENCE = ("no parameter and no input requires a gradient, so there is nothing to train: only the forward pass is "
@@ -63,17 +64,8 @@ def test_a_tensor_that_nobody_registered_may_be_what_is_trained():
     with MetaTensorMode():
         scale = torch.ones(8, requires_grad=True, device="cuda")
     for p in (profile(nn.ReLU(), args=(X,), loss_fn=lambda out: (out * scale).sum()),
-              profile(Scaled(), args=(X,))):
+              profile(Calls(lambda m, x: x * m.scale, scale=torch.ones(8, requires_grad=True)), args=(X,))):
         assert p.mode == "train" and "backward" in p.phases and SENTENCE not in p.assumptions
-
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.ones(8, requires_grad=True)
-
-    def forward(self, x):
-        return x * self.scale
 
 
 def test_an_output_without_a_gradient_of_a_model_with_parameters_is_an_error():

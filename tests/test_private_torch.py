@@ -336,25 +336,6 @@ def test_lbfgs_asks_what_is_answered():
     assert set(MET) <= {line.strip() for line in inspect.getsource(lbfgs).splitlines()}
 
 
-def test_hooks_inside_an_optimizers_step_are_seen():
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    from analyzer.record.optimizer_step import has_step_hooks
-
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-    assert not has_step_hooks(optimizer)
-    with_all = register_optimizer_step_pre_hook(lambda *_: None)
-    try:
-        assert has_step_hooks(optimizer)
-    finally:
-        with_all.remove()
-    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-        own = register(lambda *_: None)
-        assert has_step_hooks(optimizer)
-        own.remove()
-        assert not has_step_hooks(optimizer)
-
-
 def test_what_is_not_to_be_compiled_imports_no_compiler_under_the_mode(monkeypatch):
     """``torch._compile`` asks a function for ``__dynamo_disable``, by ``getattr``, before it imports torch._dynamo."""
     for name in ("torch._dynamo", "torch._dynamo.eval_frame"):

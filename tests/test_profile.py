@@ -13,44 +13,11 @@ from analyzer import MetaTensorMode, Profile, profile
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.parallel import world
 from analyzer.recipe.recipe import Recipe
-from analyzer.record.options import ProfileOptions
 from analyzer.zoo import MODELS
 
 
 def image(batch):
     return torch.empty(batch, 3, 224, 224, device="meta")
-
-
-def macs(p, path):
-    return next(m for m in p.modules.walk() if m.path == path).fwd_macs
-
-
-@pytest.fixture(scope="module")
-def resnet18():
-    return profile(MODELS["resnet18"].factory, args=(image(16),), mode="infer")
-
-
-def test_resnet18_at_batch_16_is_what_deepspeed_and_torchinfo_publish(resnet18):
-    p = resnet18
-    assert p.params == 11_689_512
-    assert f"{p.fwd_macs / 1e9:.2f}" == "29.03"
-    # layer by layer as DeepSpeed's profiler prints them
-    printed = {path: f"{macs(p, path) / 1e9:.2f}" for path in ("conv1", "layer1", "layer2", "layer3", "layer4")}
-    assert printed == {"conv1": "1.89", "layer1": "7.40", "layer2": "6.58", "layer3": "6.58", "layer4": "6.58"}
-    assert macs(p, "fc") == 8_192_000
-    # torchinfo's sizes: bytes / 10^6
-    assert f"{p.inputs['x'].nbytes / 1e6:.2f}" == "9.63"
-    assert f"{p.param_bytes / 1e6:.2f}" == "46.76"
-
-
-def test_pointnet_is_what_deepspeed_publishes():
-    from examples.pointnet import pointnet
-
-    p = profile(pointnet, args=(torch.empty(32, 3, 1024),), mode="infer")
-    assert f"{p.params / 1e6:.2f}" == "3.46"
-    assert f"{p.fwd_macs / 1e9:.2f}" == "14.07"
-    transforms = [m for m in p.modules.walk() if m.type in ("TransformNet",)]
-    assert [f"{m.fwd_macs / 1e9:.2f}" for m in transforms] == ["4.59", "4.75"]
 
 
 def test_hand_derived_bytes_of_a_linear_relu_step():
@@ -95,7 +62,7 @@ def test_peaks_are_the_larger_of_both_steps_and_categories_add_up():
     assert list(p.phases) == ["forward", "backward", "optimizer", "zero_grad"]
 
 
-@pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), ("gpt2", "infer"), *(
+@pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), *(
     (name, "train") for name in sorted(set(MODELS) - {"llama_405b", "llama_1b"}))])
 def test_shipped_models_profile(name, mode):
     shipped = MODELS[name]
@@ -168,7 +135,6 @@ def test_the_model_its_gradients_and_the_generators_are_as_they_were(fail):
     (dict(autocast="bf16"), InputError, r"autocast='bf16': must be a torch.dtype"),
     (dict(device="h2000"), UnknownDeviceError, r"h2000.*h200"),
     (dict(options=3), InputError, "options=3"),
-    (dict(options=ProfileOptions(steps=0)), InputError, "steps=0"),
     (dict(loss_fn=lambda out: out), InputError, r"scalar.*\(2, 4\)"),
     (dict(kwargs={"y": torch.empty(1)}), InputError, r"forward.*'y'"),
     (dict(args=()), InputError, "needs input too; give it"),
@@ -182,33 +148,6 @@ def test_bad_arguments_are_named(call, error, text):
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(InputError, match="nn.Module"):
         profile(model, args=(torch.empty(2, 3),))
-
-
-def test_an_output_without_gradient_asks_for_a_loss():
-    class Ids(nn.Module):
-        def forward(self, x):
-            return x.argmax(-1)
-
-    with pytest.raises(InputError, match="pass loss_fn"):
-        profile(Ids(), args=(torch.rand(2, 3),))
-
-
-def test_a_step_of_the_users_own_replaces_the_built_in_one():
-    calls = []
-
-    def step(model, optimizer, x):
-        for part in x.chunk(2):
-            model(part).sum().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        calls.append(1)
-
-    whole = profile(nn.Linear(64, 64), args=(torch.empty(8, 64),), optimizer="sgd")
-    halves = profile(nn.Linear(64, 64), args=(torch.empty(8, 64),), optimizer="sgd", step=step)
-    assert len(calls) == 2
-    assert list(halves.phases) == ["forward", "backward", "optimizer", "zero_grad"]
-    assert halves.fwd_macs == whole.fwd_macs
 
 
 def test_arguments_may_be_real_meta_or_made_under_the_mode_and_nested():

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from analyzer import Profile
-from analyzer.cli import main
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.hardware import DeviceSpec, device_spec
 from analyzer.hardware.device_spec import encode_device, read_device
@@ -52,17 +51,6 @@ def test_a_profile_of_version_7() -> None:
     data = fields_of("profile_7.json")
     again = json.loads(profile.to_json())
     assert again == {**data, "version": Profile.format_version, "made_by": None, "peak_allocated_bytes_range": None}
-
-
-def test_commands_read_a_profile_of_version_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = str(SAVED / "profile_7.json")
-    assert main(["check", old, "--max", "params 10"]) == 0
-    assert main(["check", old, "--max", "params 9"]) == 4
-    capsys.readouterr()
-    newer = tmp_path / "newer.json"
-    newer.write_text(json.dumps({**fields_of("profile_7.json"), "version": 99}))
-    assert main(["check", str(newer), "--max", "params 10"]) == 2
-    assert "and this analyzer reads version 7 and 8 and 9 of a saved profile" in capsys.readouterr().err
 
 
 def test_a_plan_of_version_2() -> None:

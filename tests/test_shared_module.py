@@ -10,7 +10,7 @@ from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.tools.generation import profile_generate
 
-from .wrapped_model import Net
+from .small_model import Net
 
 X = torch.empty(4, 8)
 pytestmark = pytest.mark.usefixtures("group")

@@ -5,8 +5,6 @@ import dataclasses
 import functools
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +51,6 @@ def test_every_row_says_what_is_there_here_and_whether_it_is_the_same() -> None:
         assert re.match(r"same|differs|as `", verdict), row
 
 
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.down(torch.nn.functional.gelu(self.up(x)) * 2)
-
-
-def test_the_first_example_runs() -> None:
-    names = {"model": Net(), "x": torch.empty(2, 4)}
-    code = re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL)[0]
-    exec(compile(code, "docs/solvers.md", "exec"), names)
-    gm: Any = names["gm"]
-    assert [n.name for n in gm.graph.nodes if n.op == "call_function"] == ["relu", "mul_1"]
-    assert "torch.utils.checkpoint.checkpoint(" in gm.code and gm.meta["profile"].nodes[1].saved_tensors
-
-
 def test_every_field_of_the_saved_tensors_is_described() -> None:
     page = (Path(__file__).parents[1] / "docs" / "node_info.md").read_text()
     assert {field.name for field in dataclasses.fields(SavedTensorInfo)} <= set(re.findall(r"`(\w+)`", page))
@@ -90,13 +70,7 @@ def test_what_is_exported_is_shown_and_documented(module: Any) -> None:
         assert name == "__version__" or (value.__doc__ or "").strip(), f"{name} has no docstring"
 
 
-def test_names_that_are_imported_late() -> None:
-    code = ("import sys, analyzer; late = [f'analyzer.tools.{name}' for name in ('solver', 'dryrun', 'generation')];"
-            "assert not any(name in sys.modules for name in late), sys.modules.keys();"
-            "from analyzer import *; assert analyzer.dry_run is dry_run and callable(max_batch_size);"
-            "import analyzer.cli, analyzer.tools.solver; assert not {'scipy', 'matplotlib'} & set(sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'analyzer' has no attribute 'solved'"):
         _ = analyzer.solved
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.cli import main
-from analyzer.errors import InputError, MissingExtraError, TargetError, UnknownDeviceError
+from analyzer.errors import InputError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
 from analyzer.recipe.recipe import checkpoint_blocks, list_blocks
-from analyzer.tools.sweep import Configuration, SweepInterrupted, SweepResult, expand_grid, sweep
+from analyzer.tools.sweep import Configuration, SweepInterrupted, expand_grid, sweep
 from analyzer.tools.sweep import run as job_room
 from analyzer.tools.sweep import run as workers_room
-from analyzer.tools.sweep.configuration import AXES, resolve_inputs
+from analyzer.tools.sweep.configuration import resolve_inputs
 from analyzer.tools.sweep.result import COLUMNS
 from analyzer.tools.sweep.run import list_jobs
 from analyzer.zoo.input_spec import InputSpec, LabelRule, Target
@@ -70,9 +70,6 @@ def importable(monkeypatch):
 def nothing_built():
     job_room.find_model.cache_clear()
     BUILT.clear()
-
-
-# -- the grid ----------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=4),
@@ -145,9 +142,6 @@ def test_a_size_without_a_place_is_refused(texts, configuration, text):
         resolve_inputs(Target("bare", nn.Identity), texts, configuration)
 
 
-# -- rows --------------------------------------------------------------------------------------------------------
-
-
 def test_a_row_holds_what_profile_gives():
     found = sweep(build_tiny, {"batch": [2, 4], "optimizer": "adamw", "autocast": [None, "bf16"]}, inputs=INPUTS,
                   workers=0)
@@ -211,16 +205,6 @@ def test_a_checkpointed_model_gives_the_same_gradients():
     checkpoint_blocks(model)
     model(x).sum().backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(want, model.parameters()))
-
-
-def test_failures_are_rows():
-    found = sweep(Fragile, {"batch": [2, 3, 4]}, inputs=INPUTS, workers=0)
-    assert [r["error"] for r in found.rows] == [None, "ValueError: three is too many", None]
-    assert found.failed[0]["peak_allocated_bytes"] is None
-    assert found.failed[0]["profile_seconds"] > 0
-
-
-# -- executors ---------------------------------------------------------------------------------------------------
 
 
 def figures(result):
@@ -326,9 +310,6 @@ def test_an_interrupt_keeps_what_is_done(importable):
     assert [r["batch"] for r in caught.value.result.rows] == [1, 2]
 
 
-# -- what comes out ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def result():
     return sweep(Fragile, {"batch": [2, 3]}, inputs=INPUTS, workers=0)
@@ -349,15 +330,6 @@ def test_csv_and_jsonl_hold_every_row(result, tmp_path):
     header, first, second = (tmp_path / "rows.csv").read_text().splitlines()
     assert header.split(",") == list(COLUMNS)
     assert "ValueError: three is too many" in second
-
-
-def test_a_missing_library_names_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'symbolic-analyzer\[report\]'"):
-        SweepResult(()).to_dataframe()
-
-
-# -- the command line --------------------------------------------------------------------------------------------
 
 
 def run(capsys, *argv):
@@ -421,10 +393,3 @@ def test_it_exits_with_1_where_everything_failed(capsys, importable):
     code, out, _ = run(capsys, here("Fragile"), "--input", "3x16", "--device", "h200,t4", "--workers", "0")
     assert code == 1
     assert out.count("three is too many") == 2
-
-
-def test_help_names_every_axis(capsys):
-    with pytest.raises(SystemExit):
-        main(["sweep", "--help"])
-    out = capsys.readouterr().out
-    assert all(f"--{axis}" in out for axis in AXES)

@@ -41,9 +41,6 @@ def fail(text: str, kind: type[AnalyzerError] = TargetError) -> str:
     return str(caught.value)
 
 
-# ---------------------------------------------------------------- shipped models
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_shipped_models_run_on_their_default_inputs(name: str) -> None:
     target = load_target(name)
@@ -63,8 +60,6 @@ def test_unknown_name() -> None:
     pytest.importorskip("torchvision")
     assert "; did you mean torchvision:fcos_resnet50_fpn? " in fail("fcos_resnet50_fpn")
 
-
-# ---------------------------------------------------------------- which inputs are chosen
 
 PAIR = Target(
     "pair",
@@ -94,20 +89,11 @@ def test_chosen_inputs(given: tuple[str, ...], train: bool, chosen: list[str]) -
     assert show(PAIR, train, given) == chosen
 
 
-def test_inputs_may_be_unknown() -> None:
-    target = Target("demo", torch.nn.Identity)
-    assert target.choose_inputs(train=True) is None
-    assert show(target, True, ("2x3",)) == ["float32:2x3"]
-
-
 @pytest.mark.parametrize(("dims", "shape"), [(None, (8, 3, 4, 5)), ((0,), (8,)), ((0, 2, 3), (8, 4, 5))])
 def test_label_takes_its_shape_from_an_input(dims: tuple[int, ...] | None, shape: tuple[int, ...]) -> None:
     rule = LabelRule("labels", "pixel_values", dims)
     assert rule.apply([InputSpec("pixel_values", torch.float32, (8, 3, 4, 5))]) == InputSpec(
         "labels", torch.int64, shape)
-
-
-# ---------------------------------------------------------------- torchvision
 
 
 @pytest.mark.parametrize(("name", "inputs"), [
@@ -145,9 +131,6 @@ def test_torchvision_unknown() -> None:
     assert "torchvision has no model 'resnet19'; did you mean resnet18" in message
 
 
-# ---------------------------------------------------------------- timm
-
-
 @pytest.mark.parametrize(("name", "parameters", "inputs"), [
     # figures of timm's results-imagenet.csv: 22.05, 28.59, 22.06 M
     ("vit_small_patch16_224", 22_050_664, ["float32:8x3x224x224"]),
@@ -166,8 +149,6 @@ def test_timm_unknown() -> None:
         "timm:vit_smal_patch16_224")
     assert "timm's resnet50 has no tag 'a1_in1l'; did you mean resnet50.a1_in1k" in fail("timm:resnet50.a1_in1l")
 
-
-# ---------------------------------------------------------------- transformers
 
 IDS, LABELS, DECODER = "input_ids=int64:8x128", "labels=int64:8x128", "decoder_input_ids=int64:8x128"
 
@@ -204,20 +185,8 @@ def test_transformers_classes_and_inputs(spec: str, model_class: str, inputs: li
     assert type(build(target)).__name__ == model_class
 
 
-@pytest.mark.parametrize("spec",
-                         ["BertConfig", "GPT2Config", "T5Config", "ViTConfig", "BertConfig:BertForQuestionAnswering"])
-def test_transformers_gives_a_loss_in_training_only(spec: str) -> None:
-    target = load_target(f"hf:{spec}")
-    assert call(target, train=True).loss.shape == ()
-    assert call(target, train=False).get("loss") is None
-
-
 def test_transformers_encoder_decoder_follows_a_given_batch() -> None:
     assert call(load_target("hf:T5Config"), given=("input_ids=int64:3x40",)).logits.shape == (3, 128, 32128)
-
-
-def test_bert_has_its_published_parameters() -> None:
-    assert count(build(load_target("hf:BertConfig:BertModel"))) == 109_482_240  # 109.48 M
 
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
@@ -298,9 +267,6 @@ def test_unknown_classes_of_transformers() -> None:
     assert "EncoderDecoderConfig has no default sizes" in fail("hf:EncoderDecoderConfig")
 
 
-# ---------------------------------------------------------------- extras
-
-
 @pytest.mark.parametrize(
     ("text", "library"),
     [("torchvision:resnet18", "torchvision"), ("timm:resnet18", "timm"), ("hf:BertConfig", "transformers")]
@@ -308,9 +274,6 @@ def test_unknown_classes_of_transformers() -> None:
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, text: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # what an import finds where it is not installed
     assert fail(text, MissingExtraError) == f"{text}: {library} is not installed; pip install 'symbolic-analyzer[zoo]'"
-
-
-# ---------------------------------------------------------------- package.module:factory
 
 
 @pytest.fixture

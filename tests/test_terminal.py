@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
 import sys
 
 import pytest
@@ -43,14 +41,6 @@ def test_trees_are_drawn_with_what_the_terminal_has(encoding, errors, drawn, tmp
     lines = read(stream).splitlines()
     assert [line[:len(text)] for line, text in zip(lines[-4:-2], drawn)] == drawn
     assert stream.errors == errors  # as it was
-
-
-def test_the_tree_report_of_a_command_in_a_terminal_of_windows():
-    found = subprocess.run(
-        [sys.executable, "-m", "analyzer", "profile", "resnet18", "--input", "1x3x32x32", "--mode", "infer", "--show",
-         "tree"], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
-    assert (found.returncode, found.stderr) == (0, b"")
-    assert b"\n|-conv1 " in found.stdout
 
 
 def test_drop_ins_print_there_too(monkeypatch):

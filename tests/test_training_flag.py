@@ -5,22 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from analyzer import profile
 from analyzer.errors import InputError
 
 X = torch.empty(4, 8)
-
-
-class StochasticDepth(nn.Module):  # by the name of torchvision's
-    def __init__(self, p):
-        super().__init__()
-        self.p = p
-
-    def forward(self, x):
-        if not self.training or not self.p:
-            return x
-        return x * x.new_empty(len(x), 1).bernoulli_(1 - self.p)
 
 
 class Functional(nn.Module):
@@ -34,8 +24,8 @@ class Attending(nn.Module):
 
 
 def make():
-    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Dropout(0.1), StochasticDepth(0.2),
-                         Functional())
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Dropout(0.1),
+                         StochasticDepth(0.2, "row"), Functional())
 
 
 def figures(p):
@@ -110,8 +100,8 @@ def test_a_model_may_say_itself_what_eval_does():
 
 
 @pytest.mark.parametrize("model", [
-    nn.Dropout(0.0), nn.LayerNorm(8), nn.BatchNorm1d(8, track_running_stats=False), make().eval(), StochasticDepth(0.0),
-    nn.MultiheadAttention(8, 2), nn.LSTM(8, 8, dropout=0.0)])
+    nn.Dropout(0.0), nn.LayerNorm(8), nn.BatchNorm1d(8, track_running_stats=False), make().eval(),
+    StochasticDepth(0.0, "row"), nn.MultiheadAttention(8, 2), nn.LSTM(8, 8, dropout=0.0)])
 def test_what_does_not_depend_on_the_flag_is_not_named(model):
     args = (X, X, X) if isinstance(model, nn.MultiheadAttention) else (X,)
     assert [a for a in profile(model, args=args, mode="infer").assumptions if "training mode" in a] == []
@@ -124,17 +114,6 @@ def test_what_depends_on_the_flag_is_named(model, what):
     (text,) = profile(model, args=(torch.empty(2, 3, 8, 8) if isinstance(model, Attending) else
                                    torch.empty(2, 8, 8),), mode="infer").assumptions
     assert what in text and text.endswith("eval=True profiles as after it")
-
-
-def test_training_says_nothing_of_it():
-    assert profile(make(), args=(X,)).assumptions == ()
-
-
-def test_the_stochastic_depth_of_torchvision():
-    torchvision = pytest.importorskip("torchvision")
-    model = nn.Sequential(nn.Linear(8, 8), torchvision.ops.StochasticDepth(0.2, "row"))
-    (text,) = profile(model, args=(X,), mode="infer").assumptions
-    assert "1 StochasticDepth, 1 random mask would" in text and "the first module '1'" in text
 
 
 def test_eval_is_a_flag():

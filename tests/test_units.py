@@ -1,6 +1,8 @@
 """analyzer/units.py: text of quantities, and sizes read from text."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,11 +34,6 @@ def test_format_bytes(nbytes: int | None, binary: str, table: str) -> None:
     assert format_bytes(nbytes, style="Mb") == table
 
 
-def test_format_bytes_refuses_an_unknown_style() -> None:
-    with pytest.raises(InputError, match=r"^format_bytes\(style='MB'\): the styles are 'binary' and 'Mb'$"):
-        format_bytes(1, style="MB")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("count", "unit", "text"),
     [
@@ -66,43 +63,17 @@ def test_flops_and_rates_are_counts_with_a_unit() -> None:
     assert format_rate(None) == "-"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0, "0 s"),
-        (75.3, "75.30 s"),
-        (1, "1.00 s"),
-        (0.999999, "1.00 s"),  # 1000.00 ms
-        (0.9999, "999.90 ms"),
-        (0.00123, "1.23 ms"),
-        (4.2e-6, "4.20 us"),
-        (9.9999999e-7, "1.00 us"),
-        (5e-8, "50.00 ns"),
-        (1e-10, "0.10 ns"),
-        (-0.002, "-2.00 ms"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), [
+    (None, "-"), (0, "0 s"), (75.3, "75.30 s"), (1, "1.00 s"), (0.999999, "1.00 s"), (0.9999, "999.90 ms"),
+    (0.00123, "1.23 ms"), (4.2e-6, "4.20 us"), (9.9999999e-7, "1.00 us"), (5e-8, "50.00 ns"), (1e-10, "0.10 ns"),
+    (-0.002, "-2.00 ms")])
 def test_format_seconds(seconds: float | None, text: str) -> None:
     assert format_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("size", "nbytes"),
-    [
-        ("80GiB", 80 * 2**30),
-        ("40 GB", 40 * 10**9),
-        ("512", 512),
-        ("512 b", 512),
-        (" 1.5KiB ", 1536),
-        (".5 mib", 524288),
-        ("2.MB", 2_000_000),
-        ("1tb", 10**12),
-        ("1 PiB", 2**50),
-        ("0.3B", 0),
-        (1234, 1234),
-    ],
-)
+@pytest.mark.parametrize(("size", "nbytes"), [
+    ("80GiB", 80 * 2**30), ("40 GB", 40 * 10**9), ("512", 512), ("512 b", 512), (" 1.5KiB ", 1536), (".5 mib", 524288),
+    ("2.MB", 2_000_000), ("1tb", 10**12), ("1 PiB", 2**50), ("0.3B", 0), (1234, 1234)])
 def test_parse_bytes(size: str | int, nbytes: int) -> None:
     assert parse_bytes(size) == nbytes
 
@@ -118,15 +89,13 @@ def test_parse_bytes_refuses_what_is_no_size(size: object) -> None:
     )
 
 
-@pytest.mark.parametrize("size", ["14.58", " .5 ", "2."])
-def test_parse_bytes_asks_for_the_unit_of_a_fraction(size: str) -> None:
-    with pytest.raises(InputError, match=rf"of what unit\? write '{size.strip()}GiB'"):
-        parse_bytes(size)
-
-
-def test_parse_bytes_refuses_a_binary_unit_without_prefix() -> None:
-    with pytest.raises(InputError, match=r"^parse_bytes\('5 iB'\): 'iB' needs a prefix; write 'KiB'"):
-        parse_bytes("5 iB")
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: parse_bytes("14.58"), r"of what unit\? write '14.58GiB'"), (lambda: parse_bytes("2."), "write '2.GiB'"),
+    (lambda: parse_bytes("5 iB"), r"^parse_bytes\('5 iB'\): 'iB' needs a prefix; write 'KiB'"),
+    (lambda: format_bytes(1, style="MB"), r"^format_bytes\(style='MB'\): the styles are 'binary' and 'Mb'$")])
+def test_what_is_refused_with_a_way_out(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()
 
 
 @given(st.integers(min_value=0, max_value=2**59))

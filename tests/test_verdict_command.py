@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.cli import main
-
 ROOT = Path(__file__).parents[1]
 # two Linears of 2**30 parameters in float32: 8 GiB of weights, and as many of gradients
 LARGE = """
@@ -27,40 +25,34 @@ def large(tmp_path, monkeypatch):
     return ["large_models:build", "--input", "8x32768"]
 
 
-def run(capsys, *argv):
-    code = main(list(argv))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_exit_code_of_the_process(large, capsys):
+def test_exit_code_of_the_process(large, run):
     words = ["profile", *large, "--show", "summary", "--device"]
     done = subprocess.run([sys.executable, "-m", "analyzer", *words, "t4"], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.split("\n\n")[-1].startswith("does NOT fit on t4: ")
-    code, out, _ = run(capsys, *words, "h200")
+    code, out, _ = run(*words, "h200")
     assert code == 0 and out.split("\n\n")[-1].startswith("fits on h200: ")
 
 
-def test_what_cannot_be_told_is_no_failure(capsys, large):
-    code, out, _ = run(capsys, "profile", *large, "--show", "summary", "--device", "cpu")
+def test_what_cannot_be_told_is_no_failure(run, large):
+    code, out, _ = run("profile", *large, "--show", "summary", "--device", "cpu")
     assert code == 0 and "cannot be told whether it fits on cpu: " in out.split("\n\n")[-1]
 
 
-def test_several_models_have_a_line_each(capsys, large):
+def test_several_models_have_a_line_each(run, large):
     words = ["profile", large[0], "large_models:build", *large[1:], "--device", "t4"]
-    code, out, _ = run(capsys, *words)
+    code, out, _ = run(*words)
     assert code == 3
     assert [line.split(": ")[0] for line in out.split("\n\n")[-1].split("large_models:build ")[1:]] == [
         "does NOT fit on t4"] * 2
 
 
-def test_generation(capsys, tmp_path):
+def test_generation(run, tmp_path):
     from analyzer.tools.generation.generation_profile import GenerationProfile
 
     words = ["generate", "gpt2", "--prompt", "8", "--new-tokens", "4", "--json", str(tmp_path / "g.json")]
-    code, out, _ = run(capsys, *words)
+    code, out, _ = run(*words)
     last = out.split("\n\n")[-1].splitlines()
     verdict = GenerationProfile.from_json(tmp_path / "g.json").verdict
     assert code == 0 and last == str(verdict).splitlines() and last[0].startswith("fits on h200: ")
@@ -68,7 +60,7 @@ def test_generation(capsys, tmp_path):
     assert verdict.phase in ("prefill", "token 4") and last[1].startswith(f"peak in {verdict.phase}, at ")
 
 
-def test_dry_run(capsys, tmp_path):
+def test_dry_run(run, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("""
 import torch
@@ -80,37 +72,30 @@ for _ in range(2):
     optimizer.zero_grad()
 """)
     words = ["dryrun", str(script), "--device", "l4", "--steps", "1", "--show", "summary"]
-    code, out, _ = run(capsys, *words)
+    code, out, _ = run(*words)
     assert code == 0 and out.split("\n\n")[-1].startswith("fits on l4: ")
     script.write_text(script.read_text().replace("2**15, 2**15", "2**16, 2**16").replace("8, 2**15", "8, 2**16"))
-    code, out, _ = run(capsys, *words)  # 16 GiB, and as many again
+    code, out, _ = run(*words)  # 16 GiB, and as many again
     last = out.split("\n\n")[-1].splitlines()
     assert code == 3 and last[0].startswith("does NOT fit on l4: at least ") and "memory ran out in backward" in last[1]
-    code, out, _ = run(capsys, *words[:-2])  # what is printed where nothing is asked for: the verdict is told once
+    code, out, _ = run(*words[:-2])  # what is printed where nothing is asked for: the verdict is told once
     assert code == 3 and out.count("does NOT fit on l4: at least ") == out.count("Memory ran out: ") == 1
     assert len(out.split("--- dry run of ")[1].splitlines()) <= 40
 
 
-def test_largest_batch(capsys, large):
+def test_largest_batch(run, large):
     words = ["fit", large[0], "--input", "{batch}x32768", "--multiple-of", "1024", "--mode", "infer"]
-    code, out, _ = run(capsys, *words, "--device", "t4")
+    code, out, _ = run(*words, "--device", "t4")
     size = out.split("batch size that fits is ")[1].split()[0]
     assert code == 0 and out.splitlines()[-1].startswith(f"batch size {size} fits on t4: ")
-    code, out, _ = run(capsys, *words, "--memory", "1GiB")
+    code, out, _ = run(*words, "--memory", "1GiB")
     assert code == 3 and out.splitlines()[-1].startswith("batch size 1,024 does NOT fit on h200: at least 8.00 GiB")
 
 
-def test_all_devices(capsys, large):
-    code, out, err = run(capsys, "fit", *large, "--device", "t4", "--device", "h200")
+def test_all_devices(run, large):
+    code, out, err = run("fit", *large, "--device", "t4", "--device", "h200")
     assert (code, err) == (0, "") and out.splitlines()[-1] == "fits on h200"
     rows = [line.split() for line in out.splitlines() if line.startswith(("t4", "h200"))]
     assert [(row[0], row[7], row[8]) for row in rows] == [("t4", "no", "backward"), ("h200", "yes", "backward")]
-    assert run(capsys, "fit", *large, "--device", "t4", "--device", "rtx_3060_laptop")[0] == 3
-    assert run(capsys, "fit", *large, "--device", "h2000")[0] == 2
-
-
-@pytest.mark.parametrize("command", ["profile", "generate", "dryrun", "fit"])
-def test_help_tells_the_exit_code(capsys, command):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    assert "; 3 " in capsys.readouterr().out.split("exit codes:")[1]
+    assert run("fit", *large, "--device", "t4", "--device", "rtx_3060_laptop")[0] == 3
+    assert run("fit", *large, "--device", "h2000")[0] == 2

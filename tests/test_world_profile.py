@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.parallel import world
+from tests.small_model import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.rand(4, 8)
@@ -74,19 +75,11 @@ def test_world_may_be_given():
     assert given == entered and given.world.rank == 3 and not torch.distributed.is_initialized()
 
 
-class Stack(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
-
-    def forward(self, x):
-        return self.blocks(x)
-
-
 def fully_sharded():
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-    return FullyShardedDataParallel(Stack().cuda(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=0)
+    stack = Calls(lambda m, x: m.blocks(x), blocks=nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3))))
+    return FullyShardedDataParallel(stack.cuda(), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=0)
 
 
 def test_reports_show_the_wrappers_levels_and_the_ranks_share():
