@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import profile
 from analyzer.dropins import deepspeed, flops_profiler
 from analyzer.errors import InputError
 from tests.dropins.sample_model import make_model
@@ -104,18 +103,6 @@ def test_an_engine_and_its_times(capsys):
     prof.end_profile()
 
 
-def test_predicted_profiles_have_the_report_too(tmp_path):
-    with torch.device("meta"):
-        model = Net()
-    found = profile(model, args=(torch.empty(SHAPE, device="meta"), ), device="h100", mode="infer")
-    text = found.report("deepspeed", output_file=tmp_path / "new" / "report.txt", top_modules=2)
-    assert (tmp_path / "new" / "report.txt").read_text() == text + "\n" and list(parse(text)) == FORWARD
-    assert "flops       - {'Conv2d'" in found.report("flops-profiler")
-
-
-# ---- attributes
-
-
 def costs(module):
     return module.__flops__, module.__macs__, module.__params__
 
@@ -154,9 +141,6 @@ def test_modules_without_data_have_no_duration():
     prof.end_profile()
 
 
-# ---- flops-profiler
-
-
 def test_defaults_of_flops_profiler(capsys):
     model = Net()
     calls = []
@@ -189,8 +173,6 @@ def test_the_text_is_that_of_flops_profiler(capsys):
         texts.append(masked(capsys.readouterr().out))
     assert found[0] == found[1] and texts[0] == texts[1]
 
-
-# ---- configurations
 
 CONFIG = {"train_batch_size": 8, "gradient_accumulation_steps": 2, "wall_clock_breakdown": True,
           "flops_profiler": {"enabled": True, "profile_step": 2, "top_modules": 3, "detailed": False}}

@@ -2,10 +2,13 @@
 import os
 import re
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from analyzer.report.page.document import unpack
 from analyzer.results.info import (
     CostInfo,
     HolderInfo,
@@ -30,6 +33,34 @@ BASE = 0x7F0000000000
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: Where screenshots are kept to be looked at; nowhere unless it is set.
 SHOTS = os.environ.get("ANALYZER_SCREENSHOTS")
+
+
+class Read(HTMLParser):
+    """The texts outside of scripts of HTML whose elements are closed in their order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" not in self.open:
+            self.texts.append(data)
+
+
+def facts(page: str, kind: str) -> dict[str, Any]:
+    """The data of the part of that kind."""
+    return next(part["data"] for part in unpack(page) if part["kind"] == kind)
 
 
 @pytest.fixture
@@ -205,28 +236,6 @@ def read_table():
             for line in lines if line.strip("- ")
         ]
     return read
-
-
-PREFIXES = {"": 1, "B": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20}
-
-
-@pytest.fixture
-def add_up():
-    """Assert that printed quantities add up to a printed total, within half a unit of each last digit."""
-    def parse(cell: str) -> tuple[float, float]:
-        number, _, prefix = cell.partition(" ")
-        digits = len(number.partition(".")[2])
-        slack = 0.5 * 10**-digits if digits else 0.0
-        return float(number) * PREFIXES[prefix], slack * PREFIXES[prefix]
-
-    def check(cells: list[str], total: str) -> None:
-        parsed = [parse(cell) for cell in cells]
-        value, slack = parse(total)
-        assert abs(sum(v for v, _ in parsed) - value) <= slack + sum(s for _, s in parsed) + 1e-6, (cells, total)
-    return check
-
-
-# -- a browser ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")  # its event loop is that of the thread, in which other files run loops of their own

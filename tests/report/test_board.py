@@ -13,10 +13,7 @@ from analyzer.report.page.document import Part, build_page, choice_part, unpack
 from analyzer.tools.solver import FrontierPoint, Plan, PlanRegion, SavedBytes, StepInfo, StepMemory
 from analyzer.tools.sweep import SweepResult
 
-
-def facts(page, kind):
-    """The data of the part of that kind."""
-    return next(part["data"] for part in unpack(page) if part["kind"] == kind)
+from .conftest import facts
 
 
 def kinds(page):
@@ -32,8 +29,6 @@ def test_of_groups_the_first_is_in_sight():
     assert 'href="#part-2"' not in page and 'href="#part-3"' in page
     assert '<section id="part-3" class="part text" aria-label="Of all">' in page
 
-
-# -- pipelines ---------------------------------------------------------------------------------------------------------
 
 COST = StageCost(1.0, 2.0, 0.75, 1.25, send_forward=0.25, send_backward=0.125, reduce_grad=0.5, optimizer=0.25)
 
@@ -65,9 +60,6 @@ def test_phases_of_a_pipeline_by_hand():
     assert ranks["warmup_seconds"] == [4.0, 2.0]
     assert ranks["cooldown_seconds"] == [5.0, 4.0]
     assert ranks["steady_seconds"] == [0.0, 3.0]
-
-
-# -- ranks -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [
@@ -133,9 +125,6 @@ def test_what_is_not_known_of_ranks_has_no_part(table, bare):
     assert facts(saved.to_html(), "ranks")["categories"] == {}
 
 
-# -- sweeps ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_sweep_by_hand():
     """Three configurations of two batches on two devices have figures, one failed."""
     same = {"target": "net", "optimizer": "sgd"}
@@ -175,9 +164,6 @@ def test_what_is_not_known_to_fit_is_not_told_to_fail():
     assert "Which of 3 configurations fit their device is not known" in SweepResult(tuple(rows)).to_html()
     one = SweepResult((*rows, {"batch": 4, "peak_reserved_bytes": 4, "fits": True})).to_html()
     assert "1 of 4 configurations fit their device; of 3 it is not known" in one
-
-
-# -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_by_hand():

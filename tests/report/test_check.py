@@ -151,9 +151,6 @@ def test_the_table(read_table: Any) -> None:
     assert (table[0]["limit"], table[0]["change"], table[0]["max"]) == ("10200", "240", "peak_allocated_bytes +2%")
 
 
-# ---- the command line
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
     now, before = str(tmp_path / "profile.json"), str(tmp_path / "baseline.json")
@@ -179,17 +176,6 @@ def test_exit_codes_and_what_is_printed(files: tuple[str, str], capsys: pytest.C
     code, out, err = run(capsys, now, "--against", before, "--format", "markdown")
     assert code == 4 and out.startswith("| Field") and "peak_allocated_bytes +0%" in err
     assert run(capsys, before, "--against", before)[0] == 0
-
-
-@pytest.mark.parametrize(("words", "text"), [
-    (["--max", "peak_alocated_bytes +2%"], "analyzer: --max 'peak_alocated_bytes +2%': no quantity"),
-    (["--against", "/nowhere.json"], "/nowhere.json"),
-    ([], "nothing to check"),
-])
-def test_bad_input_exits_with_2(files: tuple[str, str], capsys: pytest.CaptureFixture[str], words: list[str],
-                                text: str) -> None:
-    code, out, err = run(capsys, files[0], *words)
-    assert (code, out) == (2, "") and text in err
 
 
 def test_the_exit_code_stands_where_the_reader_of_the_table_has_gone(files: tuple[str, str]) -> None:

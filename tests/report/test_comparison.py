@@ -184,8 +184,6 @@ def test_seconds_that_differ_by_rounding_are_the_same() -> None:
     assert not row.is_changed and replace(row, unit="bytes").is_changed and replace(row, after=0.3001).is_changed
 
 
-# ---- conditions
-
 PLAIN = Profile(name="Net", mode="train", peak_allocated_bytes=10_000, step_seconds=0.020, batch_size=8,
                 peak_by_category={"activation": 6000}, phases={"backward": PhaseInfo(seconds=0.010, comm_bytes=64)},
                 modules=tree("", "Net", saved_bytes=500))
@@ -196,11 +194,8 @@ PLAIN = Profile(name="Net", mode="train", peak_allocated_bytes=10_000, step_seco
     ("peak_allocated_bytes > +2%", {"peak_allocated_bytes": 10_201}, 10_200, "failed"),
     ("peak_allocated_bytes >= +2%", {"peak_allocated_bytes": 10_200}, 10_200, "failed"),
     ("peak_allocated_bytes < -5%", {"peak_allocated_bytes": 9_499}, 9_500, "failed"),
-    ("peak_allocated_bytes <= 9KB", {"peak_allocated_bytes": 9_000}, 9_000, "failed"),
-    ("step_seconds > 15ms", {}, 0.015, "failed"),
     ("saved_bytes > +0", {"modules": tree("", "Net", saved_bytes=501)}, 500, "failed"),
     ("comm_bytes > +0", {"phases": {"backward": PhaseInfo(comm_bytes=65)}}, 64, "failed"),
-    ("batch_size > 8", {}, 8, "ok"),
     # unknown is no pass
     ("peak_allocated_bytes > +2%", {"peak_allocated_bytes": None}, 10_200, "unknown after"),
     ("fwd_flops > +2%", {"fwd_flops": 5}, None, "unknown before"),
@@ -240,8 +235,6 @@ def test_what_cannot_be_compared(arguments: Any, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-# ---- names are data
-
 NASTY = "a|b`c</summary><script>[x](y) @all #1 *z*\x1b[31m\n| e"
 
 
@@ -265,9 +258,6 @@ def test_names_stay_names_in_markdown_and_text() -> None:
             if line.startswith("|"):
                 rows[block].add(len(re.sub(r"\\\|", "", line).split("|")))
     assert rows and all(len(cells) == 1 for cells in rows.values())
-
-
-# ---- real models
 
 
 def of_resnet(batch: int = 2, **options: Any) -> Profile:
@@ -369,9 +359,6 @@ def test_nothing_known() -> None:
     assert compare(bare, bare).render().splitlines()[3:] == [
         "modules: not compared, for a profile has none", "nothing is known of either step"]
     assert compare(bare, replace(bare, world_size=8)).settings == ("world_size (None, now 8)",)
-
-
-# ---- the command line
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:

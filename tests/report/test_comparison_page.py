@@ -1,7 +1,6 @@
 """The page of a comparison: its data are those of the record, names are escaped, and a browser draws it."""
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,6 @@ import torch
 from torch import nn
 
 from analyzer import Profile, ProfileChange, compare, profile
-from analyzer.cli import main
-from analyzer.errors import MissingExtraError
 from analyzer.report.page.document import unpack
 from analyzer.results.info import HolderInfo, ModuleInfo, TimelinePoint
 from analyzer.units import format_bytes, format_count
@@ -84,15 +81,6 @@ def test_names_are_escaped() -> None:
     changed = compare(p, replace(p, device="t4", peak_by_category={nasty: 4}))
     assert "alert('" not in changed.to_html() + changed._repr_html_()  # in the data it is packed, elsewhere escaped
     assert "alert(&#x27;" in changed._repr_html_()
-
-
-def test_without_plotly(change: ProfileChange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                        capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(MissingExtraError, match=r"'symbolic-analyzer\[report\]'"):
-        change.to_html()
-    assert main(["compare", "a.json", "b.json", "--html", str(tmp_path / "c.html")]) == 2
-    assert "'symbolic-analyzer[report]'" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.fixture

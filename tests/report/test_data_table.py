@@ -27,9 +27,6 @@ def read(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-# ---- nodes and modules of one profile
-
-
 def test_modules_are_rows_with_paths_and_all_costs_unrounded(mlp):
     rows = read(list_modules(mlp))
     assert [row["path"] for row in rows] == ["(model)", "body", "body.0", "body.1", "fc2", "again", "(own)"]
@@ -80,9 +77,6 @@ def test_errors(mlp, call, text):
         call(mlp)
 
 
-# ---- one row a model
-
-
 def test_a_row_a_model(mlp, bare, read_table):
     rows = read_table(model_table([("one.json", mlp), ("two.json", bare)]))
     # 10,528 and 12,576 FLOPs, 12 KiB, 15 us; of the other nothing is known
@@ -122,14 +116,6 @@ def test_of_a_step_that_ran_out_of_memory_the_model_alone_is_known(mlp, out_of_m
     assert (second["Params"], second["Peak allocated"], second["Hardware FLOPs"]) == ("676", "-", "-")
 
 
-# ---- the command line
-
-
-def run(capsys, *argv):
-    code = main(list(argv))
-    return code, *capsys.readouterr()
-
-
 @pytest.fixture
 def files(tmp_path, mlp):
     paths = [str(tmp_path / f"{name}.json") for name in "abc"]
@@ -138,31 +124,22 @@ def files(tmp_path, mlp):
     return paths
 
 
-def test_several_saved_profiles_are_a_row_each(capsys, files, tmp_path):
-    code, out, err = run(capsys, "compare", *files, "--columns", "params", "--format", "csv")
+def test_several_saved_profiles_are_a_row_each(run, files, tmp_path):
+    code, out, err = run("compare", *files, "--columns", "params", "--format", "csv")
     assert (code, err) == (0, "")
     assert [(row["model"], row["params"]) for row in read(out)] == list(zip(files, ("676", "677", "678")))
     output = tmp_path / "models.tex"
-    assert run(capsys, "compare", *files, "--format", "latex", "--output", str(output)) == (0, "", "")
+    assert run("compare", *files, "--format", "latex", "--output", str(output)) == (0, "", "")
     assert output.read_text().startswith(r"\begin{tabular}{lllrrrr}")
-    two = run(capsys, "compare", *files[:2], "--by", "model")[1]
+    two = run("compare", *files[:2], "--by", "model")[1]
     assert two.splitlines()[1].startswith("Model") and len(two.splitlines()) == 5  # headings on two lines
-
-
-@pytest.mark.parametrize(("words", "text"), [
-    (["--columns", "parms"], "no quantity 'parms'; did you mean params"),
-    (["--output", "/nowhere/x.csv"], "/nowhere"),
-])
-def test_options_that_rows_of_models_do_not_have(capsys, files, words, text):
-    code, out, err = run(capsys, "compare", *files, *words)
-    assert (code, out) == (2, "") and text in err
 
 
 RESNETS = ("profile", "resnet18", "resnet50", "--input", "2x3x32x32", "--mode", "infer")
 
 
-def test_several_targets_make_one_table(capsys):
-    code, out, err = run(capsys, *RESNETS)
+def test_several_targets_make_one_table(run):
+    code, out, err = run(*RESNETS)
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()[2:]] == ["resnet18", "resnet50"]
     # published: 11,689,512 and 25,557,032 parameters
@@ -175,17 +152,17 @@ def test_several_targets_make_one_table(capsys):
     (["--export", "x.csv"], "--export x.csv: is of one model"),
     (["--show", "summary"], "--show summary: is of one model"),
 ])
-def test_options_that_several_targets_do_not_have(capsys, words, text):
-    code, out, err = run(capsys, *RESNETS, *words)
+def test_options_that_several_targets_do_not_have(run, words, text):
+    code, out, err = run(*RESNETS, *words)
     assert (code, out) == (2, "") and text in err
 
 
-def test_a_wrong_second_target_costs_no_waiting(capsys, monkeypatch):
+def test_a_wrong_second_target_costs_no_waiting(run, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the first model was profiled")
 
     monkeypatch.setattr("analyzer.api.prediction.profile", refuse)
-    code, out, err = run(capsys, "profile", "resnet18", "resnet51")
+    code, out, err = run("profile", "resnet18", "resnet51")
     assert (code, out) == (2, "") and "resnet51: no model of that name" in err
 
 
@@ -200,9 +177,9 @@ def resnet(tmp_path_factory):
     (["modules", "--format", "csv", "--columns", "params"], "path,type,params", "(model),ResNet,11689512"),
     (["table", "--format", "csv", "--columns", "param_bytes"], "op,name,module_path,param_bytes", "placeholder,x,,0"),
 ])
-def test_one_table_of_one_profile(capsys, tmp_path, resnet, words, header, first):
-    code, out, err = run(capsys, "show", resnet, "--report", *words)
+def test_one_table_of_one_profile(run, tmp_path, resnet, words, header, first):
+    code, out, err = run("show", resnet, "--report", *words)
     assert (code, err) == (0, "") and out.splitlines()[:2] == [header, first]
     path = tmp_path / "table.csv"
-    assert run(capsys, "show", resnet, "--report", *words, "--output", str(path)) == (0, "", "")
+    assert run("show", resnet, "--report", *words, "--output", str(path)) == (0, "", "")
     assert path.read_text() == out

@@ -107,12 +107,6 @@ def test_round_trip_of_a_full_profile(mlp, out_of_memory):
     assert type(again.nodes[0].outputs[0]) is TensorInfo and type(again.modules.own) is CostInfo
 
 
-def test_big_numbers_stay_exact(bare):
-    exact = replace(bare, fwd_flops=2**63 + 1, fwd_seconds=0.1 + 0.2)
-    again = Profile.from_json(exact.to_json())
-    assert again.fwd_flops == 9223372036854775809 and again.fwd_seconds == 0.30000000000000004
-
-
 def test_files(mlp, tmp_path):
     path = tmp_path / "net.json"
     text = mlp.to_json(path)
@@ -164,37 +158,6 @@ def test_damaged_text(mlp, damage, words):
     with pytest.raises(ProfileFormatError) as caught:
         Profile.from_json(damaged)
     assert all(word in str(caught.value) for word in ["from_json(text)", *words]), caught.value
-
-
-@pytest.mark.parametrize("version", [6, Profile.format_version + 1, "7", None])
-def test_other_version(mlp, version):
-    data = {**json.loads(mlp.to_json()), "version": version, "new_field": 1}
-    with pytest.raises(ProfileFormatError) as caught:
-        Profile.from_json(json.dumps(data))
-    message = str(caught.value)
-    assert f"format version {version!r}, written by analyzer 0.1.0" in message
-    assert f"reads version 7 and 8 and {Profile.format_version} of" in message
-    assert "profile the model again" in message
-
-
-def test_every_missing_field_is_named(mlp, out_of_memory):
-    data = json.loads(replace(mlp, out_of_memory=out_of_memory).to_json())
-    places = [("", data), ("nodes[1]: ", data["nodes"][1]), ("modules: ", data["modules"]),
-              ("modules.own: ", data["modules"]["own"]), ("phases['forward']: ", data["phases"]["forward"]),
-              ("holders[0]: ", data["holders"][0]), ("out_of_memory: ", data["out_of_memory"]),
-              ("uncounted[1]: ", data["uncounted"][1]), ("nodes[1].outputs[0]: ", data["nodes"][1]["outputs"][0])]
-    tried = 0
-    for where, record in places:
-        for name in [key for key in record if key not in ("format", "version", "derived")]:
-            kept = dict(record)
-            del record[name]
-            with pytest.raises(ProfileFormatError, match=re.escape(f"{where}missing field {name!r}")):
-                Profile.from_json(json.dumps(data))
-            record.clear()
-            record.update(kept)
-            tried += 1
-    assert tried > 100
-    assert Profile.from_json(json.dumps(data)).name == "Net"
 
 
 @pytest.mark.parametrize(("changes", "words"), [

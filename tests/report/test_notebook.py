@@ -6,7 +6,6 @@ import io
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy
 import pytest
@@ -26,35 +25,15 @@ from analyzer.results.world import RankRun
 from analyzer.tools.solver import Plan, PlanRegion, StepInfo, StepMemory
 from analyzer.units import format_bytes
 
+from .conftest import Read
+
 VERDICT = Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30, free_bytes=-5 * 2**30,
                   phase="backward", operator="aten.mm.default", devices=("l4",))
 FITS = FitTable("Net <b>: one train step", (VERDICT, Verdict(device="l4", fits=True, needed_bytes=20 * 2**30)))
 
 
-class Balance(HTMLParser):
-    """Opens as many elements as it closes, and nests them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in ("br", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
 def shown(html: str) -> str:
-    parser = Balance()
-    parser.feed(html)
-    assert parser.open == []
-    return " ".join(" ".join(parser.text).split())
+    return " ".join(" ".join(Read(html).texts).split())
 
 
 def test_a_verdict_is_a_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import accumulate
 
 import pytest
@@ -20,35 +19,7 @@ from analyzer.report.page.part import describe_memory, find_blocks, thin_out
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
 from analyzer.units import format_seconds
 
-VOID = {"meta", "br"}
-
-
-class Page(HTMLParser):
-    """The tags and texts of a page whose elements are closed in their order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.texts = [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "script" not in self.open:
-            self.texts.append(data)
-
-
-def facts(page, kind):
-    """The data of the part of that kind."""
-    return next(part["data"] for part in unpack(page) if part["kind"] == kind)
+from .conftest import Read, facts
 
 
 def test_a_device_that_the_catalogue_does_not_have_leaves_out_what_is_unknown_of_it(mlp):
@@ -56,7 +27,7 @@ def test_a_device_that_the_catalogue_does_not_have_leaves_out_what_is_unknown_of
     timed = {"step_seconds": 0.01, "fwd_macs": 10**9, "bwd_macs": 10**9, "autocast": "bfloat16"}
     known, unknown = (replace(mlp, device=device, **timed) for device in ("h200", "lab_card"))
     for page, has_rate in ((known.to_html(), True), (unknown.to_html(), False)):
-        assert ("MFU" in Page(page).texts) == has_rate
+        assert ("MFU" in Read(page).texts) == has_rate
         assert ("roofline" in [part["kind"] for part in unpack(page)]) == has_rate
     assert ">MFU<" in known._repr_html_() and ">MFU<" not in unknown._repr_html_()
 
@@ -64,7 +35,7 @@ def test_a_device_that_the_catalogue_does_not_have_leaves_out_what_is_unknown_of
 def test_page_is_well_formed_and_complete(mlp, tmp_path):
     text = mlp.to_html(tmp_path / "net.html")
     assert (tmp_path / "net.html").read_text() == text
-    page = Page(text)
+    page = Read(text)
     for said in ("Net: one train step on h200", "Time (predicted for h200: models of kernels and host)"):
         assert any(said in data for data in page.texts), said
     assert [part["kind"] for part in unpack(text)] == ["verdict", "memory", "phases", "lanes", "modules", "roofline",
@@ -88,7 +59,7 @@ def test_names_are_escaped(mlp):
                 modules=ModuleInfo(path="", type=nasty), timeline=(TimelinePoint(nasty, 1, nasty),))
     text = p.to_html()
     assert "alert('" not in text  # in the data it is packed, elsewhere escaped
-    assert "".join(Page(text).texts).count(nasty) >= 3  # title, heading, assumption
+    assert "".join(Read(text).texts).count(nasty) >= 3  # title, heading, assumption
 
 
 def test_unknown_profile(bare):
@@ -99,9 +70,6 @@ def test_without_plotly(mlp, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(MissingExtraError, match=r"plotly, which is not installed: .* 'symbolic-analyzer\[report\]'"):
         mlp.to_html()
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -163,9 +131,6 @@ def test_long_timeline_is_thinned_and_keeps_its_peaks():
     assert [p.phase for p in thinned] == sorted((p.phase for p in thinned), reverse=True)
 
 
-# -- the other parts ---------------------------------------------------------------------------------------------------
-
-
 def test_lanes_are_the_spans_of_the_profile(trained):
     lanes = facts(trained.to_html(), "lanes")
     names = lanes["texts"]["lane"]
@@ -175,20 +140,6 @@ def test_lanes_are_the_spans_of_the_profile(trained):
         assert mine == pytest.approx(sum(span.seconds for span in trained.spans if span.lane == lane) * 1e12, abs=2)
     end = max(start + length for start, length in zip(lanes["start"], lanes["seconds"]))
     assert end == pytest.approx(trained.step_seconds * 1e12, abs=2)
-
-
-def test_modules_of_the_chart_add_up(trained):
-    modules = facts(trained.to_html(), "modules")
-    for quantity in modules["quantities"]:
-        below = [0.0] * len(modules["depth"])
-        parents = {}
-        for i, depth in enumerate(modules["depth"]):
-            parents[depth] = i
-            if depth:
-                below[parents[depth - 1]] += quantity["values"][i]
-        for i, total in enumerate(below):
-            if total:
-                assert total == pytest.approx(quantity["values"][i]), (quantity["title"], modules["name"][i])
 
 
 def test_communication_of_a_rank_is_told_as_the_profile_tells_it():

@@ -4,7 +4,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import re
 import sys
 from collections import OrderedDict
 from dataclasses import replace
@@ -90,9 +89,6 @@ def test_errors(mlp, path, options, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-# ---- on the command line
-
-
 def test_the_command_writes_each_kind_of_file(tmp_path, capsys):
     named = {"chrome_trace": "a.TRACE.json", "memory_snapshot": "d.snapshot.pickle", "json": "e.json", "nodes": "f.csv",
              "html": "g.html"}
@@ -128,17 +124,9 @@ def test_the_command_refuses_before_any_work(asked, words, capsys, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_models_have_no_files(capsys):
-    assert main(["profile", "resnet18", "resnet50", "--export", "t.csv"]) == 2
-    assert re.search(r"--export t.csv: is of one model, and here are 2", capsys.readouterr().err)
-
-
 def test_kinds_are_all_that_writes_a_file():
     shipped = {"json", "html", "chrome_trace", "memory_snapshot"}
     assert set(list_kinds()) >= {*shipped, *TABLES} and not {"table", "dataframe", "networkx"} & set(list_kinds())
-
-
-# ---- networkx
 
 
 def test_every_field_is_an_attribute(mlp):
@@ -172,9 +160,6 @@ def test_order_is_topological_and_a_repeated_input_is_one_edge(mlp):
 def test_a_graph_that_does_not_hold_together(mlp, node, message):
     with pytest.raises(InputError, match=message):
         replace(mlp, nodes=(*mlp.nodes, node)).to_networkx()
-
-
-# ---- pandas
 
 
 def test_nodes_of_pandas(mlp):
