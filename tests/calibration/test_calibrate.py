@@ -109,22 +109,13 @@ def test_a_file_that_is_there_is_replaced_only_where_that_is_asked_for(a10: Devi
     assert calibrate(path, "cuda", quick=True, bench=lambda point: None, like=a10, again=True).calibration == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "device", "message"),
-    [
-        ("{", "cpu", "there is such a file; give another name"),
-        (None, "tpu9", "calibrate(device='tpu9'): must be cpu, cuda, cuda:1, ..."),
-        (None, "meta", "calibrate(device='meta'): only CUDA devices and the cpu can be measured"),
-    ],
-)
-def test_refuses(tmp_path: Path, text: str | None, device: str, message: str) -> None:
-    path = tmp_path / "card.json"
-    if text is not None:
-        path.write_text(text)
+@pytest.mark.parametrize(("device", "message"), [
+    ("tpu9", "calibrate(device='tpu9'): must be cpu, cuda, cuda:1, ..."),
+    ("meta", "calibrate(device='meta'): only CUDA devices and the cpu can be measured")])
+def test_refuses(tmp_path: Path, device: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        calibrate(path, device, quick=True, bench=lambda point: None)
-    assert message in str(error.value)
-    assert not path.exists() or path.read_text() == text
+        calibrate(tmp_path / "card.json", device, quick=True, bench=lambda point: None)
+    assert message in str(error.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

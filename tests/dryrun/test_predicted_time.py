@@ -100,7 +100,6 @@ def test_which_scripts_read_a_clock(tmp_path, text, reads):
 DROP_INS = {
     "deepspeed": "from analyzer.dropins.deepspeed import get_model_profile as run\nrun(model, args=(x,))",
     "flops-profiler": "from analyzer.dropins.flops_profiler import get_model_profile as run\nrun(model, args=(x,))",
-    "runtime": "from analyzer.tools.runtime import get_model_profile as run\nrun(model, args=(x,))",
     "tids": """
 from analyzer.tools.runtime import TIDSProfiler
 prof = TIDSProfiler(model)
@@ -123,19 +122,3 @@ def test_what_the_drop_ins_print_is_called_predicted_or_names_no_time(script, na
     assert "predicted for h200" in out and not re.search(r"measured on|host clock|not calibrated", out), out
     out, _ = script("model, x = model.cpu(), x.cpu()\n" + DROP_INS[name])
     assert not re.search(r"predicted|measured on|host clock|\d ?[mu]s\b|\d [TGMK]?FLOPS\b", out), out
-
-
-def test_durations_on_modules_are_predicted(script):
-    out, _ = script("""
-from analyzer.dropins.deepspeed import FlopsProfiler
-prof = FlopsProfiler(model)
-prof.start_profile()
-with torch.no_grad():
-    model(x)
-print(model.__duration__, model[0].__duration__ + model[1].__duration__)
-prof.end_profile()
-""")
-    whole, parts = map(float, out.split())
-    kernels = profile(nn.Sequential(nn.Linear(2048, 2048), nn.ReLU()), torch.empty(512, 2048), mode="infer",
-                      device="h200").kernel_seconds
-    assert whole == pytest.approx(parts) == pytest.approx(kernels)

@@ -12,7 +12,6 @@ import pytest
 
 from analyzer.cli import main
 from analyzer.distributed.world import World
-from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import RankTable, world
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
@@ -248,13 +247,6 @@ def test_ranks_of_other_stages_are_those_that_a_rank_sends_to():
 def test_command_lines_that_cannot_be(tmp_path, capsys, words, message):
     assert main(["dryrun", *words, str(write(tmp_path, ""))]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_table_that_is_none():
-    with pytest.raises(ProfileFormatError, match="not a saved table of ranks"):
-        RankTable.from_json("{}")
-    with pytest.raises(InputError, match=r"RankTable.from_json\('no_ranks.json'\): no such file"):
-        RankTable.from_json(Path("no_ranks.json"))
 
 
 def test_a_factory_that_wraps_is_profiled_as_one_rank(tmp_path, capsys):

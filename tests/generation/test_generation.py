@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import ProfileOptions, profile
 from analyzer.cli import main
-from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
+from analyzer.errors import AnalyzerError, InputError
 from analyzer.tools.generation import GenerationProfile, profile_generate
 from analyzer.tools.generation.decoder import tensors_kept
 from analyzer.zoo.causal_lm import KeyValueCache
@@ -91,14 +91,6 @@ def test_straight_lines_meet_what_is_run():
     assert some.steps[-1].allocated_bytes == every.steps[-1].allocated_bytes
     # between, blocks are rounded up to 512 bytes, of each of 4 tensors
     assert all(abs(a.allocated_bytes - b.allocated_bytes) <= 4 * 512 for a, b in zip(some.steps, every.steps))
-
-
-def test_lines_bend_where_a_window_is_full():
-    build = transformers_model("Mistral", sliding_window=12, **SMALL)
-    some, every = (profile_generate(build, 8, 20, samples=samples) for samples in (2, None))
-    assert [(s.flops, s.cache_bytes, s.read_bytes) for s in some.steps] == [(s.flops, s.cache_bytes, s.read_bytes)
-                                                                            for s in every.steps]
-    assert any(s.interpolated for s in some.steps)
 
 
 @pytest.mark.parametrize(("name", "options"), [
@@ -224,9 +216,6 @@ def test_saved_and_read(tmp_path):
     path = tmp_path / "g.json"
     text = p.to_json(path)
     assert GenerationProfile.from_json(path) == GenerationProfile.from_json(text) == p
-    for bad in (text[:-2], "{}", p.prefill.to_json(), json.dumps({**json.loads(text), "version": 9})):
-        with pytest.raises(ProfileFormatError):
-            GenerationProfile.from_json(bad)
 
 
 def test_figures_are_those_of_the_steps():

@@ -6,16 +6,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.recipe.optimizer import AdamW8bit, OffloadedAdamW, find_optimizer
 from analyzer.recipe.quantize import Fp8Linear, Int8Linear, Nf4Linear
-from analyzer.zoo.torchvision_ops import define_torchvision_ops
-
-define_torchvision_ops()
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 
 def llama() -> LlamaForCausalLM:

@@ -5,13 +5,10 @@ import functools
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from analyzer import profile
 from analyzer.recipe import LoraSpec, Recipe
-from analyzer.zoo.torchvision_ops import define_torchvision_ops
-
-define_torchvision_ops()
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 peft = pytest.importorskip("peft")
 bitsandbytes = pytest.importorskip("bitsandbytes")

@@ -70,8 +70,6 @@ MODELS = {
     "words": (lambda: nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 2), nn.Softmax(-1)), {
         "input": torch.ones(4, 3, dtype=torch.int64)
     }),
-    "swin": vision("SwinTransformer", patch_size=[4, 4], embed_dim=16, depths=[2, 2], num_heads=[2, 4],
-                   window_size=[4, 4]),
     "bert": language("BertForMaskedLM", "BertConfig", **SMALL),
     "gpt2": language("GPT2LMHeadModel", "GPT2Config", n_layer=2, n_embd=32, n_head=4, vocab_size=64),
     "llama": language("LlamaForCausalLM", "LlamaConfig", **SMALL, num_key_value_heads=2),
@@ -178,7 +176,6 @@ def test_nodes_have_the_seconds_of_their_kernels():
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), mode="test"), "mode='test'"),
-    (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), steps=0), "steps=0"),
     (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), optimizer="sgdd"), "sgdd"),
     (lambda: measure(nn.Linear(2, 2), (torch.ones(1, 2),), convention="flops"), "convention='flops'"),
     (lambda: measure(nn.Linear(2, 2, device="meta"), (torch.ones(1, 2),)), "meta device"),

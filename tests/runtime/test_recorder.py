@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer.errors import InputError
 from analyzer.tools.runtime import FlopsProfiler, dispatch, measure
 from tests.runtime.conftest import Busy, Stream, own_milliseconds
+from tests.small_model import Calls
 
 X = torch.ones(2)
 
@@ -151,19 +152,12 @@ def test_a_module_that_calls_itself_is_counted_once(stream):
     assert [round(1e3 * c.fwd_seconds) for c in p.module_calls if c.path == ""] == [12, 9, 6, 3]
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, stream, reentrant):
-        super().__init__()
-        self.block, self.reentrant = Busy(stream, 3, 5, Busy(stream, 2, 4)), reentrant
-
-    def forward(self, x):
-        return checkpoint(self.block, x, use_reentrant=self.reentrant)
-
-
 # the other one ends, by an exception, with the last tensor that it needs: what follows in the inner module does not run
 @pytest.mark.parametrize(("reentrant", "inner"), [(True, 2 + 4), (False, 4)])
 def test_what_checkpointing_runs_again_is_part_of_the_modules_backward(stream, reentrant, inner):
-    model, x = Checkpointed(stream, reentrant), torch.ones(2, requires_grad=True)
+    model = Calls(lambda m, x: checkpoint(m.block, x, use_reentrant=reentrant), block=Busy(
+        stream, 3, 5, Busy(stream, 2, 4)))
+    x = torch.ones(2, requires_grad=True)
     with FlopsProfiler(model, clock=stream.clock(), convention="own") as prof:
         model(x).sum().backward()
         assert prof._recorder.is_running  # that exception is no failure

@@ -13,17 +13,12 @@ from torch.nn.attention.flex_attention import flex_attention
 from analyzer import profile
 from analyzer.dropins.torchinfo import summary
 from analyzer.tools.runtime import FlopsProfiler, measure
+from tests.small_model import Calls
 
 
-class Calls(nn.Module):
-    """Calls a function of its layer and its input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.layer, self.function = nn.Linear(4, 4), function
-
-    def forward(self, x):
-        return self.function(self.layer, x)
+def calls(function):
+    """A model that calls a function of its layer and its input."""
+    return Calls(lambda m, x: function(m.layer, x), layer=nn.Linear(4, 4))
 
 
 X = torch.rand(2, 3, 4)
@@ -38,7 +33,7 @@ PRODUCT = 4 * 4  # multiply-adds of one row of four
     (lambda layer, x: layer(x[x > 0.0][:4]), X, PRODUCT),  # of a size that data decide
 ])
 def test_what_a_layer_does_is_counted_in_the_layer(function, x, expected):
-    model = Calls(function)
+    model = calls(function)
     with warnings.catch_warnings(), FlopsProfiler(model, convention="own") as prof:
         warnings.simplefilter("ignore")
         model(x)
@@ -47,7 +42,7 @@ def test_what_a_layer_does_is_counted_in_the_layer(function, x, expected):
 
 
 def test_predicted_modules_may_be_called_under_vmap_too():
-    model = Calls(lambda layer, x: torch.vmap(layer)(x))
+    model = calls(lambda layer, x: torch.vmap(layer)(x))
     assert [p.modules.children[0].fwd_macs
             for p in (profile(model, (X, )), measure(model, (X, )))] == [6 * PRODUCT, 6 * PRODUCT]
 
@@ -68,7 +63,7 @@ def test_an_encoder_that_packs_its_padding_away_is_counted_as_predicted():
 
 
 def test_sparse_inputs_are_described_and_their_stored_elements_counted():
-    model = Calls(lambda layer, x: layer(torch.sparse.mm(x, torch.ones(4, 4))))
+    model = calls(lambda layer, x: layer(torch.sparse.mm(x, torch.ones(4, 4))))
     with FlopsProfiler(model, convention="own") as prof:
         model(torch.eye(4).to_sparse())
     assert prof.profile.modules.inputs[0].shape == (4, 4)
@@ -77,7 +72,7 @@ def test_sparse_inputs_are_described_and_their_stored_elements_counted():
 
 
 def test_a_higher_order_operator_is_one_call():
-    model = Calls(lambda layer, x: flex_attention(*(layer(x)[None],) * 3))
+    model = calls(lambda layer, x: flex_attention(*(layer(x)[None],) * 3))
     with warnings.catch_warnings(), FlopsProfiler(model, convention="own") as prof, torch.no_grad():
         warnings.simplefilter("ignore")
         model(torch.rand(2, 8, 4))

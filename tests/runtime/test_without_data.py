@@ -8,7 +8,7 @@ from torch import nn
 from analyzer import MetaTensorMode, profile
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.tools.runtime import FlopsProfiler, TIDSProfiler, get_model_profile
+from analyzer.tools.runtime import FlopsProfiler, get_model_profile
 
 
 class Attention(nn.Module):
@@ -78,16 +78,6 @@ def test_the_report_of_a_model_on_meta_names_no_time(capsys):
     lines = {line.partition(": ")[0]: line.partition(": ")[2].strip() for line in capsys.readouterr().out.splitlines()}
     assert lines["fwd latency"] == lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == "-"
     assert lines["fwd MACs per GPU"] == "480 MACs"
-
-
-def test_tids_on_meta():
-    model, shape = on("meta", "mlp")
-    prof = TIDSProfiler(model)
-    prof.start_profile()
-    model(torch.ones(shape, device="meta"))
-    found = prof.generate_profile()
-    prof.end_profile()
-    assert (found.macs, found.fwd_latency, found.children[0].fwd_latency_pctg) == (480, None, None)
 
 
 def test_values_of_inputs_are_known():

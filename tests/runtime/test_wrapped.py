@@ -8,15 +8,12 @@ from torch import nn
 
 from analyzer import compare, profile
 from analyzer.tools.runtime import FlopsProfiler, measure
+from tests import small_model
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-
+class Net(small_model.Net):
     def forward(self, x):
-        return (self.b(self.a(x)) * 2).sum()
+        return super().forward(x).sum()
 
 
 @pytest.fixture(scope="module")

@@ -53,27 +53,6 @@ class Encoder(nn.Module):
         return x
 
 
-class Skips(nn.Module):
-    """A U-Net in small: values that pass over most of the program."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 8), (8, 16), (16, 32)))
-        self.norm = nn.ModuleList(nn.GroupNorm(2, c) for c in (8, 16, 32))
-        self.up = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ((32 + 32, 16), (16 + 16, 8), (8 + 8, 8)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = []
-        for conv, norm in zip(self.down, self.norm):
-            x = nn.functional.silu(norm(conv(x)))
-            kept.append(x)
-            x = nn.functional.avg_pool2d(x, 2)
-        for conv in self.up:
-            x = nn.functional.interpolate(x, scale_factor=2)
-            x = torch.tanh(conv(torch.cat([x, kept.pop()], dim=1)))
-        return x
-
-
 class Dense(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +70,6 @@ class Dense(nn.Module):
 MODELS = {
     "resnet": (ResNet, lambda: {"x": torch.randn(4, 3, 16, 16)}),
     "encoder": (Encoder, lambda: {"x": torch.randn(4, 24, 32)}),
-    "skips": (Skips, lambda: {"x": torch.randn(2, 3, 32, 32)}),
     "dense": (Dense, lambda: {"x": torch.randn(4, 8, 16, 16)}),
     "llama": (lambda: Llama(LlamaConfig(vocab_size=53, hidden_size=32, intermediate_size=96, num_hidden_layers=4,
                                         num_attention_heads=4, num_key_value_heads=2)),

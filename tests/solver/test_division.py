@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from analyzer.errors import MissingExtraError
 from analyzer.tools.solver.chain import UnitGraph, find_prices, least_limit, solve_chain, units_left
-from analyzer.tools.solver.solver_registry import solve_exact, solve_units
+from analyzer.tools.solver.solver_registry import solve_exact
 from analyzer.tools.solver.unit import Unit, peak_bytes, total_cost
 
 
@@ -88,13 +88,6 @@ def test_prices_bound_every_division_from_below(units, limit):
         assert bound <= total_cost(best) * (1 + 1e-9)
         left = [graph.units[i] for i in np.flatnonzero(units_left(graph, prices, total_cost(best) * (1 + 1e-9) + 1e-9))]
         assert all(any(u is v for v in left) for u in best)
-
-
-@pytest.mark.parametrize("method", ["chain", "exact"])
-def test_a_program_whose_last_unit_is_above_the_limit_has_no_plan(method):
-    if method == "exact":
-        pytest.importorskip("scipy")
-    assert solve_units([Unit(0, 0, False, 0.0, 1, 1), Unit(1, 1, False, 0.0, 1, 9)], 5, method) is None
 
 
 @settings(max_examples=30)

@@ -12,10 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from analyzer import profile, symbolic_profile, symbolic_trace
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import InputError
 from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
 from analyzer.tools.solver.application import CheckpointedForward, KeepProducts
 from analyzer.tools.solver.unit import UnitMaker, peak_bytes
+from tests.small_model import Calls
 
 from .plan_model import MODELS, build, take_step
 
@@ -128,14 +129,6 @@ def scan(x, scale, model):
     return model.after(torch.stack(seen, 1))
 
 
-def scan_states(x, scale, model):
-    x, h, seen = F.softplus(model.before(x)), x.new_zeros(len(x), 64, 16), []
-    for t in range(x.shape[1]):
-        h = torch.exp(-x[:, t, :, None] * scale[:16]) * h + x[:, t, :, None] * x[:, t, None, :16]
-        seen.append(h.sum(-1))
-    return model.after(torch.stack(seen, 1))
-
-
 def normalize(x, scale, _):
     for _ in range(16):
         x = F.dropout(F.gelu(F.layer_norm(x, (64,), scale)), 0.1)
@@ -143,7 +136,7 @@ def normalize(x, scale, _):
 
 
 # shares of the memory that are possible; one division in each stretch leaves more than 90 %
-@pytest.mark.parametrize(("function", "share"), [(gate, 0.25), (scan, 0.61), (scan_states, 0.31), (normalize, 0.31)])
+@pytest.mark.parametrize(("function", "share"), [(gate, 0.25), (scan, 0.61), (normalize, 0.31)])
 def test_stretches_without_products_are_divided_too(function, share):
     torch.manual_seed(0)
     model, inputs = Stretch(function), {"x": torch.rand(8, 32, 64)}
@@ -177,14 +170,6 @@ def test_budgets_of_the_whole_step():
     assert burdened.solve(int(0.85 * whole) + 1000).planned.peak_bytes <= 0.85 * whole
 
 
-def test_a_device_makes_seconds_the_objective():
-    _, inputs, gm, _ = planner_of("encoder")
-    plan = solve(gm, "70%", kwargs=inputs, loss_fn=square, device="a100")
-    assert (plan.objective, plan.device) == ("seconds", "a100_40gb") or plan.device.startswith("a100")
-    assert 0 < plan.overhead < plan.unplanned.seconds
-    assert plan.planned.peak_activation_bytes <= 0.7 * plan.unplanned.peak_activation_bytes
-
-
 def test_an_infeasible_budget_says_the_smallest_that_is_not():
     _, _, _, planner = planner_of("llama")
     with pytest.raises(
@@ -199,20 +184,15 @@ def test_an_infeasible_budget_says_the_smallest_that_is_not():
 
 
 def test_what_changes_buffers_by_hand_is_not_run_again():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-            self.register_buffer("seen", torch.zeros(16))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = torch.tanh(nn.functional.gelu(layer(x)))
-                self.seen.add_(x.detach().mean(0))
-            return x
+    def count(model, x):
+        for layer in model.layers:
+            x = torch.tanh(F.gelu(layer(x)))
+            model.seen.add_(x.detach().mean(0))
+        return x
 
     torch.manual_seed(0)
-    model, inputs = Counting(), {"x": torch.randn(32, 16)}
+    model, inputs = Calls(count, layers=nn.ModuleList(nn.Linear(16, 16) for _ in range(6)), seen=nn.Buffer(
+        torch.zeros(16))), {"x": torch.randn(32, 16)}
     gm = symbolic_trace(model, meta_args=inputs)
     plan = solve(gm, 0.75, kwargs=inputs)
     assert plan.regions and not any(name.startswith("add_") for r in plan.regions for name in r.nodes)
@@ -220,19 +200,14 @@ def test_what_changes_buffers_by_hand_is_not_run_again():
 
 
 def test_the_user_s_own_checkpoints_stay():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(
-                nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.GELU()) for _ in range(4))
-
-        def forward(self, x):
-            for i, layer in enumerate(self.layers):
-                x = checkpoint(layer, x, use_reentrant=False) if i == 1 else layer(x)
-            return x
+    def run(model, x):
+        for i, layer in enumerate(model.layers):
+            x = checkpoint(layer, x, use_reentrant=False) if i == 1 else layer(x)
+        return x
 
     torch.manual_seed(0)
-    model, inputs = Model(), {"x": torch.randn(64, 16)}
+    model, inputs = Calls(run, layers=nn.ModuleList(nn.Sequential(
+        nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.GELU()) for _ in range(4))), {"x": torch.randn(64, 16)}
     gm = symbolic_trace(model, meta_args=inputs, trace_act_ckpt=True)
     plan = solve(gm, 0.8, kwargs=inputs)
     assert plan.regions and plan.apply(gm).code.count("checkpoint.checkpoint(") == len(plan.regions) + 1
@@ -240,20 +215,15 @@ def test_the_user_s_own_checkpoints_stay():
 
 
 def test_autocast_blocks_are_not_cut():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
-
-        def forward(self, x):
-            for i, layer in enumerate(self.layers):
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=i in (2, 3, 4)):
-                    x = nn.functional.silu(layer(x))
-                x = x.float()
-            return x
+    def run(model, x):
+        for i, layer in enumerate(model.layers):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=i in (2, 3, 4)):
+                x = F.silu(layer(x))
+            x = x.float()
+        return x
 
     torch.manual_seed(0)
-    model, inputs = Model(), {"x": torch.randn(64, 32)}
+    model, inputs = Calls(run, layers=nn.ModuleList(nn.Linear(32, 32) for _ in range(8))), {"x": torch.randn(64, 32)}
     gm = symbolic_trace(model, meta_args=inputs)
     plan = solve(gm, 0.7, kwargs=inputs)
     assert_same_step(plan, gm, model, inputs)
@@ -336,20 +306,16 @@ def test_skipped_products_are_not_run_again_and_leave_nothing():
 
 
 def test_plans_skip_products_that_only_others_read():
-    class Rotated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.layers = nn.LayerNorm(64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
-
-        def forward(self, x):
-            for _ in range(3):
-                y = self.norm(x)
-                a, b, c = [layer(y) for layer in self.layers]
-                x = torch.tanh(a.view(-1, 64)).view_as(a) * torch.sigmoid(b) + c.exp()
-            return x
+    def rotate(model, x):
+        for _ in range(3):
+            y = model.norm(x)
+            a, b, c = [layer(y) for layer in model.layers]
+            x = torch.tanh(a.view(-1, 64)).view_as(a) * torch.sigmoid(b) + c.exp()
+        return x
 
     torch.manual_seed(0)
-    model, inputs = Rotated(), {"x": torch.randn(32, 64)}
+    model = Calls(rotate, norm=nn.LayerNorm(64), layers=nn.ModuleList(nn.Linear(64, 64) for _ in range(3)))
+    inputs = {"x": torch.randn(32, 64)}
     gm = symbolic_trace(model, meta_args=inputs)
     planner = Planner(gm, (), inputs)
     problem, make = planner.problem(whole=False), UnitMaker(planner.problem(whole=False))
@@ -374,10 +340,6 @@ def test_plans_are_plain_data(tmp_path):
     again = Plan.from_json(tmp_path / "plan.json")
     assert again == plan
     assert "Products kept" in plan.table() and "checkpoints of operators" in str(plan)
-    with pytest.raises(ProfileFormatError, match="not a saved plan"):
-        Plan.from_json("{}")
-    with pytest.raises(ProfileFormatError, match="format version 7"):
-        Plan.from_json('{"format": "analyzer.plan", "version": 7}')
     with pytest.raises(InputError, match="give the path of a saved plan, or its text"):
         Plan.from_json(tmp_path / "none.json")
 
@@ -444,17 +406,12 @@ def test_names_that_the_program_and_a_checkpoint_both_know():
 
 
 def test_a_value_that_nothing_saves_is_held_by_the_first_checkpoint_after_its_maker_s():
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
-
-        def forward(self, x):
-            y = nn.functional.group_norm(x, 4).transpose(1, 2)  # each layer saves a contiguous copy of its own
-            return sum([layer(y).exp() for layer in self.layers])
+    def branch(model, x):
+        y = F.group_norm(x, 4).transpose(1, 2)  # each layer saves a contiguous copy of its own
+        return sum([layer(y).exp() for layer in model.layers])
 
     inputs = {"x": torch.empty(8, 64, 128, device="meta")}
-    gm = symbolic_trace(Branches(), meta_args=inputs)
+    gm = symbolic_trace(Calls(branch, layers=nn.ModuleList(nn.Linear(64, 64) for _ in range(3))), meta_args=inputs)
     planner = Planner(gm, (), inputs)
     problem = planner.problem(whole=False)
     ends = [i for i, atom in enumerate(problem.atoms) if atom[-1].startswith("exp")]

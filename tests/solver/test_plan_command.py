@@ -5,20 +5,13 @@ import pytest
 import torch
 
 from analyzer import profile
-from analyzer.cli import main
 from analyzer.tools.solver import Plan
 from analyzer.units import format_bytes
 from analyzer.zoo import MODELS
 
 
-def run(capsys, *argv):
-    code = main(list(argv))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_plan_prints_and_saves(capsys, tmp_path):
-    code, out, err = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--device", "a100",
+def test_plan_prints_and_saves(run, tmp_path):
+    code, out, err = run("plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--device", "a100",
                          "--frontier", "100%,80%", "--json", str(tmp_path / "plan.json"))
     assert (code, err) == (0, "")
     plan = Plan.from_json(tmp_path / "plan.json")
@@ -28,8 +21,8 @@ def test_plan_prints_and_saves(capsys, tmp_path):
     assert [p.overhead for p in plan.frontier] == [0.0, plan.overhead]
 
 
-def test_budgets_of_the_step_count_optimizer_states(capsys):
-    code, out, _ = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "300 MB", "--optimizer", "adamw",
+def test_budgets_of_the_step_count_optimizer_states(run):
+    code, out, _ = run("plan", "resnet18", "--input", "4x3x64x64", "--budget", "300 MB", "--optimizer", "adamw",
                        "--granularity", "module")
     assert code == 0 and "budget for the whole step" in out and "\nto apply it: --json FILE, then " in out
 
@@ -39,16 +32,14 @@ def test_budgets_of_the_step_count_optimizer_states(capsys):
     (("--budget", "14"), 3, "stays within 14 B; the smallest"),
     (("--budget", "14"), 3, "; did you mean '14GiB'?"),
     (("--budget", "half"), 2, "budget='half': write bytes of the whole step as '24GiB', or a share"),
-    (("--budget", "50%", "--json", "/nowhere/plan.json"), 2, "the folder /nowhere does not exist"),
-    (("--budget", "50%", "--device", "abacus"), 2, "abacus"),
 ])
-def test_what_cannot_be(capsys, argv, code, said):
-    found, _, err = run(capsys, "plan", "resnet18", "--input", "2x3x64x64", *argv)
+def test_what_cannot_be(run, argv, code, said):
+    found, _, err = run("plan", "resnet18", "--input", "2x3x64x64", *argv)
     assert found == code and said in err
 
 
-def test_the_whole_step_has_the_optimizers_states_and_update(capsys, tmp_path):
-    code, out, _ = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--optimizer", "adamw",
+def test_the_whole_step_has_the_optimizers_states_and_update(run, tmp_path):
+    code, out, _ = run("plan", "resnet18", "--input", "4x3x64x64", "--budget", "80%", "--optimizer", "adamw",
                        "--device", "a100", "--json", str(tmp_path / "plan.json"))
     plan = Plan.from_json(tmp_path / "plan.json")
     model = MODELS["resnet18"].factory()
@@ -63,15 +54,15 @@ def test_the_whole_step_has_the_optimizers_states_and_update(capsys, tmp_path):
     assert plan.update_bytes > 5 * step.param_bytes and plan.whole_step_bytes(plan.planned) >= plan.update_bytes
 
 
-def test_a_budget_below_the_optimizers_update_cannot_be_met(capsys):
-    code, _, err = run(capsys, "plan", "resnet18", "--input", "4x3x64x64", "--budget", "250 MB", "--optimizer", "adamw",
+def test_a_budget_below_the_optimizers_update_cannot_be_met(run):
+    code, _, err = run("plan", "resnet18", "--input", "4x3x64x64", "--budget", "250 MB", "--optimizer", "adamw",
                        "--device", "a100")
     step = profile(MODELS["resnet18"].factory(), (torch.empty(4, 3, 64, 64),), optimizer="adamw", device="a100")
     least = max(phases["optimizer"].peak_allocated_bytes for phases in (step.first_step, step.phases))
     assert code == 3 and f"the smallest budget that one was found for is {least:,} bytes" in err
 
 
-def test_without_an_optimizer_the_whole_step_says_so(capsys):
-    _, out, _ = run(capsys, "plan", "resnet18", "--input", "2x3x64x64", "--budget", "80%")
+def test_without_an_optimizer_the_whole_step_says_so(run):
+    _, out, _ = run("plan", "resnet18", "--input", "2x3x64x64", "--budget", "80%")
     line = next(line for line in out.splitlines() if line.startswith("the whole step"))
     assert line.endswith("(without an optimizer)")

@@ -97,7 +97,6 @@ WOULD_DO = "; in mynet.py these would do: Net, make_net, small"
     ("mynet.py:Nett", "mynet.py has no 'Nett'; did you mean Net?" + WOULD_DO),
     ("mynet.py:Quux", "mynet.py has no 'Quux'" + WOULD_DO),
     ("mynet.py", "says not what in the file, as in mynet.py:Net" + WOULD_DO),
-    ("mynet.py:", "says not what in the file, as in mynet.py:Net" + WOULD_DO),
     ("mynet.py:Sized", "Sized needs width; give a callable of no arguments that returns an nn.Module" + WOULD_DO),
     ("mynet.py:ready",
      "ready is a model already built; give a callable of no arguments that returns an nn.Module" + WOULD_DO),

@@ -22,24 +22,16 @@ model = torchvision.models.detection.fasterrcnn_resnet50_fpn(weights=None, weigh
                                                              min_size=128, max_size=160).to(device)
 optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.02, momentum=0.9,
                             weight_decay=1e-4)
-scaler = torch.cuda.amp.GradScaler() if "--amp" in sys.argv else None
 model.train()
 warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1e-3, total_iters=10)
 for images, targets in loader:
     images = [image.to(device) for image in images]
     targets = [{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in t.items()} for t in targets]
-    with torch.cuda.amp.autocast(enabled=scaler is not None):
-        losses = model(images, targets)
-        loss = sum(losses.values())
+    loss = sum(model(images, targets).values())
     value = loss.item()
     if not math.isfinite(value):
         sys.exit(f"Loss is {value}, stopping training")
     optimizer.zero_grad()
-    if scaler is not None:
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        loss.backward()
-        optimizer.step()
+    loss.backward()
+    optimizer.step()
     warmup.step()
