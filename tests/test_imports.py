@@ -76,7 +76,7 @@ late = "show advice report solver generation sweep dryrun runtime calibration".s
 print([name for name in sys.modules if name.startswith("analyzer.") and name.split(".")[1] in late])
 analyzer.register_report("summary", lambda profile: "mine", override=True)
 p = analyzer.Profile(name="Net", mode="infer")
-print(len(p.to_json()) > 100, p.summary(), len(analyzer.register_report.list_options("deepspeed")) > 3)
+print(len(p.to_json()) > 100, p.summary(), analyzer.register_report.takes("deepspeed", "module_depth"))
 from analyzer import *
 assert analyzer.dry_run is dry_run and callable(max_batch_size)
 import analyzer.tools.solver

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -96,10 +95,9 @@ class ProfileBuilder:
     """
 
     def __init__(self, log: Log, shape: ModuleShape, annotations: Sequence[Annotation],
-                 paths: ModulePaths | None = None, blanks: Mapping[int, NodeInfo] = MappingProxyType({}),
-                 groups: Mapping[ProcessGroupSpec, str] = MappingProxyType({})) -> None:
-        self.log, self.shape, self.annotations, self.blanks, self.groups = log, shape, annotations, blanks, groups
-        self.paths = paths or ModulePaths()
+                 paths: ModulePaths, blanks: Mapping[int, NodeInfo], groups: Mapping[ProcessGroupSpec, str]) -> None:
+        self.log, self.shape, self.annotations = log, shape, annotations
+        self.paths, self.blanks, self.groups = paths, blanks, groups
         self.is_unfinished = find_unfinished(log)
         self.phase_rows = self._merge(a.phases for a in annotations)
         self.totals = self._merge(({0: a.totals} for a in annotations), may_end=True)[0]
@@ -128,7 +126,8 @@ class ProfileBuilder:
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
-        return {**known, "params": self.shape.count_parameters(), "inputs": inputs, **count_step(log, inputs),
+        params = sum(p.numel for p in self.shape.distinct_parameters().values())
+        return {**known, "params": params, "inputs": inputs, **count_step(log, inputs),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths)}

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 from analyzer.profilers.communication import find_message
@@ -53,22 +53,20 @@ def describe_spans(log: Log, spans: Sequence[LaneSpan], groups: Mapping[ProcessG
     lanes = _name_lanes(log, spans, groups)
     operators: dict[object, str] = {}
     paths = [find_path(module.path) for module in log.modules]
-
-    def describe() -> Iterator[SpanInfo]:
-        for span in spans:
-            call = log.calls[span.call]
-            times = span.start / PICOSECONDS, (span.end - span.start) / PICOSECONDS
-            if span.kind == SYNC:
-                yield SpanInfo(HOST, "wait", SYNC, None, None, "", call.phase, *times)
-                continue
-            op = call.signature.op
-            operator = operators.get(op) or operators.setdefault(op, str(op))
-            node = log.nodes[call.node] if call.node >= 0 else None
-            name = None if node is None or node.step != call.step else node.name
-            yield SpanInfo(lanes[span.lane], _KINDS[span.kind], name or operator, operator, name, paths[call.module],
-                           call.phase, *times, span.launch)
-
-    return tuple(list(describe()))
+    found: list[SpanInfo] = []
+    for span in spans:
+        call = log.calls[span.call]
+        times = span.start / PICOSECONDS, (span.end - span.start) / PICOSECONDS
+        if span.kind == SYNC:
+            found.append(SpanInfo(HOST, "wait", SYNC, None, None, "", call.phase, *times))
+            continue
+        op = call.signature.op
+        operator = operators.get(op) or operators.setdefault(op, str(op))
+        node = log.nodes[call.node] if call.node >= 0 else None
+        name = None if node is None or node.step != call.step else node.name
+        found.append(SpanInfo(lanes[span.lane], _KINDS[span.kind], name or operator, operator, name,
+                              paths[call.module], call.phase, *times, span.launch))
+    return tuple(found)
 
 
 def _name_lanes(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGroupSpec, str]) -> dict[Hashable, str]:

@@ -54,10 +54,6 @@ class ModuleShape:
         return cls(id(module), type(module).__name__, _describe_settings(module), module.training,
                    _kernel_size(module), tuple(parameters), tuple(children))
 
-    def count_parameters(self) -> int:
-        """Elements of all parameters, each counted once."""
-        return sum(p.numel for p in self.distinct_parameters().values())
-
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""
         found = {p.key: p for p in self.parameters}

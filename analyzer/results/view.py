@@ -104,11 +104,8 @@ class ViewRegistry(Registry[str, View]):
 
     def takes(self, key: str, option: str) -> bool:
         """Whether the view of that name knows the keyword argument ``option``."""
-        return option in (known := self.list_options(key)) or "**" in known
-
-    def list_options(self, key: str) -> list[str]:
-        """The names of a view's options, ``"**"`` where it takes any."""
-        return _name_options(signature_of(self.look_up(key, self.name)))
+        known = _name_options(signature_of(self.look_up(key, self.name)))
+        return option in known or "**" in known
 
     def call(self, caller: str, key: str, profile: Any, /, *args: Any, **options: Any) -> Any:
         """What the view makes of ``profile``. Raises InputError for options that it does not know, or lacks."""
