@@ -9,8 +9,7 @@ from analyzer.record.process_group import ProcessGroupSpec, takes_group
 
 from .operator.registration import tensors
 
-#: of `CollectiveCall.nbytes`: what the call gives
-RESULT = "(result)"
+RESULT = "(result)"  #: of `CollectiveCall.nbytes`: what the call gives
 
 
 class CollectiveCall(NamedTuple):

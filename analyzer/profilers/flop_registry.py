@@ -52,7 +52,7 @@ def count_call(signature: Signature) -> FlopCount | None:
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] == register_flop_impl.version:  # a scoped registration may have changed it
         return memo[1]  # type: ignore[no-any-return]
-    formula = find_sparse_formula(signature.op) if signature.is_sparse else find_formula(signature.op)
+    formula = find_formula(signature.op, signature.is_sparse)
     count = apply_formula(formula, signature) if formula else NO_FLOPS if is_zero_flop_op(signature.op) else None
     signature.memo[MEMO_KEY] = (register_flop_impl.version, count)
     return count
@@ -96,20 +96,17 @@ def result_of(signature: Signature) -> Any:
     return signature.outputs if is_list and (returns or len(signature.outputs) > 1) else signature.outputs[0]
 
 
-def find_formula(op: Hashable) -> Formula | None:
+def find_formula(op: Hashable, is_sparse: bool = False) -> Formula | None:
+    """The formula of an operator; of sparse tensors one that was registered from outside, or the package's own."""
+    if is_sparse:
+        return register_flop_impl.find(name_key(op)) or next((
+            SPARSE_FORMULAS[name] for key in family(op)
+            if (name := str(key).removeprefix("aten::")) in SPARSE_FORMULAS), None)
     formula = register_flop_impl.find_variant(op)
     if formula is None and (single := foreach_single(op)) is not None:
         formula = register_flop_impl.find(key := f"aten::{single}")
         return None if formula is None else of_each(formula, key)
     return formula
-
-
-def find_sparse_formula(op: Hashable) -> Formula | None:
-    """The formula of an operator of sparse tensors: one that was registered from outside, or the package's own."""
-    if (own := register_flop_impl.find(name_key(op))) is not None:
-        return own
-    return next((SPARSE_FORMULAS[name] for key in family(op)
-                 if (name := str(key).removeprefix("aten::")) in SPARSE_FORMULAS), None)
 
 
 def is_zero_flop_op(op: Hashable) -> bool:

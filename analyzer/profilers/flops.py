@@ -160,11 +160,10 @@ _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
 
 def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
     """A profiler that counts every call of the last step where it happened as ``convention`` says: ``own``, or
-    ``deepspeed``, under which all but the forward pass is None. Raises InputError for another name.
-
-    What autograd runs for a forward node counts as that node's backward; operators run again under activation
-    checkpointing count in ``recompute_flops`` and in the backward phase, not in ``bwd_flops``. Operators without a
-    formula are in ``uncounted`` (operator, calls, bytes), never taken as zero.
+    ``deepspeed``, under which all but the forward pass is None. Raises InputError for another name. What autograd runs
+    for a forward node counts as that node's backward; operators run again under activation checkpointing count in
+    ``recompute_flops`` and in the backward phase, not in ``bwd_flops``. Operators without a formula are in
+    ``uncounted`` (operator, calls, bytes), never taken as zero.
     """
     chosen = find_convention(convention)
     return lambda log: _Count(log, chosen).run()

@@ -123,10 +123,8 @@ def reduced_dims(signature: Signature, name: str, source: TensorSpec) -> set[int
 
 #: ``config.realize_reads_threshold``: what reads more than so many buffers and is read more than once is stored.
 REUSED_READS = 4
-#: ``config.realize_acc_reads_threshold``: what reads more than so many buffers is stored.
-MOST_READS = 8
-#: The passes that are compiled, where the model is.
-COMPILED = ("forward", "backward")
+MOST_READS = 8  #: ``config.realize_acc_reads_threshold``: what reads more than so many buffers is stored.
+COMPILED = ("forward", "backward")  #: The passes that are compiled, where the model is.
 
 
 @dataclass(slots=True)
@@ -140,7 +138,6 @@ class Buffer:
 @dataclass(eq=False, slots=True)
 class Kernel:
     """Generated loops that run as one, at first one of them, or a call that keeps its kernels (``extern``).
-
     ``outputs``, ``reduced``: elements that it writes, or results of reductions of so many elements each, over the last
     dimensions where ``is_inner``. ``reads`` and ``writes`` are bytes by index of the buffer; not all go through memory.
     ``calls``: indices of the operator calls that it computes. ``has_second_pass``: it goes over the elements again with

@@ -30,14 +30,11 @@ from .traffic import traffic_bytes
 # (``codegen/simd.py``): loops that share data are put together, the most bytes first, where they run over the same
 # elements and nothing between them would have to run in the middle of the kernel.
 
-#: ``config.max_fusion_size``: loops of one kernel.
-MOST_LOOPS = 64
+MOST_LOOPS = 64  #: ``config.max_fusion_size``: loops of one kernel.
 #: Loops of one graph that stand further apart are not put together (``Scheduler.are_long_distant_nodes``).
 MOST_DISTANT = 64
-#: Least bytes that putting two loops together saves: ``config.score_fusion_memory_threshold``.
-LEAST_SHARED = 10
-#: Most kernels that are followed from one loop to see whether another waits for it.
-MOST_FOLLOWED = 512
+LEAST_SHARED = 10  #: Least bytes that putting two loops together saves: ``config.score_fusion_memory_threshold``.
+MOST_FOLLOWED = 512  #: Most kernels that are followed from one loop to see whether another waits for it.
 
 
 def runs_alike(a: Kernel, b: Kernel) -> bool:
@@ -146,8 +143,7 @@ class _Fusion:
 #: Rows of at most so many elements are kept in registers (``should_use_persistent_reduction`` of
 #: ``torch/_inductor/choices.py``).
 PERSISTENT_ELEMENTS = 1024
-#: Threads that work on a longer row: ``num_warps`` 8 of ``reduction_split_factor`` there.
-ROW_THREADS = 256
+ROW_THREADS = 256  #: Threads that work on a longer row: ``num_warps`` 8 of ``reduction_split_factor`` there.
 
 
 def make_fused_profiler(device: DeviceSpec, mode: str) -> Callable[[Log], Annotation]:

@@ -104,14 +104,13 @@ def find_kind(signature: Signature) -> str:
 
 
 def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: DeviceSpec, log: Log) -> Hashable:
-    """What the kernels of a call take turns for; None where they run beside all others.
-
-    A kernel of enough blocks holds every multiprocessor, and the blocks of a second one are placed when there is room:
-    two kernels that are bound by arithmetic or memory take as long beside each other as one after the other (Amert et
-    al., "GPU Scheduling on the NVIDIA TX2: Hidden Details Revealed", RTSS 2017, rules X1 and R1 to R3). Those too small
-    to fill the device leave room. Collectives take turns for the links that bound them, and leave the multiprocessors
-    to the others: the few that NCCL takes are not taken off. Copies from and to the host have an engine for each
-    direction (CUDA C++ Programming Guide, "Concurrent Data Transfers").
+    """What the kernels of a call take turns for; None where they run beside all others. A kernel of enough blocks holds
+    every multiprocessor, and the blocks of a second one are placed when there is room: two kernels that are bound by
+    arithmetic or memory take as long beside each other as one after the other (Amert et al., "GPU Scheduling on the
+    NVIDIA TX2: Hidden Details Revealed", RTSS 2017, rules X1 and R1 to R3). Those too small to fill the device leave
+    room. Collectives take turns for the links that bound them, and leave the multiprocessors to the others: the few
+    that NCCL takes are not taken off. Copies from and to the host have an engine for each direction (CUDA C++
+    Programming Guide, "Concurrent Data Transfers").
     """
     if kernel.bound == "latency" or not kernel.kernels:
         return None
@@ -122,11 +121,9 @@ def communication_time(signature: Signature, device: DeviceSpec, group: ProcessG
                        world: WorldFacts | None = None) -> KernelTime | None:
     """Time of a collective among the ranks of ``group``, by default the one that it names now, on the hosts of
     ``world``; of nothing for what only waits for one or wraps its result. None where the group, or a link that it
-    needs, is unknown, or the operator is.
-
-    Groups beside each other (the other ranks of a host in groups of their own) are taken not to slow each other down:
-    each device has its own links and its own share of the network (`ClusterSpec.fabric`). A receive takes the time of
-    its send; that the sender comes later is no time of its own.
+    needs, is unknown, or the operator is. Groups beside each other (the other ranks of a host in groups of their own)
+    are taken not to slow each other down: each device has its own links and its own share of the network
+    (`ClusterSpec.fabric`). A receive takes the time of its send; that the sender comes later is no time of its own.
     """
     name = signature.op._schema.name
     if name in SILENT:

@@ -44,13 +44,11 @@ def call_seconds(call: OpCall, device: DeviceSpec) -> float | None:
 
 
 def make_latency_profiler(device: DeviceSpec) -> Callable[[Log], Annotation]:
-    """A profiler of seconds on ``device``.
-
-    ``seconds`` of phases and of the step are wall time: until the device has done what was launched, on a device that
-    is idle when the step begins. Those of nodes, modules and operators are of their kernels alone, and add up to
-    ``kernel_seconds``; ``launch_seconds`` are those in which the device waits for the host. ``exposed_comm_seconds``
-    are those in which it communicates and computes nothing. Where a call's time is not known nothing is said: a part of
-    a sum is no answer.
+    """A profiler of seconds on ``device``. ``seconds`` of phases and of the step are wall time: until the device has
+    done what was launched, on a device that is idle when the step begins. Those of nodes, modules and operators are of
+    their kernels alone, and add up to ``kernel_seconds``; ``launch_seconds`` are those in which the device waits for
+    the host. ``exposed_comm_seconds`` are those in which it communicates and computes nothing. Where a call's time is
+    not known nothing is said: a part of a sum is no answer.
     """
     def profile_latency(log: Log) -> Annotation:
         try:

@@ -238,7 +238,10 @@ def _list_spans(step: ScheduledStep, timer: CallTimer) -> Iterator[LaneSpan]:
     runs = {run.call: run for run in step.runs}
     place = 0
     for host in step.hosts:
-        run = None if host.is_asked else _find_inline(host, timer) if timer.is_host else runs.get(host.call)
+        run = None if host.is_asked else runs.get(host.call)
+        if timer.is_host and not host.is_asked:  # the host runs the kernels itself, at the end of its time
+            length = round(timer.time(timer.log.calls[host.call]).kernel.seconds * PICOSECONDS)
+            run = KernelRun(host.call, 0, host.end - length, host.end, COMPUTE) if length else None
         launched = run.start if run is not None and timer.is_host else host.launched
         waiting = SYNC if host.is_asked else WAIT
         launch = None
@@ -250,12 +253,6 @@ def _list_spans(step: ScheduledStep, timer: CallTimer) -> Iterator[LaneSpan]:
         if run is not None and run.end > run.start:
             place += 1
             yield LaneSpan(run.call, run.stream, run.kind, run.start, run.end, launch)
-
-
-def _find_inline(host: HostRun, timer: CallTimer) -> KernelRun | None:
-    """The kernels of a call that the host runs itself, at the end of its time."""
-    length = round(timer.time(timer.log.calls[host.call]).kernel.seconds * PICOSECONDS)
-    return KernelRun(host.call, 0, host.end - length, host.end, COMPUTE) if length else None
 
 
 def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],

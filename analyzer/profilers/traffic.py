@@ -71,8 +71,7 @@ class Plan(NamedTuple):
 
     reads: tuple[int, ...]  #: bytes of each of the signature's inputs
     total: Traffic
-    #: it writes into no argument: where its results lie in its arguments' storages, it is a view
-    may_be_view: bool
+    may_be_view: bool  #: it writes into no argument: where its results lie in its arguments' storages, it is a view
 
 
 class Argument(NamedTuple):
@@ -115,8 +114,7 @@ def plan_of(signature: Signature) -> Plan:
         return Plan(packed, Traffic(sum(packed), sum(packed)), False)
     if is_view or name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
         return nothing
-    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature),
-                signature)
+    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature), signature)
     alike: dict[tuple[str, int], tuple[int, int]] = {}  # lists hold one spec many times
     for argument in arguments:
         if (key := (argument.name, id(argument.spec))) not in alike:
@@ -143,8 +141,7 @@ def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
             yield Argument(argument.name, spec, mutated, argument.is_out)
 
 
-# Give memory as it is.
-UNTOUCHED = ("empty", "new_empty", "_empty", "_efficientzerotensor")
+UNTOUCHED = ("empty", "new_empty", "_empty", "_efficientzerotensor")  # Give memory as it is.
 # Look at a tensor's metadata only, or at nothing.
 METADATA = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride",
             "numel", "dim", "is_contiguous", "record_stream", "is_pinned", "set", "set_data", "resize", "resize_as",

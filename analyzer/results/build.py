@@ -35,11 +35,10 @@ _LOOKUPS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_for
 
 
 def list_micro_batches(log: Log, step: int) -> list[OuterCall]:
-    """The call of the model of each micro-batch of a step, which says how many samples and tokens it takes.
-
-    A micro-batch is a forward pass of the model with a backward pass of its own. Calls that one backward pass is for
-    (two views of a batch) are one; of several models (a GAN) the one that had fewest counts, for the others run more
-    than once on a batch. Empty where the step was replayed from another or no model was called.
+    """The call of the model of each micro-batch of a step, which says how many samples and tokens it takes. A
+    micro-batch is a forward pass of the model with a backward pass of its own. Calls that one backward pass is for (two
+    views of a batch) are one; of several models (a GAN) the one that had fewest counts, for the others run more than
+    once on a batch. Empty where the step was replayed from another or no model was called.
     """
     backward = [record.first_call for record in log.phases if record.step == step and record.phase == "backward"]
     by_module: dict[int, list[OuterCall]] = {}

@@ -86,8 +86,7 @@ class ProfileChange:
     settings: tuple[str, ...] = ()              #: what was not profiled alike
     totals: tuple[QuantityChange, ...] = ()     #: of the whole step, those that did not change too
     categories: tuple[QuantityChange, ...] = () #: of memory at the peak, those that did not change too
-    #: for each quantity, the deepest modules that explain its change
-    modules: tuple[QuantityChange, ...] = ()
+    modules: tuple[QuantityChange, ...] = ()  #: for each quantity, the deepest modules that explain its change
     structure: tuple[ModuleChange, ...] = ()
     conditions: tuple[ConditionResult, ...] = ()
 
@@ -99,8 +98,7 @@ class ProfileChange:
     @property
     def is_changed(self) -> bool:
         """Whether any quantity or module differs."""
-        return bool(self.modules or self.structure) or any(
-            row.is_changed for row in (*self.totals, *self.categories))
+        return bool(self.modules or self.structure) or any(row.is_changed for row in (*self.totals, *self.categories))
 
     def render(self) -> str:
         """The change as text: the step's figures, memory by category, and the modules that changed most."""

@@ -68,8 +68,7 @@ class OperatorInfo:
     flops: int | None = None
     macs: int | None = None
     seconds: float | None = None
-    #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
-    phase: str = "forward"
+    phase: str = "forward"  #: forward, backward, recompute (forward run again in backward), optimizer or zero_grad
     read_bytes: int | None = None           #: each distinct element that a call needs, once
     written_bytes: int | None = None
     error_seconds: float | None = None      #: how far off nine in ten measured times of its kernels are, at most
@@ -136,8 +135,7 @@ class ModuleInfo(CostInfo):
     training: bool | None = None                       #: its flag
     kernel_size: tuple[int, ...] | None = None         #: of a convolution or a pooling
     calls: int | None = None                           #: how many times its forward ran in one step
-    #: path of the first place of the same module; this one then costs nothing
-    shared_with: str | None = None
+    shared_with: str | None = None  #: path of the first place of the same module; this one then costs nothing
     parameters: dict[str, TensorInfo] = field(default_factory=dict)  #: its direct parameters by name
     #: of those that ranks share, a placement for each mesh dimension, such as "Shard(0)"
     sharding: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -164,8 +162,7 @@ class ModuleCall(NamedTuple):
     """One run of a module's forward."""
 
     path: str
-    #: index in `Profile.module_calls` of the call that it ran in; None for the root's
-    parent: int | None
+    parent: int | None  #: index in `Profile.module_calls` of the call that it ran in; None for the root's
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
     fwd_seconds: float | None = None            #: of this run, submodules included

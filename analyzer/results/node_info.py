@@ -100,8 +100,7 @@ class NodeInfo(DeferredFields):
     fwd_seconds: float | None = None
     bwd_seconds: float | None = None       #: recompute_seconds included
     recompute_seconds: float | None = None #: of what is run again in backward
-    #: in which its communication is under way and nothing is computed
-    exposed_comm_seconds: float | None = None
+    exposed_comm_seconds: float | None = None  #: in which its communication is under way and nothing is computed
     #: what most of its time is: "launch", "arithmetic", "memory", "latency" or "communication"
     bound: str | None = None
     #: how far off nine in ten measured times of its kernels are, at most, forward and backward

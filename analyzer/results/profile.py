@@ -60,10 +60,8 @@ class Profile(DeviceRecord):
     data_parallel_size: int | None = None
     model_parallel_size: int | None = None   #: devices that hold one copy of the model together
     world: WorldInfo | None = None           #: the job, where torch.distributed was initialised
-    #: which training step was measured, the first one where `measured_steps` were
-    profile_step: int | None = None
-    #: how many runs a measured time is the mean of; None for what was predicted
-    measured_steps: int | None = None
+    profile_step: int | None = None  #: which training step was measured, the first one where `measured_steps` were
+    measured_steps: int | None = None  #: how many runs a measured time is the mean of; None for what was predicted
     torch_version: str = ""
     analyzer_version: str = ""
     made_by: CommandInfo | None = None       #: the command that made it; None of what was called from Python
@@ -84,8 +82,7 @@ class Profile(DeviceRecord):
     product_dtype: str | None = None         #: in which most multiply-adds of the step are computed
     executed_flops: int | None = None        #: hardware_flops less what causal and sliding-window masks hide
     optimizer_flops: int | None = None
-    #: whose way of counting these are: see `analyzer.profilers.flops`
-    flop_convention: str = "own"
+    flop_convention: str = "own"  #: whose way of counting these are: see `analyzer.profilers.flops`
     uncounted: tuple[UncountedInfo, ...] = ()
     operators: tuple[OperatorInfo, ...] = () #: of the whole step
 
@@ -123,8 +120,7 @@ class Profile(DeviceRecord):
     modules: ModuleInfo | None = None        #: the root of the module tree
     #: runs of modules in one forward pass, in order, callers before what they call
     module_calls: tuple[ModuleCall, ...] = ()
-    #: calls that communicate, in order; None where they are unknown
-    comm: tuple[CommInfo, ...] | None = None
+    comm: tuple[CommInfo, ...] | None = None  #: calls that communicate, in order; None where they are unknown
     assumptions: tuple[str, ...] = ()
     #: blocks, steps and optimizer of a predicted step: replayed or run, and why; see docs/internals/replay.md
     replay: ReplayReport | None = None

@@ -19,8 +19,7 @@ class CommInfo:
     kind: str | None
     group: str | None                     #: the name of its process group, as in `WorldInfo.groups`
     ranks: int | None                     #: how many the group has
-    #: whole: the gathered output, the unscattered input, what is reduced, broadcast or sent
-    bytes: int | None
+    bytes: int | None  #: whole: the gathered output, the unscattered input, what is reduced, broadcast or sent
     wire_bytes: int | None                #: what this rank sends
     phase: str = "forward"                #: forward, backward, optimizer or zero_grad
     module_path: str = ""

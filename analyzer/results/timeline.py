@@ -59,20 +59,21 @@ def find_unfinished(log: Log) -> Callable[[str], bool] | None:
 Span = tuple[int, int]
 
 
-def read_memory(log: Log,
-                host_starts: Mapping[int, int]) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent, ...]]:
+def read_memory(log: Log, host_starts: Mapping[int, int]) -> tuple[tuple[TimelinePoint, ...], tuple[MemoryEvent, ...]]:
     """The timeline and the memory events of the last step that reaches the run's peak, up to the end of the run;
-    ``host_starts`` is as in `Lanes`.
-
-    What is there when that step begins comes first, as events without a point. Replayed, the events give the allocated
-    and reserved bytes at every point, and their highest is ``log.peak_bytes``. Both are empty where the log keeps no
-    events of the allocator.
+    ``host_starts`` is as in `Lanes`. What is there when that step begins comes first, as events without a point.
+    Replayed, the events give the allocated and reserved bytes at every point, and their highest is ``log.peak_bytes``.
+    Both are empty where the log keeps no events of the allocator.
     """
     if not log.phases:
         return (), ()
     # after it comes what the end of the run frees
     end = log.phases[-1].end_allocator_event if log.shortage is None else log.shortage.allocator_event
-    changes = [*_what_was_there(log), *log.allocator_events[:end]]
+    changes = [*log.allocator_events[:end]]
+    if log.allocator_events and log.device == "cpu":  # an allocator tells itself of what was there before
+        made = {change[1] for change in log.allocator_events if change[0] == "alloc"}  # no address is used twice
+        changes[:0] = [("alloc", lifetime.address, lifetime.block_bytes, 0) for lifetime in log.storages.values()
+                       if lifetime.device == log.device and lifetime.block_bytes and lifetime.address not in made]
     if not changes:
         return (), ()
     reaching = [record.step for record in log.phases if record.peak_allocated_bytes == log.peak_bytes]
@@ -84,15 +85,6 @@ def read_memory(log: Log,
     points = tuple(_points(log, changes, start, first_call, len(events) - start, host_starts))
     events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
     return points, tuple(events)
-
-
-def _what_was_there(log: Log) -> Iterator[AllocatorEvent]:
-    """An allocation for each storage of the host that was there before (an allocator tells of its own)."""
-    if log.allocator_events and log.device == "cpu":  # whose addresses are never used twice
-        made = {change[1] for change in log.allocator_events if change[0] == "alloc"}
-        for lifetime in log.storages.values():
-            if lifetime.device == log.device and lifetime.block_bytes and lifetime.address not in made:
-                yield "alloc", lifetime.address, lifetime.block_bytes, 0
 
 
 def _find_owners(log: Log, changes: list[AllocatorEvent]) -> dict[int, StorageLifetime]:

@@ -65,25 +65,20 @@ class Verdict:
     """
 
     device: str
-    #: as `Profile.fits` says
-    fits: bool | None = None
+    fits: bool | None = None  #: as `Profile.fits` says
     #: with what is known to be taken outside the allocator; at least so much where `is_least`
     needed_bytes: int | None = None
     capacity_bytes: int | None = None
-    #: negative where memory is short, None where `fits` is
-    free_bytes: int | None = None
+    free_bytes: int | None = None  #: negative where memory is short, None where `fits` is
     #: where the peak of the allocated bytes is, or where memory ran out: forward, backward, optimizer, zero_grad, setup
     phase: str | None = None
-    #: the ATen operator, or the class of the leaf module, that ran then
-    operator: str | None = None
+    operator: str | None = None  #: the ATen operator, or the class of the leaf module, that ran then
     node: str | None = None
     module_path: str | None = None
     #: the smallest devices of the catalogue on which the step as profiled would fit, at most three, by memory
     devices: tuple[str, ...] = ()
-    #: whether it ended because memory ran out
-    is_out_of_memory: bool = False
-    #: whether more is needed than is known
-    is_least: bool = False
+    is_out_of_memory: bool = False  #: whether it ended because memory ran out
+    is_least: bool = False  #: whether more is needed than is known
 
     def __bool__(self) -> bool:
         return self.fits is True

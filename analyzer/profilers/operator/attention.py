@@ -34,9 +34,8 @@ from .registration import FlopCount, OfSignature, multiply_adds, register_each, 
 
 @dataclass(frozen=True)
 class Window:
-    """Keys a query may see: from ``left`` before its own position to ``right`` after it (None: no limit).
-
-    Query i stands at key position i, or i + keys - queries where ``bottom_right``.
+    """Keys a query may see: from ``left`` before its own position to ``right`` after it (None: no limit). Query i
+    stands at key position i, or i + keys - queries where ``bottom_right``.
     """
 
     left: int | None = None

@@ -313,8 +313,7 @@ def upsample_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None
     """Bilinear by a thread a position; nearest (and bicubic, taken to be like it) by a thread an element."""
     out = signature.outputs[0]
     if "bilinear" in signature.op._schema.name:
-        return plane_time(out[0] * out[1], prod(out[2:]), moved_bytes(signature), device,
-                          prod(signature.inputs[0][2:]))
+        return plane_time(out[0] * out[1], prod(out[2:]), moved_bytes(signature), device, prod(signature.inputs[0][2:]))
     return window_time(out.numel, 1, moved_bytes(signature), device)
 
 

@@ -60,9 +60,8 @@ def half_executed(k: int, out: Spec) -> FlopCount:
 def trilinear_flops(i1: Spec, i2: Spec, i3: Spec, expand1: list[int], expand2: list[int], expand3: list[int],
                     sumdim: list[int], unroll_dim: int = 1, *, out: Any = None, **_: Any) -> FlopCount:
     """Bilinear and its gradients: for each index of ``unroll_dim``, i1·i2 summed over what i3 lacks, then times i3.
-
-    torch.nn.functional.bilinear of [b, m] and [b, n] to o features: b·o·m·n + b·o·n multiply-adds
-    (the order of products is that of `_trilinear` in ATen's Linear.cpp).
+    torch.nn.functional.bilinear of [b, m] and [b, n] to o features: b·o·m·n + b·o·n multiply-adds (the order of
+    products is that of `_trilinear` in ATen's Linear.cpp).
     """
     sizes = [1] * (len(i1) + len(expand1))
     for spec, expand in ((i1, expand1), (i2, expand2), (i3, expand3)):

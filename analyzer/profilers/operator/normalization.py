@@ -128,10 +128,8 @@ CTC_CLASS_FLOPS = 6
 
 
 def linear_cross_entropy_flops(x: Spec, weight: Spec, *rest: Any, out: Any = None, **_: Any) -> FlopCount:
-    """Takes x [n, d] by weight [classes, d] and a log-softmax (5).
-
-    Where gradients come with the loss, also the products for those of x and of the weight, and of each logit's
-    exp(x - log sum), - target, × g (4).
+    """Takes x [n, d] by weight [classes, d] and a log-softmax (5). Where gradients come with the loss, also the
+    products for those of x and of the weight, and of each logit's exp(x - log sum), - target, × g (4).
     """
     wanted = [bool(flag) for flag in rest[10:12]]  # compute_input_grad, compute_linear_weight_grad
     logits = x.numel // x[-1] * weight[0]

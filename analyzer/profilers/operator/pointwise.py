@@ -130,11 +130,7 @@ def parts(name: str, args: tuple[Any, ...], out: Spec) -> int:
 
 def pointwise(name: str, flops: int) -> Formula:
     """The formula of an operator that does ``flops`` elementary operations to an element of its (first) output."""
-    def pointwise_flops(*args: Any, out: Any, **_: Any) -> int:
-        result = first(out)
-        return flops * result.numel * parts(name, args, result)
-
-    return pointwise_flops
+    return lambda *args, out, **_: flops * first(out).numel * parts(name, args, first(out))
 
 
 GELU_FLOPS, GELU_TANH_FLOPS = 5, 9

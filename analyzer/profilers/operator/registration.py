@@ -116,7 +116,6 @@ def foreach_single(op: Hashable) -> str | None:
 
 class OperatorRegistry(Registry[Hashable, V]):
     """`Registry` whose keys are operators, operator packets, their names, higher-order operators or Triton kernels.
-
     What the families `add` is imported at the first use of any of these registries: with the package, it would take a
     tenth of torch's time. A thread that comes while another imports them waits for each, as imports do.
     """
