@@ -267,7 +267,6 @@ class _Replay:
         self._calls = max(self._calls, calls)
 
     def _give_back(self) -> None:
-        """Free what the host knows to be unused."""
         held, self._held = self._held, []
         for block, streams in held:
             if self.host.is_done(streams):

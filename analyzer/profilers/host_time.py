@@ -76,7 +76,6 @@ def count_listed(signature: Signature) -> int:
 
 
 def waits_for_device(signature: Signature) -> bool:
-    """Whether the host waits until the device has computed the result."""
     name = getattr(getattr(signature.op, "_schema", None), "name", "")
     is_copy = name in ("aten::_to_copy", "aten::copy_")
     if name not in _READ_BACK and not is_copy or not any(s.device.startswith("cuda") for s in signature.inputs):

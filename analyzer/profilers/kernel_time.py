@@ -158,7 +158,6 @@ def find_medium(signature: Signature, device: DeviceSpec, group: ProcessGroupSpe
 
 
 def _find_hosts(device: DeviceSpec, world: WorldFacts | None) -> tuple[ClusterSpec, int]:
-    """The cluster that ranks are on, and how many of them each host has."""
     cluster = cluster_of(device) if world is None or world.cluster is None else world.cluster
     return cluster, cluster.devices_per_host if world is None else world.devices_per_host or cluster.devices_per_host
 

@@ -15,7 +15,7 @@ from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .call_sequence import CallSequence, CallTimer, Pace, UnknownTimeError
 from .kernel_time import COMMUNICATION, kernel_time
 from .schedule import PICOSECONDS, Clock, PhaseTime
-from .stream_schedule import KernelRun, find_lanes, runs_in_turn, schedule_steps, time_phases
+from .stream_schedule import KernelRun, find_lanes, schedule_steps, time_phases
 
 
 def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
@@ -70,7 +70,8 @@ class _Latency:
         out = Annotation(self._fill_rows, lambda: find_lanes(self.log, self.timer))
         tallies = [(tally, self.timer.time(tally.call)) for tally in log.tallies()]
         sequence = CallSequence(log, self.timer)
-        in_turn = self.timer.is_host or runs_in_turn(log)
+        # all kernels are on one stream, with nothing that waits for them but the calls themselves
+        in_turn = self.timer.is_host or not log.streams and not any(map(communicates, log.signatures()))
         times = time_phases(sequence, self.timer.timed) if in_turn else self._schedule(sequence)
         spent: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in log.phases}
         for tally, (_, kernel, *_) in tallies:  # picoseconds of kernels by what bounds them

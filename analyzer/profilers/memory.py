@@ -179,7 +179,6 @@ class _SavedByPass:
         self._total, self.kept = [0] * (len(self.ends) + 1), [0] * (len(self.ends) + 1)
 
     def note(self, lifetime: StorageLifetime, is_saved: bool) -> None:
-        """Note a storage that a forward pass made."""
         place = min(bisect_left(self.ends, lifetime.born), len(self.ends) - 1)
         self.pass_of_node[lifetime.node] = place
         if is_saved:
@@ -253,7 +252,6 @@ def _describe_nodes(log: Log, last: int, out: Annotation, saved_at: dict[int, in
 
 
 def category_of(lifetime: StorageLifetime, log: Log, forward_ends: Mapping[int, Sequence[int]]) -> str:
-    """What a storage is held for."""
     if lifetime.category:
         return lifetime.category
     if lifetime.phase != "forward" or not outlives_forward(lifetime, forward_ends.get(lifetime.step, ()), log):

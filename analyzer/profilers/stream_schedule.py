@@ -11,7 +11,6 @@ from analyzer.meta.state import StreamAction, StreamMark
 from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import NO_STEP
 from analyzer.record.log import Log
-from analyzer.record.process_group import communicates
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional
 from .kernel_time import COMMUNICATION, COMPUTE
@@ -76,11 +75,6 @@ class ScheduledStep(NamedTuple):
     runs: list[KernelRun]
     hosts: list[HostRun]
     phases: dict[str, PhaseTime]
-
-
-def runs_in_turn(log: Log) -> bool:
-    """Whether all kernels of a log are on one stream, with nothing that waits for them but the calls themselves."""
-    return not log.streams and not any(map(communicates, log.signatures()))
 
 
 def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = None, first: int = NO_STEP, *,

@@ -168,7 +168,9 @@ class ProfileBuilder:
             saved = {i: row["saved_tensors"] for i, row in rows.items() if row.get("saved_tensors")}
             for i, tensors in describe_saved(log, saved).items():
                 rows[i]["saved_tensors"] = tensors
-            infos = {i: self._describe_node(i, rows[i]) for i, node in enumerate(log.nodes)
+            held = {(node.step, number): node.name for node in reversed(log.nodes) if node.op == "get_attr"
+                    for number, _ in node.outputs}  # the first that gets each of the model's tensors
+            infos = {i: self._describe_node(i, rows[i], held) for i, node in enumerate(log.nodes)
                      if node.step == log.steps - 1}
         for i, blank in self.blanks.items():
             blank.fill(infos[i])
@@ -242,15 +244,7 @@ class ProfileBuilder:
                 row.update((name, None) for name in row if is_unfinished(name))
         return merged
 
-    @functools.cached_property
-    def _held(self) -> dict[tuple[int, int], str]:
-        found: dict[tuple[int, int], str] = {}
-        for node in self.log.nodes:
-            for number, _ in node.outputs if node.op == "get_attr" else ():
-                found.setdefault((node.step, number), node.name)
-        return found
-
-    def _describe_node(self, index: int, row: Mapping[str, Any]) -> NodeInfo:
+    def _describe_node(self, index: int, row: Mapping[str, Any], held: Mapping[tuple[int, int], str]) -> NodeInfo:
         """The row of one node; quantities that are no field of `NodeInfo` are kept in ``extra``."""
         log, node = self.log, self.log.nodes[index]
         known = {k: v for k, v in row.items() if k in _NODE_FIELDS}
@@ -263,7 +257,7 @@ class ProfileBuilder:
                         module_path=self.paths.find(log.modules[node.module].path), source=node.source or None,
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
-                        aliases=_list_aliases(log, index, node, self._held),
+                        aliases=_list_aliases(log, index, node, held),
                         region=node.region,  # type: ignore[arg-type]
                         sharding=sharding, extra=extra, **known)
 

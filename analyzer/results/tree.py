@@ -155,7 +155,11 @@ class ModuleTree:
         *wrappers, shown = self.paths.list_levels(path)
         info = self._describe(module, path, shown, depth + len(wrappers))
         for wrapper in reversed(wrappers):
-            info = _wrap(info, wrapper)
+            costs = _costs(info)  # a compiled module does nothing outside of the one that it wraps
+            nothing = CostInfo(**{name: None if value is None else 0 for name, value in costs.items()})
+            info = ModuleInfo(path=wrapper, type=WRAPPER_TYPE, depth=info.depth - 1, training=info.training,
+                              calls=info.calls, inputs=info.inputs, outputs=info.outputs,
+                              output_bytes=info.output_bytes, own=nothing, children=(info,), **costs)
         return info
 
     def _describe(self, module: ModuleShape, path: str, shown: str, depth: int) -> ModuleInfo:
@@ -190,15 +194,6 @@ class ModuleTree:
         row["optimizer_seconds"] = self.optimizer_seconds and self.optimizer_seconds * trainable / max(
             1, self.trainable)
         return CostInfo(**{k: v for k, v in row.items() if k in _COST_FIELDS})
-
-
-def _wrap(inner: ModuleInfo, path: str) -> ModuleInfo:
-    """The level of a compiled module, which does nothing outside of the one that it wraps."""
-    costs = _costs(inner)
-    nothing = CostInfo(**{name: None if value is None else 0 for name, value in costs.items()})
-    return ModuleInfo(path=path, type=WRAPPER_TYPE, depth=inner.depth - 1, training=inner.training, calls=inner.calls,
-                      inputs=inner.inputs, outputs=inner.outputs, output_bytes=inner.output_bytes, own=nothing,
-                      children=(inner,), **costs)
 
 
 def list_module_calls(log: Log, paths: ModulePaths, rows: Rows) -> tuple[ModuleCall, ...]:

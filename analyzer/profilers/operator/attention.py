@@ -124,7 +124,6 @@ _STARTS = ("cum_seq_q", "cu_seqlens_q", "cu_seq_q"), ("cum_seq_k", "cu_seqlens_k
 
 
 def _given(named: Mapping[str, Any], *names: str) -> Any:
-    """The first of these arguments that is given."""
     return next((named[name] for name in names if named.get(name) is not None), None)
 
 

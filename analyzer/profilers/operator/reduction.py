@@ -162,7 +162,6 @@ std std_mean sum var var_mean"""
 
 
 def reduction_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    """Sums and the like over the dimensions of the argument ``dim``, or all."""
     if not signature.inputs or not signature.outputs:
         return None
     source, dims = signature.inputs[0], bind(signature).get("dim")
