@@ -194,7 +194,6 @@ class _FusedStep:
         self.is_captured = mode != "default"
         self.host = HostTime(host_of(device), log)
         self.pace = find_constants("inductor", device)
-        self.calls = [call for call in log.calls if call.step == log.steps - 1]
 
     def run(self) -> dict[str, Any]:
         last = self.log.steps - 1
@@ -216,7 +215,24 @@ class _FusedStep:
                     made = {buffer for kernel in launched for buffer in kernel.writes}
                     inputs = len({buffer for kernel in launched for buffer in kernel.reads} - made)
                     parts.append(_Part(record.phase, [self.launch(kernel) for kernel in launched], inputs))
-        return self.describe(parts, kernels)
+        phases, items = self.run_parts(parts, Pace()), [item for part in parts for item in part.items]
+        eager = [(call, self.time(call)) for call in self.log.calls if call.step == last]
+        compiled = {record.phase for record in self.log.phases} & set(COMPILED)
+        rest = sum(traffic_bytes(call, self.log.storages) for call, _ in eager if call.phase not in compiled)
+        moved = sum(kernel.moved_bytes if kernel.extern is None
+                    else traffic_bytes(kernel.extern, self.log.storages) for kernel in kernels)
+        wall, seconds = sum(phases.values()), math.fsum(item.time.seconds for item in items)
+        errors = ErrorSum()
+        for item in items:
+            errors.add(item.kernel, 1, item.time.seconds, item.time.spread)
+        return {"mode": self.mode, **sum_seconds(phases), "kernel_seconds": seconds,
+                "step_seconds_range": range_at_paces(wall, self.pace["spread"], errors, ErrorSum(),
+                                                     lambda pace: sum(self.run_parts(parts, pace).values())),
+                "kernels": sum(item.time.kernels for item in items),
+                "eager_kernels": sum(time.kernels for _, time in eager),
+                "moved_bytes": moved + rest,
+                "eager_moved_bytes": sum(traffic_bytes(call, self.log.storages) for call, _ in eager),
+                "cuda_graphs": self.is_captured}
 
     def run_parts(self, parts: Sequence[_Part], pace: Pace) -> dict[str, float]:
         phases = {record.phase: 0.0 for record in self.log.phases if record.step == self.log.steps - 1}
@@ -285,23 +301,3 @@ class _FusedStep:
                                      round((time.seconds + time.kernels * gap) * PICOSECONDS), waits,
                                      round(notice * PICOSECONDS)))
         return clock
-
-    def describe(self, parts: list[_Part], kernels: list[Kernel]) -> dict[str, Any]:
-        phases, items = self.run_parts(parts, Pace()), [item for part in parts for item in part.items]
-        eager = [(call, self.time(call)) for call in self.calls]
-        compiled = {record.phase for record in self.log.phases} & set(COMPILED)
-        rest = sum(traffic_bytes(call, self.log.storages) for call, _ in eager if call.phase not in compiled)
-        moved = sum(kernel.moved_bytes if kernel.extern is None
-                    else traffic_bytes(kernel.extern, self.log.storages) for kernel in kernels)
-        wall, seconds = sum(phases.values()), math.fsum(item.time.seconds for item in items)
-        errors = ErrorSum()
-        for time, _, kernel, _ in items:
-            errors.add(kernel, 1, time.seconds, time.spread)
-        return {"mode": self.mode, **sum_seconds(phases), "kernel_seconds": seconds,
-                "step_seconds_range": range_at_paces(wall, self.pace["spread"], errors, ErrorSum(),
-                                                     lambda pace: sum(self.run_parts(parts, pace).values())),
-                "kernels": sum(item.time.kernels for item in items),
-                "eager_kernels": sum(time.kernels for _, time in eager),
-                "moved_bytes": moved + rest,
-                "eager_moved_bytes": sum(traffic_bytes(call, self.log.storages) for call, _ in eager),
-                "cuda_graphs": self.is_captured}

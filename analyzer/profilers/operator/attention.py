@@ -1,4 +1,4 @@
-"""Attention and recurrent networks: FLOPs, and which kernel each operator runs on which sizes.
+"""Attention: FLOPs, and which kernel each operator runs on which sizes.
 
 What scaled_dot_product_attention runs on the simulated device is chosen where it is called (`analyzer.cuda`), and so is
 the fast path of ``nn.TransformerEncoder``: the operators recorded are those that run.

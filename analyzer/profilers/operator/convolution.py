@@ -115,7 +115,6 @@ for _dims, _names in {1: "avg_pool1d max_pool1d max_pool1d_with_indices quantize
                   lambda grad, x, *_, dims=_dims, **__: grad.numel + adaptive_elements(x, grad, dims))
 
 
-
 # FLOPs of interpolation and grid sampling, per output element and tap. Coordinates and weights are shared by batch and
 # channels and left out, but those of a sampling grid, whose every point has its own.
 

@@ -95,9 +95,8 @@ register_each("_weight_norm_interface_backward", per_input(5))  # Σ grad v (2),
 register_each(
     "_softmax softmax _log_softmax log_softmax _safe_softmax _masked_softmax _nested_tensor_softmax_with_shape",
     per_input(5))  # maximum, - maximum, exp, sum, and ÷ sum or - log sum
-register_each("_softmax_backward_data", per_input(4))      # y (g - Σ g y)
-register_each("_log_softmax_backward_data", per_input(4))  # g - exp(y) Σ g
-register_each("_masked_softmax_backward", per_input(4))
+# y (g - Σ g y); of the logarithm g - exp(y) Σ g
+register_each("_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward", per_input(4))
 register_each("renorm", per_input(3))                      # norm (2), × scale
 
 
