@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -91,7 +91,7 @@ class _Flow:
                  and last_update >= 0 and (start < last_update or not run.has_grad)}
         if not seeds:
             return set()
-        joined = _Groups()
+        beside: defaultdict[int, set[int]] = defaultdict(set)
         for index, call in enumerate(self.calls):
             unit = self.unit_of[index]
             for number in (*call.inputs, *call.outputs) if unit not in used else ():
@@ -100,9 +100,14 @@ class _Flow:
                 # a storage of an earlier step, such as an average of weights, is not evaluation's alone
                 if 0 <= born < len(self.calls) and self.unit_of[born] not in used and (
                         self.calls[born].step == call.step and number in self.calls[born].outputs):
-                    joined.join(unit, self.unit_of[born])
-        groups = {joined.find(unit) for unit in seeds}
-        return {i for i, unit in enumerate(self.unit_of) if unit not in used and joined.find(unit) in groups}
+                    beside[unit].add(self.unit_of[born])
+                    beside[self.unit_of[born]].add(unit)
+        found: set[int] = set()
+        while seeds:
+            unit = seeds.pop()
+            found.add(unit)
+            seeds |= beside[unit] - found
+        return {i for i, unit in enumerate(self.unit_of) if unit in found}
 
     def _find_used(self) -> tuple[set[int], int]:
         """The units with a call that leads to an update, and the last call of an update; -1 where there is none."""
@@ -128,20 +133,6 @@ class _Flow:
             lifetime = self.storages.get(number)
             if unit not in self.runs or lifetime is not None and unit <= lifetime.born_call <= index:
                 yield number
-
-
-class _Groups:
-    def __init__(self) -> None:
-        self._parent: dict[int, int] = {}
-
-    def find(self, unit: int) -> int:
-        while (above := self._parent.get(unit, unit)) != unit:
-            self._parent[unit] = self._parent.get(above, above)
-            unit = above
-        return unit
-
-    def join(self, unit: int, other: int) -> None:
-        self._parent[self.find(unit)] = self.find(other)
 
 
 def _leave_out_module_calls(log: Log, runs: Sequence[OuterRun]) -> None:
