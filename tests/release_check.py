@@ -4,8 +4,6 @@
 
 The wheel is installed beside PyTorch alone, without extras: what needs none works, and what needs one names it.
 """
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,6 +1,4 @@
 """Small models that tests share."""
-from __future__ import annotations
-
 from torch import nn
 
 

@@ -1,6 +1,4 @@
 """The example that chooses shardings: known answers, and the best of all choices."""
-from __future__ import annotations
-
 import itertools
 
 import pytest

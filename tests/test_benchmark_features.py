@@ -1,6 +1,4 @@
 """Samples of the generators of features: what a prediction says is what a run on data says."""
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,6 +1,4 @@
 """How tests under other versions are counted and told, and what `make` starts."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

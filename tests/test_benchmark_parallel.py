@@ -1,6 +1,4 @@
 """Published runs on many GPUs, rebuilt: a row of each family, and the stand-in for Transformer Engine by hand."""
-from __future__ import annotations
-
 import copy
 from importlib.util import find_spec
 

@@ -1,6 +1,4 @@
 """Published steps of sharded models: that every row can be run as it says, and a small one is met."""
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import accuracy_sharded

@@ -1,6 +1,4 @@
 """The speed benchmark: its tables, and a run of it too small to say anything of speed."""
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import sys

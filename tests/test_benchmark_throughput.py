@@ -1,6 +1,4 @@
 """Published steps of many GPUs, sampled: small stages, as the benchmark predicts all of them."""
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.accuracy_throughput import TABLE, Run, judge, time_stages

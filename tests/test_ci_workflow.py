@@ -1,6 +1,4 @@
 """The workflow in examples/ci/ does what it says: its commands are ours, and run in order they judge a pull request."""
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,6 +1,4 @@
 """The command line as its users run it."""
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

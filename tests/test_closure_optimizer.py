@@ -1,6 +1,4 @@
 """Optimizers whose step runs the model itself: LBFGS, by name, in steps of one's own and in scripts."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,6 +1,4 @@
 """Programs that profile in a loop: what they drop is gone at once, and Python's collector works as it did."""
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

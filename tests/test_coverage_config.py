@@ -1,6 +1,4 @@
 """The rules that make configs of transformers small and complete, and inputs from what docstrings state."""
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.coverage_config import default_fields, scale, shorten

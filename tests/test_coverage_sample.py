@@ -1,7 +1,5 @@
 """Models of all families: profiled in both modes, traced, and the graph's results compared with the original's on data.
 """
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,6 +1,4 @@
 """What a user downloads: a source distribution is built of the tracked files, without a network, and read."""
-from __future__ import annotations
-
 import email
 import re
 import subprocess

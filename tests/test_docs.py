@@ -1,6 +1,4 @@
 """The documentation speaks of files that are there."""
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

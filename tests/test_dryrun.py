@@ -1,6 +1,4 @@
 """`analyzer dryrun`: whole scripts, as people write them, on tensors without data."""
-from __future__ import annotations
-
 import sys
 import textwrap
 from pathlib import Path

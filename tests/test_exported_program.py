@@ -1,6 +1,4 @@
 """Programs by torch.export and modules of TorchScript, where a module is wanted: figures are those of the module."""
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

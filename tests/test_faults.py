@@ -1,6 +1,4 @@
 """A run that is stopped leaves nothing behind: a sample of benchmarks/fault_trial.py, and the faults that it found."""
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,6 +1,4 @@
 """The figures that explain: what they show is what the profile says, and each stands on a page."""
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

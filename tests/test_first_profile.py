@@ -1,6 +1,4 @@
 """The first profile of a process is like those after it: what torch and the output cache keep shows in nothing."""
-from __future__ import annotations
-
 import subprocess
 import sys
 

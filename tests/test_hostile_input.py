@@ -1,6 +1,4 @@
 """What comes from outside is data: a file that is damaged, or says what cannot be, is refused in words."""
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,8 +1,6 @@
 """Imports point one way: each room sees only the rooms before it, and no file is in a circle. Every import counts,
 those in functions and under `TYPE_CHECKING` too.
 """
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,6 +1,4 @@
 """Arguments that cannot be used: the error repeats them and says how to mend it, before any work is done."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

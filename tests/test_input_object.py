@@ -1,6 +1,4 @@
 """Inputs in objects: dataclasses, namespaces, mappings and others, counted and traced as tensors given alone."""
-from __future__ import annotations
-
 import dataclasses
 from collections import UserDict, deque, namedtuple
 from types import SimpleNamespace

@@ -1,6 +1,4 @@
 """Each page of docs/jobs/ answers with at most three commands, on one screen each, and says what they print."""
-from __future__ import annotations
-
 import doctest
 from pathlib import Path
 

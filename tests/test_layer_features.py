@@ -1,6 +1,4 @@
 """What models do besides calling layers: each profiles in both modes, and its trace gives its results and gradients."""
-from __future__ import annotations
-
 import functools
 import gc
 

@@ -1,6 +1,4 @@
 """A process that goes on for long holds no more than one that has begun."""
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.trust_long_use import Level, count_waiting, list_courses, run_rounds

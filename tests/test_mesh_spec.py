@@ -1,6 +1,4 @@
 """What it costs on a mesh to change how a tensor lies, and how sharded tensors are told of in a profile."""
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,6 +1,4 @@
 """Samples a second count all micro-batches of a step that accumulates gradients."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

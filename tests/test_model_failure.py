@@ -1,6 +1,4 @@
 """A model that cannot run with its inputs is told by the cause first, with the module where it came up."""
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

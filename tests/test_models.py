@@ -1,6 +1,4 @@
 """Models that people use, from their own libraries, with no change to their code: both modes, nothing uncounted."""
-from __future__ import annotations
-
 import subprocess
 import sys
 

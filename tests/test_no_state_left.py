@@ -1,6 +1,4 @@
 """Whatever fails, and wherever: torch, the module, its hooks and the random number generators are as they were."""
-from __future__ import annotations
-
 import copy
 import itertools
 import random

@@ -1,6 +1,4 @@
 """mode="train" of a model without anything that requires a gradient is its forward pass, and says so."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

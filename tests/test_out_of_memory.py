@@ -1,6 +1,4 @@
 """A step that needs more memory than there is: where it ends, what is known, and that all is as it was."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,6 +1,4 @@
 """Files are written whole or not at all, and what cannot be written is said before the work."""
-from __future__ import annotations
-
 import os
 import resource
 import stat

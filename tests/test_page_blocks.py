@@ -7,8 +7,6 @@ show stands in a comment before: `<!-- first: code -->`, to which `shown` is the
 A block that is not run has a comment `<!-- not run: reason -->`
 on the line before. The pages of docs/jobs/ are run by tests/test_job_pages.py.
 """
-from __future__ import annotations
-
 import contextlib
 import difflib
 import doctest

@@ -1,8 +1,6 @@
 """Torch's private names that the package stands on: what each must do. A failure here says which file a change of torch
 breaks.
 """
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,6 +1,4 @@
 """profile(): published figures, hand-derived bytes, and a model that is as it was."""
-from __future__ import annotations
-
 import copy
 import dataclasses
 from functools import partial

@@ -1,6 +1,4 @@
 """Rows of a profile are worked out when they are read, and a profile is plain data all the same."""
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

@@ -1,6 +1,4 @@
 """Compiled and data-parallel wrapped models report under their own modules' names; wrappers are levels of the tree."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

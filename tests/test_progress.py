@@ -1,6 +1,4 @@
 """Work over a second shows on a terminal how far it is, whatever the command, and leaves its output as it is."""
-from __future__ import annotations
-
 import gc
 import io
 import re

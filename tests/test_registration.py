@@ -1,6 +1,4 @@
 """What nothing would find, and what could not be called, is refused when it is registered."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,6 +1,4 @@
 """What leaves the device through saved-tensor hooks, and what several streams hold, in bytes worked out by hand."""
-from __future__ import annotations
-
 import contextlib
 
 import pytest

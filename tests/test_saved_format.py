@@ -2,8 +2,6 @@
 
 `saved/` holds what the last formats wrote: a profile of version 7, a plan of version 2.
 """
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

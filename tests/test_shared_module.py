@@ -1,6 +1,4 @@
 """Models of which each rank holds a part are refused with the wrapper's name; of replicas communication is unknown."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

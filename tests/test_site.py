@@ -1,6 +1,4 @@
 """The documentation site: it builds without a warning, needs no network, and shows what its pages say."""
-from __future__ import annotations
-
 import html
 import importlib
 import os

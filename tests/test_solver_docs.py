@@ -1,6 +1,4 @@
 """What docs/solvers.md names is there, and what is exported is in it."""
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,6 +1,4 @@
 """Sweeps: the grid, the rows, what survives, and the executors that run them."""
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,6 +1,4 @@
 """symbolic_trace + symbolic_profile: the annotated graph, against published figures and against the eager profile."""
-from __future__ import annotations
-
 import gc
 
 import pytest

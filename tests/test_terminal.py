@@ -1,6 +1,4 @@
 """Whatever encoding a terminal has, tables are printed: in ASCII where it has no characters to draw with."""
-from __future__ import annotations
-
 import io
 import sys
 

@@ -2,8 +2,6 @@
 
 A cell that is interrupted leaves the kernel as it was.
 """
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,6 +1,4 @@
 """An inference step runs dropout and batch norm as their flags say, says so, and does not where eval=True."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

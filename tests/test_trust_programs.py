@@ -1,6 +1,4 @@
 """Random programs on tensors: without data the package tells what torch does with data."""
-from __future__ import annotations
-
 import random
 import warnings
 from collections import Counter

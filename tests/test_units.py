@@ -1,6 +1,4 @@
 """analyzer/units.py: text of quantities, and sizes read from text."""
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

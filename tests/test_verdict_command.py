@@ -1,6 +1,4 @@
 """The verdict at the end of the commands, and their exit codes."""
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,6 +1,4 @@
 """`analyzer view` writes the page of what was saved, with the command that asks again, and opens it."""
-from __future__ import annotations
-
 from html import escape
 
 import pytest

@@ -1,6 +1,4 @@
 """`profile` in a world keeps what it promises outside of one."""
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,6 +1,4 @@
 """What to change so that a step fits: every figure is that of a profile, and the changes are those that help."""
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from functools import partial

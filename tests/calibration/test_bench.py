@@ -1,6 +1,4 @@
 """The clock of a CUDA device, with events and graphs that only count: what is captured, queued and divided."""
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace

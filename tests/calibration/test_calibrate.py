@@ -1,6 +1,4 @@
 """`calibrate` with a clock that tells the times of a device whose constants are known: they are found again."""
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,6 +1,4 @@
 """What the tests of drop-ins share."""
-from __future__ import annotations
-
 import pytest
 
 from tests.dropins.sample_model import VISION, make_model

@@ -1,6 +1,4 @@
 """Models that drop-ins and the packages themselves are asked about, and what they are called with."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

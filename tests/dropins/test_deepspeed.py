@@ -1,6 +1,4 @@
 """`analyzer.dropins.deepspeed` and `flops_profiler`: text that scripts parse, attributes of modules, configurations."""
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,6 +1,4 @@
 """`analyzer.dropins.fvcore` beside fvcore: the same figures and tables, without data."""
-from __future__ import annotations
-
 import logging
 from collections import Counter
 

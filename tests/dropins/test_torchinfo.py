@@ -1,6 +1,4 @@
 """`analyzer.dropins.torchinfo` beside torchinfo: the same table to the character, without data."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,8 +1,6 @@
 """Runs scripts dry, one after the other in this process, which imports their libraries once: python run_scripts.py
 FOLDER, where jobs.json is a list of [name, script, arguments]. Leaves NAME.json, a profile, and NAME.txt, what it said.
 """
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,6 +1,4 @@
 """Checkpoints of safetensors under a dry run, and threads that read them."""
-from __future__ import annotations
-
 import json
 import textwrap
 

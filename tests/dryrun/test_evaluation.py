@@ -1,6 +1,4 @@
 """Forward passes that lead to no update are evaluation: a phase of its own, in no figure of a step."""
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -2,8 +2,6 @@
 
 All run dry in one process of their own: what they import would keep what it was told of a GPU.
 """
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

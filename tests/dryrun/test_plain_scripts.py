@@ -1,6 +1,4 @@
 """Scripts of torch, timm and torchvision alone, in the style of the training loops that these projects ship."""
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,6 +1,4 @@
 """Times in a run without data: predicted for the device, or said to be none of the device's."""
-from __future__ import annotations
-
 import re
 
 import pytest

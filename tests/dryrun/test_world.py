@@ -1,6 +1,4 @@
 """Scripts as ranks of a job: what each rank holds and sends follows by hand from what the wrappers keep."""
-from __future__ import annotations
-
 import importlib.util
 import textwrap
 from collections import Counter

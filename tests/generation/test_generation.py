@@ -1,8 +1,6 @@
 """Predicted generation: the cache's growth to the byte, passes between those that were run, real runs on the CPU,
 errors.
 """
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import accumulate

@@ -2,8 +2,6 @@
 
 Logs print GiB (some call them GB) to two or four digits.
 """
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,8 +1,6 @@
 """Inference as it is served: caches to the byte for grouped heads, windows and latents, the kernel that reads them, the
 largest number of sequences, batches beside each other.
 """
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,6 +1,4 @@
 """Pipelines joined: steps and bubbles as the papers derive them, waits for transfers by hand."""
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,6 +1,4 @@
 """Ranks of one job, each run in a world of its own."""
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,6 +1,4 @@
 """Bytes of LoRA, QLoRA and 8-bit optimizers of Llama 3.1 8B, derived by hand from its published sizes."""
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,6 +1,4 @@
 """Recipes on data: quantized products, adapters, optimizers and losses compute what they stand for."""
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,6 +1,4 @@
 """Recipes take what the libraries take that they stand for, which run without data beside them."""
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,6 +1,4 @@
 """The options of a recipe mean the same for every command."""
-from __future__ import annotations
-
 import pytest
 
 from analyzer import Profile

@@ -1,6 +1,4 @@
 """The data of the pages of pipelines, ranks, sweeps and plans: they add up to the figures of the record."""
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

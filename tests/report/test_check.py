@@ -1,6 +1,4 @@
 """A profile against limits: a table of cases whose limits are worked out by hand, and how errors read."""
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

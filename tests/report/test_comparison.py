@@ -1,6 +1,4 @@
 """What changed between two profiles: trees written by hand, whose explanation is worked out, and real models."""
-from __future__ import annotations
-
 import csv
 import io
 import math

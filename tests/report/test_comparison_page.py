@@ -1,6 +1,4 @@
 """The page of a comparison: its data are those of the record, names are escaped, and a browser draws it."""
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
 """Tables for other programs: paths instead of a drawn tree, numbers unrounded in CSV, one row a model."""
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,6 +1,4 @@
 """The reports in the layouts of other tools: options, order, marks, errors, files, notebooks."""
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

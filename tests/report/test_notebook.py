@@ -1,6 +1,4 @@
 """What an interactive session shows of each result: short, and what is asked first."""
-from __future__ import annotations
-
 import base64
 import io
 import re

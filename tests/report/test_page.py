@@ -1,6 +1,4 @@
 """The page of a profile stands alone, is well formed, escapes what it prints, and its data add up to the profile."""
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

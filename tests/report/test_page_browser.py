@@ -1,8 +1,6 @@
 """Pages as a browser shows them: nothing fails, nothing is fetched, figures are those of the record, and one can look
 around by mouse and keys.
 """
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -3,8 +3,6 @@ tools.
 
 The golden files hold what was published, latencies left out (they are of other machines), and where.
 """
-from __future__ import annotations
-
 import ast
 import json
 import re

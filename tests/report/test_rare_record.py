@@ -1,6 +1,4 @@
 """What tables, pages and readers say of rare records, of names that steer a terminal, and records by themselves."""
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 

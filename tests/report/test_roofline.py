@@ -1,6 +1,4 @@
 """Where operators and modules stand under the roofline: hand-derived ceilings, and the files."""
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

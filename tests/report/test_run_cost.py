@@ -1,6 +1,4 @@
 """What a run costs: hand-derived amounts, what is taken for granted, and what cannot be asked."""
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

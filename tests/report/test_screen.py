@@ -1,6 +1,4 @@
 """The first screen: 40 lines of 120 columns, with the figures of the profile."""
-from __future__ import annotations
-
 import io
 import os
 import re

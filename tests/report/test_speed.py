@@ -1,6 +1,4 @@
 """Rates of a step: samples, tokens, FLOPs, utilization, and how they are told."""
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

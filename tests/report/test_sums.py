@@ -1,8 +1,6 @@
 """Every table's columns add up, over eight models: a module is its children and its own row, in the records and in
 what is printed.
 """
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,6 +1,4 @@
 """Nodes, modules and other rows for networkx, for pandas, and in files, read back by pandas and csv."""
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,6 +1,4 @@
 """Exporters and reports are added from outside, by name, and those of the package are loaded when one is looked for."""
-from __future__ import annotations
-
 import sys
 
 import pytest

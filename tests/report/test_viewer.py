@@ -1,8 +1,6 @@
 """Files for viewers: the lanes of a step in time as a Chrome trace, and memory as torch's own readers and the viewer at
 pytorch.org/memory_viz need it.
 """
-from __future__ import annotations
-
 import base64
 import json
 import math

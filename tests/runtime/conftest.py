@@ -1,6 +1,4 @@
 """A device whose time is told by hand, and a model whose parts take known times on it."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

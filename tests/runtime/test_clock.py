@@ -1,6 +1,4 @@
 """The two clocks."""
-from __future__ import annotations
-
 import torch
 
 from analyzer.tools.runtime.clock import EventClock, HostClock, choose_clock

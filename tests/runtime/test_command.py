@@ -1,6 +1,4 @@
 """``analyzer measure`` as its users run it."""
-from __future__ import annotations
-
 import pytest
 
 from analyzer import Profile

@@ -1,6 +1,4 @@
 """Scripts for DeepSpeed's profiler, flops-profiler and TIDSProfiler run with their import changed."""
-from __future__ import annotations
-
 import re
 
 import pytest

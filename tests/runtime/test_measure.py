@@ -1,6 +1,4 @@
 """A dozen models: what is measured adds up, and what is counted is what was predicted for the same device."""
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,6 +1,4 @@
 """Whatever ends a recording, and wherever: torch, the model, gradients and random numbers are as they were."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,6 +1,4 @@
 """Who gets the time: every lap belongs to one module, and all laps of a phase are its length."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

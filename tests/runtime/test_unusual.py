@@ -1,6 +1,4 @@
 """Models whose tensors are unusual: each runs as it would, and what it does is counted in its modules."""
-from __future__ import annotations
-
 import copy
 import warnings
 import weakref

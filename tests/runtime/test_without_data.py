@@ -1,6 +1,4 @@
 """Drop-ins on models without data: the figures of a CPU, and no time that no device spent."""
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

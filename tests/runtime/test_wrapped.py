@@ -1,6 +1,4 @@
 """Compiled and data-parallel wrapped models: their modules go by their own names, wrappers are levels of the tree."""
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,6 +1,4 @@
 """Small models whose plans run on a CPU in milliseconds."""
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,6 +1,4 @@
 """Solvers against every division there is; the account of a plan's memory against the checker's."""
-from __future__ import annotations
-
 import sys
 
 import numpy as np

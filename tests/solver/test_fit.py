@@ -1,6 +1,4 @@
 """Largest batch and longest sequence: against exhaustive search, with few evaluations, verified on both sides."""
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

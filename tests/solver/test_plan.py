@@ -1,6 +1,4 @@
 """Plans end to end: within the budget when replayed, and on real tensors the same step, bit by bit."""
-from __future__ import annotations
-
 import copy
 import pickle
 

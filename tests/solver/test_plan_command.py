@@ -1,6 +1,4 @@
 """``analyzer plan`` as its users run it."""
-from __future__ import annotations
-
 import pytest
 import torch
 

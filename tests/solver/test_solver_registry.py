@@ -1,6 +1,4 @@
 """Solvers that are added from outside: found by name, and held to what a division is."""
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
 """Detection models on the command line: they train with made-up targets, which is said."""
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

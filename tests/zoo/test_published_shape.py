@@ -1,8 +1,6 @@
 """Published shapes: what is there, what it is called, that it has the published parameters, and that no network is
 asked.
 """
-from __future__ import annotations
-
 import re
 import socket
 from pathlib import Path

@@ -1,6 +1,4 @@
 """`mynet.py:Net`: a class or a factory in a file as a TARGET."""
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

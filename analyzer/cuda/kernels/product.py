@@ -244,13 +244,15 @@ def _fill_or_multiply(name: str, a: Tensor, b: Tensor | None, value: float, pref
         raise NotImplementedError(f"Function not implemented: {name}")
 
 
-@kernel_replacements.append
 def answer_for_managed_memory() -> Iterator[Undo]:
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is not None:
         yield answer(functional, "get_paged", _make_paged)
         yield answer(functional, "elementwise_func", _fill_or_multiply)
         yield answer(functional, "prefetch_tensor", lambda *args, **kwargs: None)
+
+
+kernel_replacements.append(answer_for_managed_memory)
 
 
 # What operators of sparse tensors return, whose elements meta kernels lose; where data decides how many: none.
