@@ -147,6 +147,5 @@ class CallTable(Sequence[OpCall]):
         for place in places:
             start, inputs, outputs, kind, *_ = self._row(place)
             middle = start + inputs
-            given = self._numbers[start:middle]
-            stays = outputs > 0 and all([number in given for number in self._numbers[middle:middle + outputs]])
+            stays = outputs > 0 and set(self._numbers[middle:middle + outputs]).issubset(self._numbers[start:middle])
             yield self.signatures[place], self._numbering.keys_at[kind], stays
