@@ -25,6 +25,7 @@ from analyzer.meta.state import active, active_state, current
 
 from . import stream
 from .sdp_choice import CUDNN_VERSION, simulated_capability
+from .stream import set_stream
 
 
 class _Local(threading.local):
@@ -116,10 +117,10 @@ def _default_stream(device: Any = None) -> stream.SimulatedStream:
     return stream.SimulatedStream(stream.device_index(device), stream_id=0)
 
 
-def _set_stream(given: Any) -> None:
-    if given is not None:
-        _local.streams[given.device.index] = given
-        stream.set_stream(given.stream_id)
+def _set_stream(stream: Any) -> None:  # which may be named
+    if stream is not None:
+        _local.streams[stream.device.index] = stream
+        set_stream(stream.stream_id)
 
 
 def _constant(value: Any) -> Callable[..., Any]:

@@ -200,7 +200,11 @@ class DefaultGenerators(Sequence[torch.Generator]):
     def __getitem__(self, index: Any) -> Any:
         if not is_simulated():
             return self._original[index]
-        return SimulatedGenerator(torch.device("cuda", range(len(self))[index]))
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"default_generators[{index}]: there are {len(self)} devices")
+        return SimulatedGenerator(torch.device("cuda", index % len(self)))
 
 
 @functools.cache  # a class is in a cycle with itself, and costs as much to make as a hundred calls

@@ -77,6 +77,9 @@ def test_devices_can_be_selected_and_are_put_back(mode):
         assert torch.cuda.current_device() == 0
     torch.cuda.set_device(torch.device("cuda:0"))
     assert torch.cuda.current_device() == 0
+    side = torch.cuda.Stream()
+    torch.cuda.set_stream(stream=side)
+    assert torch.cuda.current_stream() == side
     with torch.cuda.nvtx.range("step"):  # marks and markers do nothing
         torch.cuda.nvtx.mark("here")
     torch.cuda.profiler.start()
@@ -97,6 +100,9 @@ def test_random_state_has_no_data_and_the_hosts_generator_stays_as_it_is(mode):
     assert torch.Generator().device.type == "cpu"
     default = torch.cuda.default_generators[torch.cuda.current_device()]  # whose state model parallel code keeps
     assert default.set_state(default.get_state()).device == torch.device("cuda", 0)
+    assert [one.device for one in torch.cuda.default_generators[:2]] == [torch.device("cuda", 0)]
+    with pytest.raises(IndexError, match=r"default_generators\[1\]: there are 1 devices"):
+        torch.cuda.default_generators[1]
 
 
 def test_the_accelerator_api_answers_alike(mode):
