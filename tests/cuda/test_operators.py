@@ -141,6 +141,13 @@ def test_the_fused_encoder_layer_with_a_mask_takes_plain_products(mode):
     assert [tuple(s) for s in call.outputs] == [(2, 4, 10, 16)] * 3
 
 
+def test_a_stack_of_encoder_layers_makes_no_nested_tensors(mode):
+    with torch.no_grad():
+        out = torch.nn.TransformerEncoder(encoder_layer(), 2)(
+            rand(2, 10, 64, grad=False), src_key_padding_mask=torch.zeros(2, 10, dtype=torch.bool, device="cuda"))
+    assert out.shape == (2, 10, 64) and any("left-aligned" in text for text in mode.state.assumptions)
+
+
 def test_inference_mode_takes_the_same_paths(mode):
     with torch.inference_mode():
         F.batch_norm(rand(2, 3, 8, 8), rand(3), rand(3), rand(3), rand(3))

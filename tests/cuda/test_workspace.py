@@ -210,6 +210,15 @@ def test_blocks_of_kernels(op: Any, args: tuple[Any, ...], outputs: Any, expecte
     assert found[:len(expected)] == expected if op is aten.native_layer_norm_backward.default else found == expected
 
 
+def test_rules_are_asked_for_the_claimed_device() -> None:
+    """Also of a call that was seen before: blocks share a row where it is known how many there are."""
+    x, outputs = of((20, 20000)), (of((20, 10)), of((20, 10), INT))
+    call = Signature(aten.topk.default, (x, 10), {}, (x,), outputs)
+    assert kernel_memory(call)[0]
+    with simulating(dataclasses.replace(find_device("h200"), name="unknown", multiprocessors=None, aliases=())):
+        assert not kernel_memory(call)[0]
+
+
 def test_nothing_on_the_host() -> None:
     x = TensorSpec.of((64, 32), (1, 64), torch.float32, "cpu")
     assert blocks(aten._softmax.default, (x, -1, False), TensorSpec.of((64, 32), (32, 1), torch.float32, "cpu")) == ()

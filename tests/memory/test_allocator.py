@@ -260,6 +260,12 @@ def test_max_split_size(cached_mib: int, request_mib: int, taken_mib: int | None
                                                                           cached_mib * MIB)
 
 
+def test_max_non_split_rounding() -> None:
+    allocator = CachingAllocator(options=AllocatorOptions(max_split_size_mb=24, max_non_split_rounding_mb=21))
+    allocator.free(allocator.allocate(44 * MIB))
+    assert allocator.allocate(24 * MIB).bytes == 44 * MIB  # 44 < 24 + 21
+
+
 @pytest.mark.parametrize(("capacity_mib", "idle_mib", "request_mib", "reserved_mib"), [
     (80, (60, 10), 28, 38),  # the 60 MiB are too large to serve 28, but make room for them
     (170, (60, 90, 10), 28, 128),  # of two such the smaller one
@@ -345,6 +351,12 @@ def test_expandable_out_of_memory() -> None:
     allocator.free(block)
     allocator.empty_cache()
     assert (allocator.reserved_bytes, allocator.snapshot()) == (0, [])
+
+
+def test_expandable_without_capacity_has_no_bound() -> None:
+    allocator, nbytes = CachingAllocator(options=EXPANDABLE), 100 << 40
+    assert [allocator.allocate(nbytes).bytes for _ in range(2)] == [nbytes] * 2
+    assert allocator.reserved_bytes == 2 * -(-nbytes // (20 * MIB)) * 20 * MIB
 
 
 def test_snapshot_has_pytorchs_form() -> None:

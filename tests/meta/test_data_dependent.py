@@ -100,6 +100,18 @@ def test_unknown_scalars_are_what_is_known_of_them():
     assert any("was taken as 8, its value where what the layers compute is zero" in a for a in p.assumptions)
 
 
+def test_what_the_host_has_no_kernel_for_is_unknown_as_the_rest():
+    """Anchors behind a layer whose kernel on the claimed device, cuDNN's, is not on the host."""
+    def cut(m, x):
+        y = m.norm(x)
+        width = torch.tensor([2.0, 5.0], device=x.device) + y.mean((2, 3))[0, :2]
+        return y[..., :int(width[1])].sum()
+
+    p = profile(Call(cut, norm=torch.nn.BatchNorm2d(4)), args=(torch.rand(2, 4, 8, 8),))
+    assert any("was taken as 5, its value where what the layers compute is zero" in a for a in p.assumptions)
+    assert any("cudnn_batch_norm" in op.operator for module in p.modules.walk() for op in module.operators)
+
+
 @pytest.mark.parametrize("options", [ProfileOptions(unknown_value="error"), None])
 def test_a_scalar_of_which_nothing_is_known_is_an_error(options):
     model, args = Cut(ANCHORS), (torch.rand(1, 2, 16, 16),)
