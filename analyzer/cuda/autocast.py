@@ -60,6 +60,12 @@ APPENDED = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.S
 Policies = dict[str, dict[str, int]]
 
 
+def _registered(key: str) -> set[str]:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")
+            and has(n, key)}
+
+
 def read_policies() -> Policies:
     """Operator ("softmax.int") to policy, by the type of device: "cuda" or "cpu".
 
@@ -68,9 +74,7 @@ def read_policies() -> Policies:
     >>> cuda["linear"] == LOWER, cuda["softmax.int"] == FLOAT_IF_UNSET, cpu["mse_loss"] == FLOAT
     (True, True, True)
     """
-    has, names = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C._dispatch_get_all_op_names()
-    on_cuda, on_cpu = ({n.removeprefix("aten::") for n in names if n.startswith("aten::") and has(n, key)}
-                       for key in ("AutocastCUDA", "AutocastCPU"))
+    on_cuda, on_cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
     cuda = {name: policy for policy, names in _CUDA.items() for name in names.split() if name in on_cuda}
     named = {name: policy for policy, names in _CPU.items() for name in names.split()}
     return {"cuda": cuda, "cpu": {name: named.get(name, FLOAT) for name in on_cpu}}

@@ -84,6 +84,10 @@ def _memory_stats(device: Any = None) -> dict[str, int]:
             "num_alloc_retries": allocator.alloc_retry_count, "num_ooms": 0}
 
 
+def _memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    return "\n".join(f"{name:40} {value:>20,}" for name, value in _memory_stats(device).items())
+
+
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
     total_bytes = _total_bytes()
     reserved_bytes = _allocator(device).reserved_bytes
@@ -101,6 +105,10 @@ def _is_there() -> bool:
 
 def _device_count() -> int:
     return 0 if not _is_there() else 1 if collective.impl is None else collective.impl.device_count
+
+
+def _is_bf16_supported(including_emulation: bool = True) -> bool:
+    return _is_there() and (simulated_capability() >= (8, 0) or including_emulation)
 
 
 def _is_acceptable(x: torch.Tensor) -> bool:
@@ -138,8 +146,7 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "memory_allocated": _of_allocator("allocated_bytes"), "memory_reserved": _of_allocator("reserved_bytes"),
     "max_memory_allocated": _of_allocator("peak_allocated_bytes"), "memory_cached": _of_allocator("reserved_bytes"),
     **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), _of_allocator("peak_reserved_bytes")),
-    "memory_stats": _memory_stats, "memory_summary": lambda device=None, abbreviated=False: "\n".join(
-        f"{name:40} {value:>20,}" for name, value in _memory_stats(device).items()), "mem_get_info": _mem_get_info,
+    "memory_stats": _memory_stats, "memory_summary": _memory_summary, "mem_get_info": _mem_get_info,
     "memory_snapshot": lambda *args, **kwargs: _allocator().snapshot(),
     **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
                      "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
@@ -152,8 +159,7 @@ _RANDOM: dict[str, Callable[..., Any]] = {
 _DEVICE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
     "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
-    "_maybe_exchange_device": _exchange_device, "is_bf16_supported": lambda including_emulation=True: _is_there() and (
-        simulated_capability() >= (8, 0) or including_emulation),
+    "_maybe_exchange_device": _exchange_device, "is_bf16_supported": _is_bf16_supported,
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
     "get_device_properties": _properties,
     "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),

@@ -77,7 +77,7 @@ def _enter_thread(undo: ExitStack, state: MetaState) -> None:
         function.state = dispatch.state = state
         undo.enter_context(function)
         undo.enter_context(dispatch)
-        undo.callback(vars(active).update, function_mode=None, dispatch_mode=None)
+        undo.callback(_forget_modes)
         active.function_mode, active.dispatch_mode = function, dispatch
         for device in devices:
             undo.callback(device.leave_thread)
@@ -91,3 +91,7 @@ def _join(state: MetaState) -> Iterator[None]:
     with ExitStack() as undo:
         _enter_thread(undo, state)
         yield
+
+
+def _forget_modes() -> None:
+    active.function_mode = active.dispatch_mode = None

@@ -58,9 +58,7 @@ def children(value: Any) -> list[tuple[Access, Any]]:
         return [(Access(k, False), v) for k, v in value.items()]
     if not _is_own(value):
         return []
-    names = [vars(base).get("__slots__", ()) for base in type(value).__mro__]
-    slots = {name: one for row in names for name in ((row,) if isinstance(row, str) else row)
-             if name[:2] != "__" and (one := read_slot(value, name, _UNSET)) is not _UNSET}
+    slots = {name: one for name in _slots_of(type(value)) if (one := read_slot(value, name, _UNSET)) is not _UNSET}
     attributes, items = {**getattr(value, "__dict__", {}), **slots}, {}
     if isinstance(value, UserDict):
         items = attributes.pop("data")
@@ -76,6 +74,11 @@ def _is_own(value: Any) -> bool:
     return type(value) is SimpleNamespace or not (
         isinstance(value, (nn.Module, type, enum.Enum)) or callable(value) or type(value).__module__.startswith(
             ("builtins", "types", "torch._C", "torch.fx")))
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    return [name for row in slots for name in ((row,) if isinstance(row, str) else row) if name[:2] != "__"]
 
 
 def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:

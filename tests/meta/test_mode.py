@@ -172,6 +172,7 @@ def observable_torch():
     found["types"] = list(__import__("sys").modules["torch.optim.optimizer"]._foreach_supported_types)
     found["types2"] = list(torch.utils._foreach_utils._foreach_supported_types)
     found["modes"] = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
+    found["capture stream"] = torch.cuda.graphs.graph.default_capture_stream
     found["operators"] = [(dict(op.py_kernels), dict(op.python_key_table), op.non_fallthrough_keys)
                           for op in (torch.ops.higher_order.flex_attention, torch.ops.higher_order.out_dtype)]
     return found

@@ -64,6 +64,12 @@ def test_scalars_that_are_equal_but_of_other_types_promote_differently(a, b):
         assert [(x * v).dtype for v in (a, b, a)] == [expected[type(v)] for v in (a, b, a)]
 
 
+def test_where_a_tensor_begins_is_part_of_the_key_of_what_counts_from_its_storage():
+    with MetaTensorMode():
+        x = torch.ones(10)
+        assert [part.as_strided((2,), (1,), 1).storage_offset() for part in (x[:5], x[5:])] == [1, 1]
+
+
 def test_claims_are_part_of_the_key():
     with MetaTensorMode():
         assert [(torch.ones(2, device=d) + 1).device.type for d in ("cpu", "cuda", "cpu")] == ["cpu", "cuda", "cpu"]

@@ -86,6 +86,10 @@ def either_is_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
     return len(w) in (4, 5) and (_is_channels_last(x) or _is_channels_last(w))
 
 
+def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
+    return channels_last and _is_channels_last(t) or (not channels_last or math.prod(t[2:]) == 1) and is_contiguous(t)
+
+
 def _copy_bytes(t: TensorSpec) -> int:
     """Bytes of a channels-last copy: in 16 bits, whole vectors of channels (measured: 3 become 8 in two models)."""
     if t.dtype.itemsize != 2:
@@ -114,9 +118,8 @@ class _Convolution:
         self.uses_copies = self._are_copies_worth()
 
     def contiguous_copies(self, *tensors: TensorSpec) -> tuple[int, ...]:
-        last = self.channels_last
-        return tuple(t.nbytes for t in tensors if t.numel and not (
-            last and _is_channels_last(t) or (not last or math.prod(t[2:]) == 1) and is_contiguous(t)))
+        """Bytes of the copies that PyTorch makes of tensors that are not in the order chosen."""
+        return tuple(t.nbytes for t in tensors if t.numel and not _is_contiguous(t, self.channels_last))
 
     def _has_choice(self) -> bool:
         """Whether cuDNN runs it with channels first, and could copy them to be last for its tensor cores."""
@@ -184,7 +187,9 @@ class _Convolution:
 
     @property
     def partial_bytes(self) -> int:
-        """Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
+        """Partial sums of the weight gradient where its product is split.
+
+        Stream-K (Osama et al., PPoPP 2023): where a last wave of output tiles would leave multiprocessors idle, they
         share tiles, one partial tile each; few tiles are split evenly. A flag per tile.
         """
         multiprocessors, tiles = simulated_spec().multiprocessors, self._tiles

@@ -258,11 +258,14 @@ def _batch_norm_backward(signature: Signature) -> KernelMemory:
 
 def _dense_layout(t: TensorSpec) -> str | None:
     """Whether ``t`` lies in memory as NCHW or as NHWC, the second where both are true and it has four dimensions."""
-    order = (0, *range(2, len(t)), 1)
-    if len(t) in (4, 5) and is_contiguous(TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order),
-                                                        t.dtype, t.device)):
+    if len(t) in (4, 5) and is_contiguous(_channels_last(t)):
         return "channels last"
     return "contiguous" if is_contiguous(t) else None
+
+
+def _channels_last(t: TensorSpec) -> TensorSpec:
+    order = (0, *range(2, len(t)), 1)
+    return TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order), t.dtype, t.device)
 
 
 # CUDA kernels that sort and select. Radix sort is CUB's with separate input and output, which needs as much again as

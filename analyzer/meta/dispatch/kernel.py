@@ -9,9 +9,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta import argument as collective
-from analyzer.meta import operator_info as shapes
 from analyzer.meta.address_space import MetaStorage, next_number
-from analyzer.meta.operator_info import OperatorInfo, Stage, has_rule, hold_before, kernel_memory, register_shape_impl
+from analyzer.meta.operator_info import (
+    OperatorInfo,
+    Stage,
+    device_shapes,
+    has_rule,
+    hold_before,
+    host_shapes,
+    kernel_memory,
+    register_shape_impl,
+    sparse_shapes,
+)
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, spec_of, to_specs
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.tensor import META, MetaTensor, device_of, kernel
@@ -124,13 +133,13 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
-                  or (shapes.device_shapes if device.type == "cuda" else shapes.host_shapes).find(func))
+                  or (device_shapes if device.type == "cuda" else host_shapes).find(func))
     if info.communicates and collective.impl is not None:
         shape_impl = collective.impl.shape(info) or shape_impl
     _check_dtypes(func, args)
     registration = f"`@register_shape_impl(torch.ops.{func.namespace}.{func.__name__})`"
     if is_sparse:  # meta kernels of sparse tensors lose their elements
-        shape_impl = register_shape_impl.find(func) or shapes.sparse_shapes.find(func)
+        shape_impl = register_shape_impl.find(func) or sparse_shapes.find(func)
         if shape_impl is None:
             raise UnsupportedOperatorError(
                 f"{func} of sparse tensors: how many elements its result stores is not followed. {state.where()}\n"
@@ -146,7 +155,7 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
             # torch/_library/custom_ops.py
             if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
                 raise
-            shape_impl = shapes.device_shapes.find(func) or torch._decomp.decomposition_table.get(func)
+            shape_impl = device_shapes.find(func) or torch._decomp.decomposition_table.get(func)
             if shape_impl is None:
                 reason = str(error).splitlines()[0].partition(". ")[0]
                 raise UnsupportedOperatorError(
@@ -276,8 +285,11 @@ def check_devices(state: MetaState, call: OperatorCall) -> bool:
 
 
 def _check_operands(info: OperatorInfo, given: list[tuple[str, Any]]) -> None:
-    operands = [_Operand(name, tuple(one.shape), device_of(one)) for name, value in given if name not in _ON_HOST
-                for one in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(one, Tensor)]
+    operands = []
+    for name, value in given:
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, Tensor) and name not in _ON_HOST:
+                operands.append(_Operand(name, tuple(one.shape), device_of(one)))
     if "Tensor?[] indices" in str(info.op._schema):  # of `index` and `index_put`, which move them: make_info
         indexed = operands[0]
         for index in operands:

@@ -104,11 +104,16 @@ def _parse_module_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs:
                 **{k: indexed_device(a) if type(a) is int else a for k, a in kwargs.items()})
 
 
-@handles(Tensor.cuda, Tensor.cpu)
-def _to_kind(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    device = CPU if func is Tensor.cpu else args[1] if len(args) > 1 else kwargs.get("device")
+@handles(Tensor.cuda)
+def _cuda(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = args[1] if len(args) > 1 else kwargs.get("device")
     return move(state, own(state, args[0]), indexed_device("cuda" if device is None else device),
                 memory_format=kwargs.get("memory_format"))
+
+
+@handles(Tensor.cpu)
+def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return move(state, own(state, args[0]), CPU, memory_format=kwargs.get("memory_format"))
 
 
 @handles(Tensor.type)
@@ -148,7 +153,8 @@ def _tolist(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 @handles(torch.tensor_split, Tensor.tensor_split)
 def _tensor_split(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where to split may be in a tensor on the host, which C++ reads."""
-    (x, *rest), named = args, dict(kwargs)
+    x, *rest = args
+    named = dict(kwargs)
     where = rest.pop(0) if rest else named.pop("tensor_indices_or_sections", None)
     if not isinstance(where, Tensor) or device_of(where).type != "cpu":
         return func(*args, **kwargs)
@@ -232,10 +238,17 @@ def _format(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-handles(Tensor.__deepcopy__)(lambda state, func, args, kwargs: (MetaTensor.__deepcopy__ if isinstance(
-    _storage_of(args[0]), MetaStorage) else func)(*args, **kwargs))
-handles(Tensor.get_device)(
-    lambda state, func, args, kwargs: -1 if (at := _device(state, func, args, kwargs).index) is None else at)
+@handles(Tensor.__deepcopy__)
+def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return (MetaTensor.__deepcopy__ if isinstance(_storage_of(args[0]), MetaStorage) else func)(*args, **kwargs)
+
+
+@handles(Tensor.get_device)
+def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    index = _device(state, func, args, kwargs).index
+    return -1 if index is None else index
+
+
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
 handles(Tensor.pin_memory, Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
 handles(Tensor.record_stream)(lambda state, func, args, kwargs: use_on(*args, **kwargs))

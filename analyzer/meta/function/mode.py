@@ -98,9 +98,10 @@ class Opaque(torch.autograd.Function):
         result, signature = _run_shape(func, args, kwargs, tensors)
         need = registered_need(signature) if any(ctx.needs_input_grad) else None
         extra = []  # what it keeps for backward besides its inputs and outputs
-        if need is not None and need.saved_bytes:  # named, a device would be one of the model's choice
-            extra.append((result if isinstance(result, Tensor) else result[0]).new_empty(need.saved_bytes,
-                                                                                         dtype=torch.uint8))
+        if need is not None and need.saved_bytes:
+            first = result if isinstance(result, Tensor) else result[0]
+            # without a device, which would be one of the model's choice
+            extra.append(first.new_empty(need.saved_bytes, dtype=torch.uint8))
         ctx.save_for_backward(*tensors, *extra)
         return result
 
@@ -222,10 +223,15 @@ def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     return constant(state, value, CPU)
 
 
-handles(torch.device)(lambda state, func, args, kwargs: torch.device("cuda", args[0]) if len(args) == 1 and type(
-    args[0]) is int else func(*args, **kwargs))
-handles(Tensor.__getitem__)(
-    lambda state, func, args, kwargs: func(args[0], _with_tensors(state, args[0], args[1]), **kwargs))
+@handles(torch.device)
+def _make_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """``torch.device(0)`` is the accelerator's first."""
+    return torch.device("cuda", args[0]) if len(args) == 1 and type(args[0]) is int else func(*args, **kwargs)
+
+
+@handles(Tensor.__getitem__)
+def _read(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(args[0], _with_tensors(state, args[0], args[1]), **kwargs)
 
 
 @handles(Tensor.__setitem__)

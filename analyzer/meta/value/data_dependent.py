@@ -234,9 +234,27 @@ def _distinct(state: MetaState, total: int, what: str) -> int:
 
 
 def _repeat_interleave(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    if (total := kwargs.get("output_size")) is None and (total := _expected_sum(state, args[0])) is None:
+    total = kwargs.get("output_size")
+    if total is None:
+        total = _expected_sum(state, args[0])
+    if total is None:
         raise _unknown(state, "aten.repeat_interleave", "pass output_size=")
     return _new(state, args[0], (total,), torch.int64)
+
+
+def _masked_select(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    count = _count(state, "masked_select", args[1])
+    return _keep_origin(_new(state, args[0], (count,), args[0].dtype), args[0])
+
+
+def _nms(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    count = _count(state, "nms", args[1])  # boxes that do not overlap are all kept
+    return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
+
+
+def _nonzero(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    found = _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
+    return _first(state, found, tuple(args[0].shape))
 
 
 def _unique_dim(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -253,14 +271,7 @@ def _bincount(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str,
 
 _RULES: dict[str, Callable[[MetaState, OperatorInfo, Any, dict[str, Any]], Any]] = {
     "index": lambda state, info, args, kwargs: _index_with_mask(state, args[0], args[1]),
-    "masked_select": lambda state, info, args, kwargs: _keep_origin(
-        _new(state, args[0], (_count(state, "masked_select", args[1]),), args[0].dtype), args[0]),
-    "nms": lambda state, info, args, kwargs: _first(  # boxes that do not overlap are all kept
-        state, _new(state, args[0], (_count(state, "nms", args[1]),), torch.int64), (args[1].numel(),)),
-    "nonzero": lambda state, info, args, kwargs: _first(
-        state, _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64),
-        tuple(args[0].shape)),
-    "repeat_interleave": _repeat_interleave,
+    "repeat_interleave": _repeat_interleave, "masked_select": _masked_select, "nms": _nms, "nonzero": _nonzero,
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), _unique), "unique_dim": _unique_dim,
     "bincount": _bincount,
 }

@@ -142,6 +142,16 @@ def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     return None
 
 
+def _greater(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    if first is None or not isinstance(args[1], (int, float)):
+        return None
+    return 1.0 if first > args[1] else 0.0
+
+
+def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    return None if first is None or isinstance(args[1], torch.Tensor) or args[1] != 0 else min(1.0, first)
+
+
 def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     low = args[1] if len(args) > 1 else None
     if first is None or isinstance(low, torch.Tensor):
@@ -151,14 +161,12 @@ def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> flo
 
 _RULES: dict[str, Rule] = {
     "eq": _equal, "sum": _sum, "scatter": _scatter, "scatter_": _scatter, "clamp": _clamped, "clamp_min": _clamped,
-    **dict.fromkeys(("gt", "ge"), lambda args, storages, first: None if first is None or not isinstance(
-        args[1], (int, float)) else float(first > args[1])),
-    "ne": lambda args, storages, first: None if first is None or isinstance(
-        args[1], torch.Tensor) or args[1] != 0 else min(1.0, first),
+    "gt": _greater, "ge": _greater, "ne": _not_equal,
     "any": lambda args, storages, first: None if first is None else float(first > 0),
     # floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is
     **dict.fromkeys(("ceil", "round", "floor"), lambda args, storages, first: 1.0 if first is None else first),
-    **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"), lambda *given: given[-1])}
+    **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"),
+                    lambda args, storages, first: first)}
 ESTIMATED = frozenset({*_RULES, *_ADDING, *CHOOSING, "histc"})
 """Operators of whose unknown results something is expected."""
 
@@ -175,8 +183,10 @@ def finite_answer(name: str, args: Any) -> bool | None:
     x = args[0]
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() > _LARGEST_TESTED:
         return None
-    if name in _FALSE or name == "isfinite":
-        return name == "isfinite"
+    if name in _FALSE:
+        return False
+    if name == "isfinite":
+        return True
     other = args[1]
     if isinstance(other, torch.Tensor):
         return name == "eq" if other is x else None

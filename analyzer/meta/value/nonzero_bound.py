@@ -81,6 +81,10 @@ def _value(value: Any, most: Part) -> list[Part]:
     return [] if known == NonzeroBound(0) else [most]
 
 
+def _fill_where(x: Tensor, mask: Tensor, value: Any) -> list[Part]:
+    return [x, *_value(value, (mask, x.numel(), max(1, x.numel() // max(1, mask.numel()))))]
+
+
 def _choose(condition: Tensor, x: Any, other: Any) -> list[Part] | None:
     if not isinstance(other, Tensor):
         return [condition] if other == 0 else None
@@ -98,6 +102,10 @@ def _put(x: Tensor, indices: list[Any], value: Tensor, *_: Any, **__: Any) -> li
     if masked:
         return [x, x.numel()]
     return [x, *_value(value, prod(torch.broadcast_shapes(*(i.shape for i in given))) * rest)]
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, value: Any, *_: Any, **__: Any) -> list[Part]:
+    return [x, *_value(value, index.numel())]
 
 
 def _rows(x: Tensor, dim: int, index: Tensor, value: Any, *_: Any, **__: Any) -> list[Part]:
@@ -120,12 +128,9 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("bitwise_and_", "logical_and_", "__iand__", "mul_"), lambda x, *_: [x]),
     "__ior__": _either, **dict.fromkeys(("cat", "stack"), lambda tensors, *_, **__: [(t, None, 1) for t in tensors]),
     **{name: _compared(getattr(operator, name)) for name in ("gt", "ge", "ne", "eq")},
-    "masked_fill": lambda x, mask, value: [
-        x, *_value(value, (mask, x.numel(), max(1, x.numel() // max(1, mask.numel()))))],
-    "where": _choose,
+    "masked_fill": _fill_where, "where": _choose,
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _put),
-    **dict.fromkeys(("scatter", "scatter_add"),
-                    lambda x, dim, index, value, *_, **__: [x, *_value(value, index.numel())]),
+    **dict.fromkeys(("scatter", "scatter_add"), _scatter),
     **dict.fromkeys(("index_fill", "index_copy", "index_add"), _rows), "copy": _copy,
     "fill": lambda x, value: [x, *_value(value, x.numel())], "zero": lambda x: [x],
 }
