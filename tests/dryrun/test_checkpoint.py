@@ -147,3 +147,20 @@ def test_threads_of_other_programs_are_left_alone(run):
         run("print(1)")
         assert pool.submit(int, "4").result() == 4
     assert (threading.Thread.start, ThreadPoolExecutor.submit) == before
+
+
+def test_what_was_replaced_is_put_back_where_the_next_replacement_fails(monkeypatch):
+    import torch
+
+    from analyzer.tools.dryrun import patch
+
+    def fail():
+        yield lambda: None
+        raise MemoryError
+
+    names = [(torch.distributed, "init_process_group"), (torch.multiprocessing, "spawn")]
+    before = [getattr(owner, name) for owner, name in names]
+    monkeypatch.setattr(patch, "read_headers_alone", fail)
+    with pytest.raises(MemoryError), patch.scripted():
+        pass
+    assert [getattr(owner, name) for owner, name in names] == before

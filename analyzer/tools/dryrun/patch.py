@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -249,7 +250,7 @@ def scripted() -> Iterator[None]:
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
                                  where=lambda: None if _thread.real_depth else current()))
-        for one in (*run_one_process(), *read_headers_alone()):
+        for one in chain(run_one_process(), read_headers_alone()):  # each is noted before the next is made
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
             {"bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),

@@ -82,10 +82,11 @@ class FlopsProfiler:
         types in ``ignore_list`` are not told apart from those that call them.
         """
         self.end_profile()
-        self._put_attributes()
         self._ignored = tuple(ignore_list or ())
         self.started, self._step = True, 0
-        if not self.start_step:
+        if self.start_step:
+            self._put_attributes()
+        else:
             self._record()
 
     def reset_profile(self) -> None:
@@ -95,7 +96,7 @@ class FlopsProfiler:
         self._recorder = self._made = None
         if running:
             self._record()
-        else:
+        elif self._attributes is not None:
             self._put_attributes()
 
     def _put_attributes(self) -> None:
