@@ -23,7 +23,7 @@ class Point:
     sizes: Mapping[str, Any]
 
     def __hash__(self) -> int:
-        return hash((self.family, tuple(self.sizes.items())))
+        return hash((self.family, frozenset(self.sizes.items())))
 
 
 #: What the host is timed at, see `host_bench`: the fields of `HostSpec` that are measured directly.

@@ -12,7 +12,7 @@ from .unit import Unit
 # of the limit is paid back at it. Then the cheapest division is a shortest path, and costs no more than the cheapest
 # one that keeps to the limit, at whatever prices. Good prices are found by following subgradients (Held, Wolfe and
 # Crowder, "Validation of subgradient optimization", 1974). The same prices bound what any rest of a division costs,
-# given what is held before it: see `exact`.
+# given what is held before it: see `solver_registry`.
 
 _STEPS = 600      # of the search for prices; a step is one shortest path
 _PATIENCE = 15    # steps without a better bound, after which they are halved

@@ -86,8 +86,7 @@ class FitResult:
     def _list_rows(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         return (self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), [
             (f"{e.size:,}", "yes" if e.fits else "no", format_quantity(e.peak_allocated_bytes, "bytes"),
-             format_quantity(e.peak_reserved_bytes, "bytes"), "" if (info := e.out_of_memory) is None else
-             f"{info.operator} in {info.phase}" + (f", {info.module_path}" if info.module_path else ""))
+             format_quantity(e.peak_reserved_bytes, "bytes"), _describe_end(e.out_of_memory))
             for e in sorted(self.evaluations, key=lambda e: e.size)]
 
     def _repr_html_(self) -> str:
@@ -95,6 +94,11 @@ class FitResult:
         return write_fragment(f"{self.what} on {self.device}", write_answer(answer),
                               fold(f"Sizes that were tried ({len(self.evaluations)})",
                                    write_rows(*self._list_rows(), left=(1, 4))))
+
+
+def _describe_end(info: OutOfMemoryInfo | None) -> str:
+    return "" if info is None else f"{info.operator} in {info.phase}" + (
+        f", {info.module_path}" if info.module_path else "")
 
 
 def max_batch_size(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: Callable[[int], Any], *,

@@ -3,11 +3,11 @@ division that one returns.
 
 A plan is a path from the first atom to the loss in a graph whose edges are units, along which memory stays within a
 limit; on any graph: values that skip over units are in what units hold. Prices of memory bound its cost from below
-(`bound`) and rule out most units. What is left is searched state by state, as in `chain`, but none is given up for want
-of room: a state is left where what the rest of the program costs at least makes no division cheaper than the one known
-(labels with completion bounds: Beasley and Christofides, "An algorithm for the resource constrained shortest path
-problem", 1989). Where that takes too long, it is a mixed-integer linear program for HiGHS, through SciPy: a variable
-for each unit, and one for what is held at each place.
+(`chain.find_prices`) and rule out most units. What is left is searched state by state, as in `chain`, but none is given
+up for want of room: a state is left where what the rest of the program costs at least makes no division cheaper than
+the one known (labels with completion bounds: Beasley and Christofides, "An algorithm for the resource constrained
+shortest path problem", 1989). Where that takes too long, it is a mixed-integer linear program for HiGHS, through SciPy:
+a variable for each unit, and one for what is held at each place.
 """
 from __future__ import annotations
 
