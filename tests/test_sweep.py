@@ -205,6 +205,13 @@ def test_a_checkpointed_model_gives_the_same_gradients():
     assert all(torch.equal(a, p.grad) for a, p in zip(want, model.parameters()))
 
 
+def test_failures_are_rows():
+    found = sweep(Fragile, {"batch": [2, 3, 4]}, inputs=INPUTS, workers=0)
+    assert [r["error"] for r in found.rows] == [None, "ValueError: three is too many", None]
+    assert found.failed[0]["peak_allocated_bytes"] is None
+    assert found.failed[0]["profile_seconds"] > 0
+
+
 def figures(result):
     return [{k: v for k, v in row.items() if k != "profile_seconds"} for row in result.rows]
 

@@ -151,6 +151,15 @@ def test_averages_of_weights_are_of_the_step_and_passes_with_them_are_not(run):
     assert sum(row.calls for row in p.operators if row.operator.startswith("aten.lerp_")) == 4
 
 
+def test_a_script_without_updates_has_no_evaluation(run):
+    p = run("""
+    with torch.no_grad():
+        for _ in range(3):
+            model(batch()[0])
+    """)
+    assert p.mode == "infer" and p.fwd_macs == 3 * PASS and "evaluation" not in p.phases
+
+
 def test_the_peak_of_evaluation_is_that_of_the_run(run):
     p = run("""
     for step in range(10):

@@ -59,6 +59,22 @@ def test_events_tell_predicted_times(script, device):
     assert not any("Python" in line for line in found.assumptions)
 
 
+def test_durations_on_modules_are_predicted(script):
+    out, _ = script("""
+from analyzer.dropins.deepspeed import FlopsProfiler
+prof = FlopsProfiler(model)
+prof.start_profile()
+with torch.no_grad():
+    model(x)
+print(model.__duration__, model[0].__duration__ + model[1].__duration__)
+prof.end_profile()
+""")
+    whole, parts = map(float, out.split())
+    kernels = profile(nn.Sequential(nn.Linear(2048, 2048), nn.ReLU()), torch.empty(512, 2048), mode="infer",
+                      device="h200").kernel_seconds
+    assert whole == pytest.approx(parts) == pytest.approx(kernels)
+
+
 def test_events_that_were_not_recorded_answer_a_placeholder(script):
     out, found = script("start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
                         "print(start.elapsed_time(end))\n")

@@ -91,6 +91,15 @@ def test_straight_lines_meet_what_is_run():
     assert all(abs(a.allocated_bytes - b.allocated_bytes) <= 4 * 512 for a, b in zip(some.steps, every.steps))
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_lines_bend_where_a_window_is_full(cache):
+    build = transformers_model("Mistral", sliding_window=12, **SMALL)
+    some, every = (profile_generate(build, 8, 20, cache=cache, samples=samples) for samples in (2, None))
+    assert [(s.flops, s.cache_bytes, s.read_bytes) for s in some.steps] == [(s.flops, s.cache_bytes, s.read_bytes)
+                                                                            for s in every.steps]
+    assert any(s.interpolated for s in some.steps)
+
+
 @pytest.mark.parametrize(("name", "options"), [
     ("T5:T5ForConditionalGeneration", T5), ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 100})])
 def test_other_kinds_of_models(name, options):
