@@ -31,7 +31,7 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 define_torchvision_ops()
 
-from benchmarks.flop_reference import CASES, Case, Comparison, count_meta_run, count_real_run  # noqa: E402  # noqa: E402
+from benchmarks.flop_reference import CASES, Case, Comparison, count_meta_run, count_real_run  # noqa: E402
 from benchmarks.operator_samples import sweep  # noqa: E402
 from benchmarks.page import markdown, percent, publish  # noqa: E402
 

@@ -165,7 +165,7 @@ def judge_steps() -> tuple[tuple[StepResult, ...], tuple[StepResult, ...]]:
     return tuple(h200), tuple(map(judge_step, neusight_steps()))
 
 
-def rank_correlation(cases: Sequence[Judged]) -> float:  # spearman's coefficient between measured and predicted
+def rank_correlation(cases: Sequence[Judged]) -> float:  # Spearman's coefficient between measured and predicted
     def ranks(values: Sequence[float]) -> list[int]:
         order = sorted(range(len(values)), key=values.__getitem__)
         return [order.index(i) for i in range(len(values))]

@@ -168,17 +168,18 @@ def _between(shape: StageShape, times: Mapping[StageShape, StageTime]) -> StageT
                      grow(a.above, b.above), grow(a.below, b.below), round(grow(a.params, b.params)))
 
 
-PARTS: Mapping[str, Callable[[Run], bool]] = {"all": lambda run: True,
-                                              "one host, tensor parallel alone": lambda run: run.gpus == run.tp,
-                                              "one host, data parallel alone": lambda run: run.gpus == run.dp,
-                                              "one host, pipeline alone": lambda run: run.gpus == run.pp,
-                                              "one host, several ways": lambda run: run.gpus <= 8
-                                              and run.gpus not in (run.tp, run.dp, run.pp),
-                                              "8 to 64 hosts": lambda run: run.gpus > 8,
-                                              "hidden size 1,024": lambda run: run.hidden == 1024,
-                                              "hidden size 2,048": lambda run: run.hidden == 2048,
-                                              "micro-batch of 1": lambda run: run.micro_batch == 1,
-                                              "micro-batch of 4 and more": lambda run: run.micro_batch >= 4}
+PARTS: Mapping[str, Callable[[Run], bool]] = {
+    "all": lambda run: True,
+    "one host, tensor parallel alone": lambda run: run.gpus == run.tp,
+    "one host, data parallel alone": lambda run: run.gpus == run.dp,
+    "one host, pipeline alone": lambda run: run.gpus == run.pp,
+    "one host, several ways": lambda run: run.gpus <= 8 and run.gpus not in (run.tp, run.dp, run.pp),
+    "8 to 64 hosts": lambda run: run.gpus > 8,
+    "hidden size 1,024": lambda run: run.hidden == 1024,
+    "hidden size 2,048": lambda run: run.hidden == 2048,
+    "micro-batch of 1": lambda run: run.micro_batch == 1,
+    "micro-batch of 4 and more": lambda run: run.micro_batch >= 4,
+}
 
 
 def tables(judged: Sequence[tuple[Run, Judged]]) -> str:

@@ -37,12 +37,7 @@ from tqdm import tqdm  # noqa: E402
 from analyzer.cuda.kernel_registry import load_kernels  # noqa: E402
 from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
-from .coverage_check import (  # noqa: E402
-    Case,  # noqa: E402
-    Row,
-    check_case,
-    group_reason,
-)
+from .coverage_check import Case, Row, check_case, group_reason  # noqa: E402
 from .page import ROOT, markdown, publish  # noqa: E402
 
 #: Each with what lists its models.

@@ -95,9 +95,10 @@ def draw_program(number: int) -> Program:
     features = tuple(draw.sample(list_features(), draw.choice((1, 1, 2, 2, 3))))
     layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
     mode: Literal["train", "infer"] = draw.choice(("train", "train", "train", "train", "infer"))
-    return Program(features, layout, stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5
-                   else "Plain", convention=(draw.choice(_classes_of(convention, Convention)) if layout != "alone"
-                                             and draw.random() < 0.4 else "Convention"),
+    return Program(features, layout,
+                   stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
+                   convention=(draw.choice(_classes_of(convention, Convention))
+                               if layout != "alone" and draw.random() < 0.4 else "Convention"),
                    blocks=draw.choice((4, 5, 6, 8)), is_widened=draw.random() < 0.5, is_factory=draw.random() < 0.4,
                    is_evaluated=draw.random() < 0.1, dtype=draw.choice((torch.float32,) * 19 + (torch.bfloat16,)),
                    input_requires_grad=draw.random() < 0.3, input_is_view=draw.random() < 0.1, mode=mode,

@@ -120,7 +120,8 @@ def compare_profiles(one: Profile, other: Profile) -> list[str]:
 def report_reuse(report: Report) -> None:  # whether reuse of blocks changes anything, and what it saves
     rows, wrong = [], 0
     for case in REUSE_CASES:
-        runs = {reuse: partial(Prepared(case).profile, optimizer="adamw", reuse=reuse) for reuse in (True, False)}
+        on = Prepared(case)
+        runs = {reuse: partial(on.profile, optimizer="adamw", reuse=reuse) for reuse in (True, False)}
         different = compare_profiles(runs[True](), runs[False]())
         timings = time_in_turn(runs, max(2, report.rounds // 2))
         wrong += bool(different)

@@ -129,8 +129,9 @@ def count_waiting(models: int = 60) -> int:
 def measure(count: int | None = None) -> Found:  # all courses; ``count`` rounds of each where it is given
     courses = [run_rounds(name, one, min(count or rounds, rounds)) for name, one, rounds in list_courses()]
     waiting = count_waiting()
-    lost = [f"{course.name}: {what} grew to {ratio:.2f} of what it was" for course in courses for what,
-            ratio in zip(Level._fields, course.ratios) if ratio > (MOST_SLOWING if what == "seconds" else MOST_GROWTH)]
+    lost = [f"{course.name}: {what} grew to {ratio:.2f} of what it was" for course in courses
+            for what, ratio in zip(Level._fields, course.ratios)
+            if ratio > (MOST_SLOWING if what == "seconds" else MOST_GROWTH)]
     if waiting:
         lost.append(f"{waiting} of 60 traced models wait for the collector with their weights")
     rows = "\n".join(f"| {c.rounds:,} {c.name} | {c.first.seconds * 1e3:.1f} ms, {c.ratios[0]:.2f} | "

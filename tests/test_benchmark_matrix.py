@@ -37,7 +37,7 @@ def test_what_is_kept_of_a_pair_is_its_last_outcome(tmp_path: Path, monkeypatch:
     found = matrix.measure()
     assert found.tried == {"pairs of versions": 3, "tests": 8}
     assert found.lost == ["torch 2.9.1, Python 3.11: `tests.a.b`",
-                            "torch 2.13.0, Python 3.9: no Python 3.9 found"]
+                          "torch 2.13.0, Python 3.9: no Python 3.9 found"]
 
 
 def test_pythons_are_found_by_their_version() -> None:

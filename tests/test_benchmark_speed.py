@@ -12,6 +12,8 @@ from benchmarks.speed_case import OTHERS, OURS, Prepared, SpeedCase, prepare
 from benchmarks.speed_timing import Timing, time_in_turn
 
 TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
+
+
 def test_examples_in_the_docstrings():
     found = doctest.testmod(speed_timing)
     assert found.attempted > 0 and found.failed == 0
