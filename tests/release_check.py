@@ -48,7 +48,7 @@ COMMANDS = [
     (["profile", "torchvision:alexnet", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
     (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
     (["profile", "hf:GPT2Config"], 2, "symbolic-analyzer[zoo]"),
-    (["sweep", "vit_b_16", "--batch", "1", "--out", "rows.parquet"], 2, "symbolic-analyzer[sweep]"),
+    (["sweep", "vit_b_16", "--batch", "1", "--dask", "tcp://127.0.0.1:1"], 2, "symbolic-analyzer[sweep]"),
 ]
 
 
