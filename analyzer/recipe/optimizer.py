@@ -47,18 +47,23 @@ class AdamW8bit(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _evaluate(closure)
-        for group, parameter in [(g, p) for g in self.param_groups for p in g["params"] if p.grad is not None]:
-            state = self.state[parameter]
-            if not state:
-                self._begin(parameter, state)
-            state["step"] += 1
-            rates = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-            both = parameter, parameter.grad.contiguous(), state["state1"], state["state2"]
-            if "absmax1" in state:
-                ops.adamw_8bit(*both, state["absmax1"], state["absmax2"], *self.values[parameter.device], *rates)
-            else:
-                ops.adamw_32bit(*both, *rates)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
         return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            self._begin(parameter, state)
+        state["step"] += 1
+        rates = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        both = parameter, gradient.contiguous(), state["state1"], state["state2"]
+        if "absmax1" in state:
+            ops.adamw_8bit(*both, state["absmax1"], state["absmax2"], *self.values[parameter.device], *rates)
+        else:
+            ops.adamw_32bit(*both, *rates)
 
     def _begin(self, parameter: Tensor, state: dict[str, Any]) -> None:
         state["step"] = 0

@@ -86,6 +86,15 @@ def test_8_bit_states():
     assert p.optimizer_bytes == 2 * elements + 2 * 4 * (elements // 256) + 2 * 4 * 256  # and the codes' values, once
 
 
+def test_8_bit_states_are_updated_one_after_the_other():
+    """A kernel takes a contiguous gradient: the copy of one is gone when that of the next is made."""
+    model, weight = torch.nn.Module(), torch.ones(64, 64, 8, 8).to(memory_format=torch.channels_last)
+    model.a, model.b = torch.nn.Parameter(weight), torch.nn.Parameter(weight.clone())
+    model.forward = lambda x: (model.a * x).sum() + (model.b * x).sum()
+    step = profile(model, (torch.ones(1),), optimizer="adamw8bit").phases["optimizer"]
+    assert step.peak_allocated_bytes - step.allocated_bytes == 64**3 * 4
+
+
 def test_the_fused_optimizer_counts_steps_on_the_device():
     p = run(Recipe(dtype=BF16, optimizer="adamw_fused"))  # 4 bytes a parameter
     assert p.optimizer_bytes == 4 * (IN_LINEAR + EMBEDDINGS + NORMS) + 4 * (LAYERS * 9 + 3)
