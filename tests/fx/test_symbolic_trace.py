@@ -60,13 +60,21 @@ class Tags(dict):  # type: ignore[type-arg]
     pass
 
 
+class Names(dict):  # type: ignore[type-arg]
+    """Its keys are attributes, too, whatever they are."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__ = self
+
+
 class Outputs(Layers):
     def forward(self, x: Tensor) -> Any:
         y = self.fc(x)
         return {
             "dataclass": Result(y, [y + 1, y.sum()]), "tuple": (y, None, 3), "pair": Pair(y, x),
-            "cache": Cache(y.exp()), "tags": Tags(y=y), "ordered": collections.OrderedDict(a=y), "largest": torch.max(
-                y, 1), "text": "t"
+            "cache": Cache(y.exp()), "tags": Tags(y=y), "names": Names(**{"a-b": y, "class": x}),
+            "ordered": collections.OrderedDict(a=y), "largest": torch.max(y, 1), "text": "t"
         }
 
 

@@ -75,7 +75,7 @@ class CallByName(CallTarget):
 class BuildObject(CallTarget):
     """Makes an object of the class ``wrapped`` without its constructor: of attributes, and a container's items."""
 
-    def __call__(self, items: list[Any], /, **attributes: Any) -> Any:
+    def __call__(self, items: list[Any], attributes: dict[str, Any]) -> Any:
         """An object of these attributes, and items, which for a mapping are pairs of key and value."""
         new = self.wrapped.__new__(self.wrapped)
         if isinstance(new, list):

@@ -208,7 +208,7 @@ class NodeWriter:
                              f"rebuild; return or pass tensors, containers, dataclasses or objects with a __dict__")
         attributes = {k: self.to_argument(v) for k, v in getattr(value, "__dict__", {}).items()}
         items = list(value.items() if isinstance(value, dict) else value if isinstance(value, list) else ())
-        return self.call(BuildObject(kind), self.to_argument(items), **attributes)
+        return self.call(BuildObject(kind), self.to_argument(items), attributes)
 
     def with_structure(self, node: fx.Node, result: Any) -> fx.Node:
         """``node``, checked when it runs to give as many items as now, where it gives a container."""
