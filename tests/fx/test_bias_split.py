@@ -47,6 +47,7 @@ SUMS: dict[str, tuple[Callable[..., Tensor], list[str]]] = {
     "addmm": (lambda x, a, b: torch.addmm(x, a, b), ["mm", "add"]),
     "addmm method": (lambda x, a, b: x.addmm(a, b), ["mm", "add"]),
     "addmm alpha beta": (lambda x, a, b: torch.addmm(x, a, b, beta=2, alpha=0.5), ["mm", "mul", "mul", "add"]),
+    "addmm keywords": (lambda x, a, b: torch.addmm(x, mat2=b, mat1=a), ["mm", "add"]),
     "addmm beta 0": (lambda x, a, b: torch.addmm(x * float("nan"), a, b, beta=0), ["mul", "mm"]),
     "baddbmm": (lambda x, a, b: torch.baddbmm(x, a[None], b[None], beta=3),
                 ["__getitem__", "__getitem__", "bmm", "mul", "add"]),

@@ -1,7 +1,7 @@
 """What users register for tracing: leaf modules, functions traced in a way of their own, and biases split off."""
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -96,16 +96,21 @@ tensors of the right shapes. For modules that cannot run without data; the trace
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
+#: and how much was registered when that was found; weak, as a class may hold tensors of the user's
+_leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakKeyDictionary()
+
+
 def is_leaf(module: nn.Module) -> bool:
     """Whether ``module`` becomes one node: its most derived registered class decides, else whether it is torch.nn's."""
     # none ever shrinks
     registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version
-    kind: Any = type(module)
-    return _is_leaf_class(kind, registered)
+    found = _leaf_classes.get(type(module))
+    if found is None or found[0] != registered:
+        found = _leaf_classes[type(module)] = registered, _is_leaf_class(type(module))
+    return found[1]
 
 
-@functools.lru_cache(1024)
-def _is_leaf_class(kind: Any, registered: int) -> bool:
+def _is_leaf_class(kind: type[nn.Module]) -> bool:
     for cls in kind.__mro__:
         if cls in register_non_leaf_module:
             return False
@@ -161,8 +166,9 @@ for _dims in (1, 2, 3):
     _split(getattr(functional, f"conv_transpose{_dims}d"), _dims)
 
 
-def _split_sum(function: Any, multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
+def _split_sum(function: Any, multiply: Callable[[Tensor, Tensor], Tensor], names: tuple[str, str]) -> None:
     def apart(input: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **rest: Any) -> Any:
+        factors = (*factors, *[rest.pop(name) for name in names if name in rest])
         if rest:  # out, out_dtype: one call decides
             return function(input, *factors, beta=beta, alpha=alpha, **rest)
         product = multiply(*factors)
@@ -174,6 +180,6 @@ def _split_sum(function: Any, multiply: Callable[[Tensor, Tensor], Tensor]) -> N
     BIAS_SPLITS[function] = apart
 
 
-for _sum, _multiply in ((torch.addmm, torch.mm), (Tensor.addmm, torch.mm), (torch.baddbmm, torch.bmm),
-                        (Tensor.baddbmm, torch.bmm)):
-    _split_sum(_sum, _multiply)
+for _owner in (torch, Tensor):
+    _split_sum(_owner.addmm, torch.mm, ("mat1", "mat2"))
+    _split_sum(_owner.baddbmm, torch.bmm, ("batch1", "batch2"))
