@@ -40,9 +40,10 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
                          "try only some")
     if isinstance(devices, (str, DeviceSpec)):
         devices = [devices]
-    # of devices whose memory is not known nothing can be told, but for the host
-    known = [spec for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"]
-    specs = known if devices is None else [find_device(device) for device in devices]
+    if devices is None:  # of devices whose memory is not known nothing can be told, but for the host
+        specs = [spec for spec in register_device if spec.memory_bytes is not None or spec.name == "cpu"]
+    else:
+        specs = [find_device(device) for device in devices]
     if not specs:
         raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
     options = options or ProfileOptions()

@@ -185,12 +185,13 @@ def _check_checkpoint(run: list[fx.Node], region: CheckpointRegion) -> None:
     if region.use_reentrant:
         raise InputError("set_region() puts no checkpoint with use_reentrant=True around nodes, whose gradients it "
                          "would lose in containers and views: set use_reentrant=False")
+    inside = set(run)
     for node in run:
         for maker in (m for value in written_by(node) for m in makers(value)):
             if maker.op == "get_attr":
                 raise InputError(f"a checkpoint cannot hold {node.name}: it writes in place to {maker.target}, and "
                                  "would write again when it is run again; leave it out")
-            if maker not in run:
+            if maker not in inside:
                 raise InputError(f"a checkpoint cannot hold {node.name} without {maker.name}: {node.name} writes in "
                                  f"place to what {maker.name} made, and would write again when it is run again; take "
                                  "both in or leave both out")
@@ -249,9 +250,9 @@ def set_saved(gm: fx.GraphModule, nodes: Nodes, choice: str, *, recompile: bool 
         check_saved(gm)
     except InputError:
         for node, saved in before.items():
-            node.meta.update({"saved": saved})
-            if saved is None:
-                del node.meta["saved"]
+            node.meta.pop("saved", None)
+            if saved is not None:
+                node.meta["saved"] = saved
         raise
     if recompile:
         gm.recompile()

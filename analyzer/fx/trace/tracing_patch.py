@@ -219,19 +219,24 @@ def _function_replacements() -> Iterator[Undo]:
 
 _LIBRARIES = (*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
               os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-#: by id, namespaces of libraries that held none of some functions, how many names there were, and the functions
-_clean: dict[int, tuple[dict[str, Any], int, frozenset[int]]] = {}
+#: by id, namespaces of libraries that hold none of the functions searched for last, and how many names there were
+_clean: dict[int, tuple[dict[str, Any], int]] = {}
+_searched: frozenset[int] = frozenset()
 
 
 def _find_names(functions: frozenset[int]) -> Iterator[tuple[Any, str]]:
     """Modules and names that hold one of ``functions`` (ids); libraries are searched anew when their names change."""
+    global _searched
+    if functions != _searched:
+        _searched = functions
+        _clean.clear()
     seen: set[int] = set()
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if type(names) is not dict or id(names) in seen:  # a script is there as __main__ and as __mp_main__
             continue
         seen.add(id(names))
-        if (known := _clean.get(id(names))) is not None and known[1] == len(names) and known[2] == functions:
+        if (known := _clean.get(id(names))) is not None and known[1] == len(names):
             continue
         if not functions.isdisjoint(map(id, names.values())):
             yield from [(module, name) for name, value in names.items() if id(value) in functions]
@@ -240,7 +245,7 @@ def _find_names(functions: frozenset[int]) -> Iterator[tuple[Any, str]]:
         # the parts of an extension have none
         file = names.get("__file__") or getattr(sys.modules.get(top), "__file__", None)
         if top in sys.builtin_module_names or str(file).startswith(_LIBRARIES):
-            _clean[id(names)] = names, len(names), functions
+            _clean[id(names)] = names, len(names)
 
 
 def _wrap(func: Any) -> Any:
