@@ -79,8 +79,8 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
                                  **command_option.find_step(arguments, recipe)))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe
             given = command_option.choose_inputs(target, arguments.input, train=False)
-            said: dict[str, Option] = {name: value for name in SAVED_OPTIONS
-                                       if (value := getattr(arguments, name)) not in (None, False)}
+            said: dict[str, Option] = {option: value for option in SAVED_OPTIONS
+                                       if (value := getattr(arguments, option)) not in (None, False)}
             found[-1].complete(made_by=CommandInfo(name, {**said, "input": tuple([str(spec) for spec in given])}))
             if made_up := [spec.assumption for spec in specs if spec.assumption is not None]:
                 found[-1].complete(assumptions=(*made_up, *found[-1].assumptions))

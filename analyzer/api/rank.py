@@ -153,10 +153,10 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             module = model if isinstance(model, torch.nn.Module) else build_in(model, session.device)
         except DeviceOutOfMemoryError as error:
             raise InputError(f"the model does not fit while it is built: {error}") from error
-        for tensor in map(local_part, _held(module)) if is_module else ():
-            if getattr(tensor.untyped_storage(), "space", None) is not world.space:
-                raise InputError(f"the model ({type(module).__name__}) was not built in {world!r}: give `profile` the "
-                                 "function that builds and wraps it, or profile the model outside of the world")
+        if is_module and any(getattr(tensor.untyped_storage(), "space", None) is not world.space
+                             for tensor in map(local_part, _held(module))):
+            raise InputError(f"the model ({type(module).__name__}) was not built in {world!r}: give `profile` the "
+                             "function that builds and wraps it, or profile the model outside of the world")
         gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         try:
             with keep_flags(module):

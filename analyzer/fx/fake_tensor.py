@@ -193,10 +193,8 @@ class FakeTensors:
             storage = self.state.space.attach(base, self._claim(original, real))
             if type(real) is MetaStorage:
                 storage.followed = real.followed
-            elif readable and original.device.type == "cpu":
-                is_number = constant or not (original.dtype.is_floating_point or original.dtype.is_complex)
-                if small_enough(nbytes // original.itemsize, original.dtype) if is_number else original.numel() == 1:
-                    storage.known = Deferred(original.detach())
+            elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
+                storage.known = Deferred(original.detach())
             self.state.fakes[real._cdata] = (real, weakref.ref(storage))
             self._adopted.append(real._cdata)
             if fills:
@@ -218,6 +216,12 @@ class FakeTensors:
         if isinstance(original, nn.Parameter):
             return nn.Parameter(out, requires_grad=original.requires_grad)
         return out.requires_grad_(original.requires_grad)  # type: ignore[no-any-return]
+
+
+def _is_readable(original: Tensor, nbytes: int, constant: bool) -> bool:
+    if not constant and (original.dtype.is_floating_point or original.dtype.is_complex):
+        return original.numel() == 1
+    return small_enough(nbytes // original.itemsize, original.dtype)
 
 
 # Hooks on a user's parameters run on the fake tensors: so does what they reach, an optimizer above all.

@@ -171,9 +171,9 @@ class Surroundings(Holders, CodeRecord):
         with _lock:
             self._is_over = True
             for other in reversed(_kept[:_kept.index(self) + 1]):
-                for restore in [restore for _, now, restore in other.list_changes()
-                                if leads_to_fake(now)] if other._is_over else ():
-                    restore()
+                if other._is_over:
+                    for restore in [restore for _, now, restore in other.list_changes() if leads_to_fake(now)]:
+                        restore()
             while _kept and _kept[-1]._is_over:
                 _kept.pop()
         self._given.put_back()

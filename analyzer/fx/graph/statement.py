@@ -169,8 +169,10 @@ def statements_of(nodes: Sequence[Node]) -> list[Statement]:
     """The statements of ``forward``; consecutive nodes that share a region share its block."""
     found = _nest([(n, region_of(n)) for n in nodes], None)
     offloaded = {n for n in nodes if n.meta.get("saved") == "offload"}
+    if not offloaded:
+        return found
     waiting: set[Node] = set()
-    for statement in found if offloaded else ():
+    for statement in found:
         chosen = offloaded.intersection(statement.nodes())
         if chosen:
             results = [statement.node] if statement.node is not None else statement.results()

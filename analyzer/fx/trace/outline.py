@@ -106,8 +106,10 @@ def _site(frame: FrameType, code: CodeType, first: Any, borrowed: Borrowed) -> S
                 return Site(kind, code.co_name)
     held = frame.f_globals.get(code.co_name)
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    is_found = module is not None and vars(module).get(code.co_name) is held and code_of(held) is code
-    return Site(module, code.co_name) if is_found and isinstance(held, FunctionType) else None
+    if module is not None and isinstance(held, FunctionType) and code_of(held) is code and vars(module).get(
+            code.co_name) is held:
+        return Site(module, code.co_name)
+    return None
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -154,13 +156,17 @@ def expected_structure(value: Any) -> Any:
 
 def keep_structure(value: Any, expected: Any) -> Any:
     """``value``. Raises InputError where it has another number of items than was traced, which later nodes expect."""
-    if isinstance(expected, list) and len(value) != len(expected):
-        raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: "
-                         "what takes them one by one must be in the function or module that makes them")
-    if isinstance(expected, dict) and value.keys() != expected.keys():
-        raise InputError(f"the graph was traced with the keys {list(expected)} where this data gives {list(value)}")
-    for k, e in enumerate(expected or ()) if isinstance(expected, list) else (expected or {}).items():
-        keep_structure(value[k], e)
+    if isinstance(expected, list):
+        if len(value) != len(expected):
+            raise InputError(f"the graph was traced with {len(expected)} items where this data gives {len(value)}: "
+                             "what takes them one by one must be in the function or module that makes them")
+        for v, e in zip(value, expected):
+            keep_structure(v, e)
+    elif isinstance(expected, dict):
+        if value.keys() != expected.keys():
+            raise InputError(f"the graph was traced with the keys {list(expected)} where this data gives {list(value)}")
+        for k, e in expected.items():
+            keep_structure(value[k], e)
     return value
 
 

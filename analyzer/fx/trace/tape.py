@@ -187,7 +187,8 @@ class Tape(NodeWriter):
                 result = function(*args, **kwargs)
                 watch.note()
                 for tensor, known in before:
-                    if all(now is not known for _, now in known_contents([tensor])):  # written to, by what data decides
+                    storage: Any = tensor.untyped_storage()
+                    if storage.known is not known:  # written to, with what data decides
                         forget_contents(tensor)
                 differs = self.sizes.follow(run_again, again[0], again[1], result, module, contents=True)
                 if self.contents is not None:

@@ -80,8 +80,10 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
                          "that it was made from, or a module that has it as a submodule, where it is one node")
     if not callable(root):
         raise InputError(f"root must be a module or a function, got {root!r}")
-    module = uncompiled(root) if isinstance(root, nn.Module) else nn.Module()
-    if module is not root and not isinstance(root, nn.Module):
+    if isinstance(root, nn.Module):
+        module = uncompiled(root)
+    else:
+        module = nn.Module()
         module.forward = root
     refuse_sharded(module)
     bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
