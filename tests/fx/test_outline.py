@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.ops import MultiScaleRoIAlign
 
 from analyzer import register_leaf_module, symbolic_profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx import GraphModule
+from benchmarks.coverage_library import provide_nms
 
 from .conftest import assert_equal, run
 
@@ -335,6 +339,35 @@ def test_a_registered_leaf_may_read_values() -> None:
     assert names(graph) == ["_0", "_1"]
     for seed in range(3):
         torch.testing.assert_close(graph(inputs(seed)), model(inputs(seed)))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.scores, self.boxes = nn.Linear(width, classes), nn.Linear(width, 4 * classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scores(x), self.boxes(x)
+
+
+def test_boxes_are_found_kept_and_cut_out_of_features() -> None:
+    """A small detection model, as torchvision builds them."""
+    provide_nms()
+    torch.manual_seed(0)
+    backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, stride=8, padding=1), nn.ReLU())
+    backbone.out_channels = 8
+    rpn = {f"rpn_{when}_nms_top_n_{mode}": n for when, n in (("pre", 20), ("post", 8)) for mode in ("train", "test")}
+    model = FasterRCNN(backbone, min_size=64, max_size=64, box_detections_per_img=5, box_score_thresh=0.2, **rpn,
+                       rpn_anchor_generator=AnchorGenerator(((16, 32),), ((0.5, 1.0, 2.0),)),
+                       box_roi_pool=MultiScaleRoIAlign(["0"], 3, 2), box_predictor=TwoHeads(16, 3),
+                       box_head=nn.Sequential(nn.Flatten(), nn.Linear(8 * 9, 16)))
+    images = [torch.rand(3, 64, 64) for _ in range(2)]
+    targets = [{"boxes": torch.tensor([[4.0, 4.0, 40.0, 50.0]]), "labels": torch.tensor([1])} for _ in images]
+    graph = symbolic_trace(model.train(), meta_args={"images": images, "targets": targets})
+    for batch in (images, [torch.rand(3, 64, 64) * i for i in range(2)]):
+        assert_equal(run(graph, model, (batch, targets), {}), run(model, model, (batch, targets), {}), "in training")
+    # layers are nodes of their own
+    assert {"roi_heads_box_head_0", "roi_heads_box_head_1", "rpn_head_conv_0_0"} <= set(names(graph))
 
 
 class MethodWithLayers(nn.Module):

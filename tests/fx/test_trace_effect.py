@@ -36,6 +36,15 @@ class Exchanged(Buffers):
         return x * self.u + self.v
 
 
+class Rotated(Buffers):
+    """Three frames are kept; the oldest one is never read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.u
+        self.inner.running_mean, self.u, self.v = self.u, self.v, x[0].detach()
+        return y
+
+
 class OldReturned(Buffers):
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         old = self.u
@@ -53,7 +62,7 @@ class OldChanged(Buffers):
         return x + self.u + old
 
 
-@pytest.mark.parametrize("kind", [Exchanged, OldReturned, OldChanged])
+@pytest.mark.parametrize("kind", [Exchanged, Rotated, OldReturned, OldChanged])
 def test_old_values_of_replaced_buffers_are_read_before_new_ones_are_written(kind: Any) -> None:
     model = kind()
     gm = symbolic_trace(traced := copy.deepcopy(model), meta_args={"x": X})
@@ -331,6 +340,17 @@ def test_blocks_that_change_what_torch_does_are_refused(block: Any, words: str) 
     gm = symbolic_trace(Linear().fc, meta_args={"input": X})
     with block():  # which is how the message says that it is to be done
         assert gm(X).shape == (2, 6)
+
+
+@pytest.mark.parametrize("block", [Negated, Doubled])
+def test_modes_of_a_forward_count_in_a_profile(block: Any) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with block():
+                return torch.tanh(x)
+
+    # tanh is one FLOP an element, and so is what the mode adds to it
+    assert profile(Model(), (X,), mode="infer").fwd_flops == 2 * X.numel()
 
 
 def test_modes_of_torch_are_no_users_modes() -> None:

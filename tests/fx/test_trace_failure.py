@@ -147,6 +147,12 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_what_is_no_model_and_no_tuple() -> None:
+    assert errors(lambda: symbolic_trace(3, meta_args={})) == "root must be a module or a function, got 3"
+    assert errors(lambda: symbolic_trace(lambda *tensors: tensors[0], meta_args={"tensors": X})) == (
+        "meta_args['tensors']: forward takes *tensors, so give a tuple, got Tensor")
+
+
 @pytest.mark.parametrize("case", ARGUMENTS)
 def test_arguments(case: str) -> None:
     options, message = ARGUMENTS[case]
