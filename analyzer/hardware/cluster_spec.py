@@ -10,11 +10,20 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from analyzer.errors import InputError, UnknownDeviceError
+from analyzer.errors import InputError
 from analyzer.saved_format import load_json
 
 from .catalogue import SpecCatalogue, find_device, fold_name
-from .device_spec import DeviceSpec, Figure, is_device_file, is_text_by_name, known_fields, list_shipped, suggest
+from .device_spec import (
+    DeviceSpec,
+    Figure,
+    is_device_file,
+    is_text_by_name,
+    known_fields,
+    list_shipped,
+    make_spec,
+    suggest,
+)
 from .kernel_time.estimate import find_constants
 
 
@@ -232,13 +241,7 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
     except (OSError, ValueError) as error:
         raise InputError(f"cluster file {cluster!r}: cannot be read as JSON: {error}; ClusterSpec.to_dict gives what "
                          "json.dump is to write") from error
-    if not isinstance(data, dict):
-        raise InputError(f"cluster file {cluster!r}: holds a {type(data).__name__}, not the fields of a ClusterSpec by "
-                         "name")
-    try:
-        return ClusterSpec.from_dict(data)
-    except (InputError, UnknownDeviceError) as error:
-        raise InputError(f"cluster file {cluster!r}: {error}") from error
+    return make_spec(f"cluster file {cluster!r}", data, ClusterSpec, ClusterSpec.from_dict)
 
 
 def cluster_of(device: str | DeviceSpec) -> ClusterSpec:

@@ -14,14 +14,16 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import InputError, ProfileFormatError, UnknownDeviceError
 from analyzer.saved_format import SavedFormat, load_json
 from analyzer.units import format_bytes
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -261,14 +263,19 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
     except ValueError as error:
         raise InputError(f"device file {os.fspath(path)!r}: {error}; DeviceSpec.to_dict gives what json.dump "
                          "is to write") from error
+    # one that was written by hand need not say its format
+    return make_spec(f"device file {os.fspath(path)!r}", data, DeviceSpec, lambda fields: DeviceSpec.from_dict(
+        FORMAT.read(fields) if "format" in fields or "version" in fields else fields))
+
+
+def make_spec(where: str, data: Any, kind: type[S], make: Callable[[dict[str, Any]], S]) -> S:
+    """The spec that ``make`` makes of what a file holds. Raises InputError, which begins with ``where``."""
     if not isinstance(data, dict):
-        raise InputError(f"device file {os.fspath(path)!r}: holds a {type(data).__name__}, not the fields of a "
-                         "DeviceSpec by name")
+        raise InputError(f"{where}: holds a {type(data).__name__}, not the fields of a {kind.__name__} by name")
     try:
-        # one that was written by hand need not say its format
-        return DeviceSpec.from_dict(FORMAT.read(data) if "format" in data or "version" in data else data)
-    except (InputError, ProfileFormatError) as error:
-        raise InputError(f"device file {os.fspath(path)!r}: {error}") from error
+        return make(data)
+    except (InputError, ProfileFormatError, UnknownDeviceError) as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def encode_device(spec: DeviceSpec) -> str:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec, PeakRates, find_device, roofline_seconds
 from analyzer.hardware.kernel_time.convolution import convolution_time
+from analyzer.hardware.kernel_time.convolution_tile import ConvolutionShape, make_shape
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from benchmarks.truth_table import Constants, read_rows, read_truth, write_constants
 
@@ -43,30 +44,30 @@ RTX_2080_TI = DeviceSpec("rtx_2080_ti", architecture="Turing", compute_capabilit
 
 
 class Call(NamedTuple):  # one way of a convolution of images that lie channels first
-    way: str
-    batch: int
-    in_channels: int
-    out_channels: int
-    in_size: tuple[int, ...]
-    out_size: tuple[int, ...]
-    kernel_size: tuple[int, ...]
+    shape: ConvolutionShape
+    stride: tuple[int, ...]
     dtype: str
     allow_tf32: bool
-    groups: int = 1
+
+    @classmethod
+    def of(cls, dtype: str, allow_tf32: bool, way: str, batch: int, ins: int, outs: int, in_size: tuple[int, ...],
+           out_size: tuple[int, ...], kernel_size: tuple[int, ...], groups: int = 1) -> Call:
+        stride = tuple(max(1, round(i / o)) for i, o in zip(in_size, out_size))
+        item_bytes = 4 if dtype == "float32" else 2
+        shape = make_shape(way, batch, ins, outs, in_size, out_size, kernel_size, groups, item_bytes, stride,
+                           (1,) * len(stride))
+        return cls(shape, stride, dtype, allow_tf32)
 
     def time(self, device: DeviceSpec) -> KernelTime:  # the model's time on a device that has all figures it takes
-        stride = tuple(max(1, round(i / o)) for i, o in zip(self.in_size, self.out_size))
-        time = convolution_time(self.way, self.batch, self.in_channels, self.out_channels, self.in_size, self.out_size,
-                                self.kernel_size, self.groups, self.dtype, device, stride=stride,
-                                dilation=(1,) * len(stride), allow_tf32=self.allow_tf32, channels_last=False)
+        time = convolution_time(*self.shape[:8], self.dtype, device, stride=self.stride,
+                                dilation=(1,) * len(self.stride), allow_tf32=self.allow_tf32, channels_last=False)
         assert time is not None
         return time
 
     def roofline(self, device: DeviceSpec) -> float:  # seconds of a data sheet's roofline
-        ins, outs, taps = self.in_channels // self.groups, self.out_channels, math.prod(self.kernel_size)
-        images, results = self.in_channels * math.prod(self.in_size), outs * math.prod(self.out_size)
-        elements, flops = self.batch * (images + results) + ins * outs * taps, 2 * self.batch * results * ins * taps
-        return roofline_seconds(flops, elements * (4 if self.dtype == "float32" else 2), self.dtype, device,
+        shape, (images, results, weights) = self.shape, self.shape.sizes
+        flops = 2 * results * (shape.in_channels // shape.groups) * shape.taps
+        return roofline_seconds(flops, (images + results + weights) * shape.item_bytes, self.dtype, device,
                                 uses_tensor_cores=True, allow_tf32=self.allow_tf32) or 0.0
 
 
@@ -92,7 +93,7 @@ def read_fp32_rows(folds: int) -> list[Row]:  # the 3x3 convolutions in float32,
         if r["op"] == "conv":
             key = tuple(r[name] for name in ("device", "b", "c_in", "c_out", "size"))
             batch, ins, outs, size = map(int, key[1:])
-            call = Call("forward", batch, ins, outs, (size, size), (size, size), (3, 3), "float32", False)
+            call = Call.of("float32", False, "forward", batch, ins, outs, (size, size), (size, size), (3, 3))
             fold = str((batch * 7 + ins * 31 + outs * 17 + size * 13) % folds)
             rows.append(Row((call,), DEVICES[key[0]], fold, order[key], float(r["us"]) * 1e-6, 1))
     return rows
@@ -120,15 +121,15 @@ def read_step_rows() -> list[Row]:
         if is_backward and x[1] != IMAGE_CHANNELS:  # images take no gradient
             ways.append("input")
         result = sizes[model, str((x[1:], w))]
-        calls = tuple(Call(way, x[0], x[1], w[0], tuple(x[2:]), result, tuple(w[2:]), dtype, True) for way in ways)
+        calls = tuple(Call.of(dtype, True, way, x[0], x[1], w[0], tuple(x[2:]), result, tuple(w[2:])) for way in ways)
         rows.append(Row(calls, "h200", model, 0, microseconds * 1e-6 / count, count))
     return rows
 
 
 def read_depthwise_rows() -> list[tuple[Call, float]]:
     """The published depthwise convolutions on an RTX 2080 Ti, and the seconds of one layer."""
-    return [(Call("forward", DEPTHWISE_BATCH, DEPTHWISE_CHANNELS, DEPTHWISE_CHANNELS, (size, size), (size, size),
-                  (kernel, kernel), "float32", False, DEPTHWISE_CHANNELS), milliseconds / 1000 / DEPTHWISE_LAYERS)
+    return [(Call.of("float32", False, "forward", DEPTHWISE_BATCH, DEPTHWISE_CHANNELS, DEPTHWISE_CHANNELS, (size, size),
+                     (size, size), (kernel, kernel), DEPTHWISE_CHANNELS), milliseconds / 1000 / DEPTHWISE_LAYERS)
             for size, row in DEPTHWISE_MILLISECONDS.items() for kernel, milliseconds in zip(DEPTHWISE_KERNELS, row)]
 
 FAMILY = "fp32 operator"
