@@ -159,6 +159,10 @@ def test_scaled_dot_product_kernels(causal):
               OUT, LSE, None, None, 6, 10, 0.0, causal, SEED, SEED) == backward
 
 
+def test_a_kernel_that_calls_its_tensors_by_their_first_letters():
+    assert of(aten._triton_scaled_dot_attention.default, Q, K, V, 0.0, out=OUT) == attention(FORWARD)
+
+
 def test_raw_kernels_hold_heads_inside():
     """[batch, sequence, heads, dim]; FlashAttention's causal mask ends at the bottom right: 5 + 6 + ... + 10 pairs."""
     q, k, v, out = (spec(s[0], s[2], s[1], s[3], dtype=f16) for s in (Q, K, V, OUT))

@@ -127,6 +127,12 @@ def _given(named: Mapping[str, Any], *names: str) -> Any:
     return next((named[name] for name in names if named.get(name) is not None), None)
 
 
+def _find_tensors(named: Mapping[str, Any]) -> tuple[Spec, Spec, Spec]:
+    """Queries, keys and values, which some operators call by their first letters."""
+    query, key, value = (_given(named, name, name[0]) for name in ("query", "key", "value"))
+    return query, key, value
+
+
 def packed_lengths(cumulative_q: Spec, cumulative_k: Spec | None) -> Counter[tuple[int, int]] | None:
     """How many packed sequences there are of each number of queries and keys; None where data decides.
 
@@ -146,10 +152,11 @@ def _count_method(signature: Signature) -> Callable[[Attention, Spec, Window], F
 
 def heads_first_flops(signature: Signature) -> FlopCount | None:
     named = signature.named_arguments()
-    query, window = named["query"], CAUSAL if named.get("is_causal") else DENSE
+    query, key, value = _find_tensors(named)
+    window = CAUSAL if named.get("is_causal") else DENSE
     if len(query) == 3:  # cuDNN's packed sequences
-        return _heads_inside_flops(signature, named, query, named["key"], named["value"], window)
-    return _count_method(signature)(Attention.of(query, named["key"], named["value"]), query, window)
+        return _heads_inside_flops(signature, named, query, key, value, window)
+    return _count_method(signature)(Attention.of(query, key, value), query, window)
 
 
 def heads_inside_flops(signature: Signature) -> FlopCount | None:
@@ -167,8 +174,7 @@ def heads_inside_flops(signature: Signature) -> FlopCount | None:
         is_causal = named.get("is_causal") or named.get("causal")
         window = Window(None if left is None or left < 0 else left,
                         0 if is_causal else None if right is None or right < 0 else right, bottom_right=True)
-    query, key, value = (_given(named, name, name[0]) for name in ("query", "key", "value"))
-    return _heads_inside_flops(signature, named, query, key, value, window)
+    return _heads_inside_flops(signature, named, *_find_tensors(named), window)
 
 
 def _heads_inside_flops(signature: Signature, named: Mapping[str, Any], query: Spec, key: Spec, value: Spec,
