@@ -146,9 +146,11 @@ def count_as_deepspeed(signature: Signature) -> FlopCount | None:
     own, names = count_call(signature), list(map(str, family(signature.op)))
     formula = next((DEEPSPEED[key] for key in names if key in DEEPSPEED), None)
     result = None if formula is None else apply_formula(formula, signature)
-    if result is None and own is not None and (own.macs or not own.flops):
-        result = FlopCount(2 * own.macs, own.macs) if DEEPSPEED_UNSEEN.isdisjoint(names) else None
-    return result
+    if result is not None or own is None:
+        return result
+    if own.macs:
+        return FlopCount(2 * own.macs, own.macs) if DEEPSPEED_UNSEEN.isdisjoint(names) else None
+    return None if own.flops else NO_FLOPS
 
 
 CONVENTIONS = {"own": Convention("own", count_call), "deepspeed": Convention(
