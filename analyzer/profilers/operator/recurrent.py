@@ -14,9 +14,17 @@ from analyzer.hardware.kernel_time.estimate import KernelTime, join_known
 from analyzer.meta.spec import Signature
 from analyzer.meta.spec import TensorSpec as Spec
 
-from . import registration
 from .matmul import UNMEASURED, name_of_dtype, product_time
-from .registration import GATES, FlopCount, Formula, OfSignature, multiply_adds, register_each, register_times
+from .registration import (
+    GATES,
+    FlopCount,
+    Formula,
+    OfSignature,
+    multiply_adds,
+    register_each,
+    register_times,
+    uses_tf32,
+)
 
 LSTM, GRU = 2, 3  # of GATES' modes
 CELL_FLOPS = {
@@ -89,7 +97,7 @@ def _rnn(passes: int, signature: Signature, device: DeviceSpec) -> KernelTime | 
     for index, (n, k) in enumerate(spec for spec in named["weight"] if len(spec) == 2):
         is_of_input = index % (3 if named["proj_size"] else 2) == 0
         one = product_time(1, steps * batch if is_of_input else batch, n, k, name_of_dtype(x), device,
-                           use_tf32=registration.uses_tf32("rnn"))
+                           use_tf32=uses_tf32("rnn"))
         times.append(one if one is None or is_of_input else KernelTime(
             one.seconds * steps, one.spread, "latency", one.kernels * steps))
     one = join_known(*times)
