@@ -78,12 +78,12 @@ def _answer(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-for _name in [] if _has_kernel("c10d::allreduce_", "Meta") else [
-        schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]:
-    if not _has_kernel(_name, "Meta") and not _has_kernel(_name, "CompositeImplicitAutograd"):
-        _op = getattr(torch.ops.c10d, _name.partition("::")[2]).default
-        for _table in (device_shapes, host_shapes):
-            _table(_op, partial(_answer, _op))
+if not _has_kernel("c10d::allreduce_", "Meta"):
+    for _name in [schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]:
+        if not _has_kernel(_name, "Meta") and not _has_kernel(_name, "CompositeImplicitAutograd"):
+            _op = getattr(torch.ops.c10d, _name.partition("::")[2]).default
+            for _table in (device_shapes, host_shapes):
+                _table(_op, partial(_answer, _op))
 
 
 _KINDS = ("TCPStore", "FileStore", "HashStore")

@@ -117,8 +117,7 @@ def _infer_shapes(original: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
         _send(stage, object_list[0], stage.stage_index + 1)
 
     with ExitStack() as undo:
-        for simulated in (receive, send):
-            name = "recv_object_list" if simulated is receive else "send_object_list"
+        for name, simulated in (("recv_object_list", receive), ("send_object_list", send)):
             undo.callback(answer(dist, name, simulated, where=current_world))
         return original(stage, *args, **kwargs)
 

@@ -43,8 +43,10 @@ def draw_bars(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_se
     for rank in ranks:
         shown = [(1e-6 * column, ".")] * columns  # what rounding leaves of a neighbour is not shown
         for action in actions:
-            marks = _MARKS.get(action.kind, "") if action.rank == rank.rank else ""
-            for i in range(int(action.start / column), min(columns, int(action.end / column) + 1)) if marks else ():
+            if action.rank != rank.rank or action.kind not in _MARKS:
+                continue
+            marks = _MARKS[action.kind]
+            for i in range(int(action.start / column), min(columns, int(action.end / column) + 1)):
                 share = min(action.end, (i + 1) * column) - max(action.start, i * column)
                 if share > shown[i][0]:  # a column shows what takes most of it
                     shown[i] = share, marks[(action.micro_batch or 0) % len(marks)]

@@ -254,9 +254,10 @@ def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
     """Phases of steps from the ``first`` on: a step begins on an idle device, a phase ends when all of it is done."""
     works = [call.work for call in timed]
     times: defaultdict[tuple[int, str], PhaseTime] = defaultdict(PhaseTime)
-    for step, parts in groupby(sequence.phases, key=lambda phase: phase[0].step):
+    phases = [phase for phase in sequence.phases if phase[0].step >= first]
+    for step, parts in groupby(phases, key=lambda phase: phase[0].step):
         clock = Clock()
-        for record, runs, _ in parts if step >= first else ():
+        for record, runs, _ in parts:
             start = max(clock)
             clock = clock.after(*[works[number] for run in runs for number in run.calls])
             times[step, record.phase] += PhaseTime(max(clock) - start)

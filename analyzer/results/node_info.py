@@ -150,9 +150,13 @@ def describe_saved(log: Log, rows: Mapping[int, Sequence[SavedRow]]) -> dict[int
     for index, saved in rows.items():
         node, is_input = log.nodes[index], log.nodes[index].op == "placeholder"
         given = {number for number, _ in node.outputs} if is_input else set()
-        own = [row.number for row in saved if row.number not in names and (
-            row.number in given if (lifetime := log.storages[row.number]).category == "input"
-            else lifetime.node == index and not lifetime.category)]
+        own = []
+        for number in [row.number for row in saved if row.number not in names]:
+            lifetime = log.storages[number]
+            is_own = number in given if lifetime.category == "input" else (
+                lifetime.node == index and not lifetime.category)
+            if is_own:
+                own.append(number)
         names |= {number: (f"{node.name}:{i}", node.name, "input" if is_input else "activation")
                   for i, number in enumerate(own)}
     for number in (row.number for saved in rows.values() for row in saved if row.number not in names):

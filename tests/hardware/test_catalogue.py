@@ -13,6 +13,12 @@ from analyzer.hardware.catalogue import knowing
 NAMES = [spec.name for spec in register_device]
 
 
+def test_stands_by_vendor_newest_generation_and_largest_memory() -> None:
+    some = ["rtx_pro_6000_server", "rtx_5090", "b300", "b200", "h200", "h100_sxm", "l4", "rtx_4060", "a10", "a100_80gb",
+            "a100_40gb", "t4", "v100_sxm2_32gb", "p4", "p100_sxm2_16gb", "mi325x", "mi250x", "m1", "m4_pro", "cpu"]
+    assert sorted(some, key=NAMES.index) == some and len(NAMES) > 75
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_has_a_source(name: str) -> None:
     assert [f.name for f in find_device(name).figures() if f.value is not None and not f.source] == []

@@ -148,7 +148,7 @@ def test_placement_that_cannot_be_repeated_has_no_range() -> None:
 
 
 def test_replayed_blocks_have_the_range_of_run_ones() -> None:
-    """The events of a replay are those of a run_convolution, so that what is asked again is the same."""
+    """The events of a replay are those of a run, so that what is asked again is the same."""
     def build() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
                                for _ in range(6)))

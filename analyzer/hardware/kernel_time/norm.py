@@ -32,8 +32,10 @@ WELFORD_INSTRUCTIONS, GRADIENT_INSTRUCTIONS = 64, 25
 def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
                     written_itemsize: int | None = None) -> KernelTime | None:
     """Forward: each row is read twice, the second time from the last cache where the rows in work fit it."""
-    if (machine := read_machine(device)) is None or rows == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if rows == 0:
+        return NO_TIME
     row = columns * itemsize
     written = columns * (written_itemsize or itemsize)
     again = missed_fraction(machine.multiprocessors * ROW_BLOCKS * (row + written), machine)
@@ -46,8 +48,10 @@ def layer_norm_time(rows: int, columns: int, itemsize: int, device: DeviceSpec,
 def layer_norm_backward_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, of_input: bool = True,
                              of_weight: bool = True) -> KernelTime | None:
     """Backward: a block a row for the input's gradient, and one for 32 columns of those of weight and bias."""
-    if (machine := read_machine(device)) is None or rows == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if rows == 0:
+        return NO_TIME
     parts = []
     nbytes = rows * columns * itemsize
     if of_input:
@@ -107,8 +111,10 @@ def native_batch_norm_time(batch: int, channels: int, positions: int, itemsize: 
 def native_batch_norm_backward_time(batch: int, channels: int, positions: int, itemsize: int,
                                     device: DeviceSpec) -> KernelTime | None:
     """PyTorch's own kernel: one block a channel goes through it twice."""
-    if (machine := read_machine(device)) is None or batch * channels * positions == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if batch * channels * positions == 0:
+        return NO_TIME
     seconds = 2 * channel_seconds(channels, channel_loads(batch, positions), GRADIENT_INSTRUCTIONS, machine)
     return kernel_time(machine, 5 * batch * channels * positions * itemsize, waiting=seconds)
 
@@ -146,8 +152,10 @@ def cudnn_normalize_time(batch: int, channels: int, positions: int, itemsize: in
 def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool = True,
                             backward: bool = False) -> KernelTime | None:
     """Batches whose channels lie side by side: sums over the columns of a tall matrix, then a pointwise kernel."""
-    if (machine := read_machine(device)) is None or nbytes == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if nbytes == 0:
+        return NO_TIME
     tensors = 2 if backward else 1
     apply = kernel_time(machine, (tensors + 1) * nbytes)
     if not training and not backward:
@@ -158,8 +166,10 @@ def channels_last_norm_time(nbytes: int, device: DeviceSpec, *, training: bool =
 
 def moments_time(groups: int, elements: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
     """Mean and variance of groups of neighbours, a block each: few groups leave most of the device idle."""
-    if (machine := read_machine(device)) is None or groups * elements == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if groups * elements == 0:
+        return NO_TIME
     missed = missed_fraction(groups * elements * itemsize, machine)
     seconds = channel_seconds(groups, -(-elements // BLOCK_THREADS), WELFORD_INSTRUCTIONS, machine, missed)
     return kernel_time(machine, groups * elements * itemsize, waiting=seconds)

@@ -112,8 +112,10 @@ CONVERT_BESIDE_ADDRESS = 1 / 3
 
 def random_time(elements: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
     """A kernel that draws random numbers (``DistributionTemplates.h``, ``Dropout.cu``), which slows the stream."""
-    if (machine := read_machine(device)) is None or elements == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if elements == 0:
+        return NO_TIME
     time = kernel_time(machine, nbytes / machine.constants["random_fraction"])
     return KernelTime(time.seconds + machine.constants["random_latencies"] * machine.latency, time.spread, time.bound)
 
@@ -132,8 +134,10 @@ def pointwise_time(elements: int, nbytes: float, device: DeviceSpec, *, instruct
     """A pointwise kernel over ``elements``; ``instructions`` are of one. ``dimensions`` are left after joining those
     that follow each other in all ``operands`` (results too): 1 if all lie alike. ``converts``: they have several types.
     """
-    if (machine := read_machine(device)) is None or elements == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if elements == 0:
+        return NO_TIME
     constants = machine.constants
     if dimensions > 1:
         instructions += constants["address_instructions"] + dimensions * (
@@ -181,8 +185,10 @@ SORT_BYTES = 3                #: times that keys and values move in a pass: coun
 def sort_time(count: int, key_bytes: int, value_bytes: int, device: DeviceSpec, *,
               bits: int | None = None) -> KernelTime | None:
     """CUB's radix sort of ``count`` keys with values: a histogram, then a pass for each 8 bits of the key."""
-    if (machine := read_machine(device)) is None or count == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if count == 0:
+        return NO_TIME
     passes = -(-(bits or 8 * key_bytes) // RADIX_BITS)
     nbytes = count * (key_bytes + passes * SORT_BYTES * (key_bytes + value_bytes))
     return kernel_time(machine, nbytes, waiting=(passes + 2) * machine.constants["library_seconds"], kernels=passes + 2)
@@ -209,8 +215,10 @@ def embedding_backward_time(indices: int, width: int, rows: int, itemsize: int, 
 
 def gather_rows_time(indices: int, width: int, itemsize: int, device: DeviceSpec) -> KernelTime | None:
     """Rows of a table, copied by a block each where 16 bytes divide them; the device starts so many blocks a second."""
-    if (machine := read_machine(device)) is None or indices == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if indices == 0:
+        return NO_TIME
     waiting = 0.0
     if width * itemsize % 16 == 0:
         waiting = indices * machine.constants["block_seconds"] / machine.multiprocessors
@@ -238,8 +246,10 @@ def position_loss_time(batch: int, positions: int, device: DeviceSpec) -> Kernel
 
 def atomic_time(additions: int, distinct: int, nbytes: float, device: DeviceSpec) -> KernelTime | None:
     """Sums by atomic additions: those to one address follow each other."""
-    if (machine := read_machine(device)) is None or additions == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if additions == 0:
+        return NO_TIME
     crowding = max(1.0, additions / max(distinct, 1))
     return kernel_time(machine, nbytes, additions * crowding * machine.constants["atomic_instructions"])
 

@@ -71,8 +71,10 @@ def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: i
 def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec, *, reduces_fastest: bool = True,
                    written_itemsize: int | None = None) -> KernelTime | None:
     """A reduction of ``reduced`` elements for each of ``outputs``; ``reduces_fastest``: of neighbours in memory."""
-    if (machine := read_machine(device)) is None or outputs == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if outputs == 0:
+        return NO_TIME
     division = divide(outputs, max(reduced, 1), reduces_fastest, machine.multiprocessors, machine.resident_threads)
     nbytes = outputs * reduced * itemsize / machine.constants["reduction_fraction"]
     nbytes += outputs * (written_itemsize or itemsize)
@@ -100,8 +102,10 @@ SOFTMAX_THREADS = 1024                  #: of a block at most: ``max_threads`` t
 def softmax_time(rows: int, columns: int, itemsize: int, device: DeviceSpec, *, written_itemsize: int | None = None,
                  backward: bool = False) -> KernelTime | None:
     """Softmax over rows whose elements are neighbours. Backward reads two tensors, twice where the row is long."""
-    if (machine := read_machine(device)) is None or rows * columns == 0:
-        return machine and NO_TIME
+    if (machine := read_machine(device)) is None:
+        return None
+    if rows * columns == 0:
+        return NO_TIME
     row, written = columns * itemsize, columns * (written_itemsize or itemsize)
     tensors = 2 if backward else 1
     nbytes = rows * (tensors * row + written)
