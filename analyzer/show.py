@@ -21,6 +21,7 @@ from analyzer.report.page.document import check_page
 from analyzer.report.summary import DEFAULT_COLUMNS, model_table
 from analyzer.report.text_width import escape_controls
 from analyzer.report.verdict import format_cheapest, judge
+from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.tools.advice.search import find_advice
@@ -148,9 +149,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         change.to_html(arguments.html)
     try:
-        fmt = arguments.format
-        choice.emit(change.to_markdown().rstrip("\n") if fmt == "markdown" else change.render() if fmt == "text" else
-                    change.table(fmt), arguments.output)
+        choice.emit(_render(change, arguments.format), arguments.output)
         sys.stdout.flush()  # what failed follows on the other stream
     except BrokenPipeError:  # the reader (head, less) has gone, and what was found still counts
         if not change.failed:
@@ -160,7 +159,14 @@ def run_compare(arguments: argparse.Namespace) -> int:
     return EXCEEDED if change.failed else 0
 
 
+def _render(change: ProfileChange, fmt: str) -> str:
+    if fmt == "markdown":
+        return change.to_markdown().rstrip("\n")
+    return change.render() if fmt == "text" else change.table(fmt)
+
+
 def _find_rows(arguments: argparse.Namespace, files: int) -> str:
+    """What a row is. Raises InputError for an option that such rows do not have."""
     by: str = arguments.by or ("change" if files == 2 and arguments.columns is None else "model")
     if by == "change" and files > 2:
         raise InputError(f"--by change: what changed is told of two profiles, and these are {files}; give two, or --by "

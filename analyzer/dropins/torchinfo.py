@@ -36,6 +36,7 @@ from .forward import observe_forward, watching_modules
 __all__ = ["ColumnSettings", "FormattingOptions", "LayerInfo", "Mode", "ModelStatistics", "RowSettings", "Units",
            "Verbosity", "clear_cached_forward_pass", "summary"]
 
+
 class Mode(str, Enum):
     """Names of training and evaluation."""
 

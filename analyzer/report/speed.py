@@ -198,7 +198,7 @@ def format_step(profile: Profile) -> str:
 
 
 def describe_speed(profile: Profile) -> list[str]:
-    r"""The same in two lines: time, and rates as far as they are known."""
+    """The same in two lines: time, and rates as far as they are known."""
     if profile.step_seconds is None:
         return []
     time, _, ends = format_step(profile).partition(" (")

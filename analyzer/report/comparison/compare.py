@@ -130,8 +130,7 @@ class Explainer:
         """Whether two modules' quantities are nearly the same; of those that one profile alone has they need not be."""
         if first.is_in_one and second.is_in_one:
             return True
-        pairs = [(self._read_one(side, first), self._read_one(side, second)) for side in (0, 1)]
-        return all(a is b if a is None or b is None else abs(a - b) <= _CLOSE * max(abs(a), abs(b)) for a, b in pairs)
+        return all(_is_close(self._read_one(side, first), self._read_one(side, second)) for side in (0, 1))
 
     def _subtract(self, whole: Values, parts: list[Values]) -> Values:
         """What modules have outside their submodules; unknown where they or one of these are (which then say so)."""
@@ -168,6 +167,12 @@ class Explainer:
         return QuantityChange(quantity=column.field, header=column.header, unit=column.unit, before=values[0],
                               after=values[1], category=self.measure.category, module=title, type=part.type,
                               modules=len(part.modules))
+
+
+def _is_close(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return abs(first - second) <= _CLOSE * max(abs(first), abs(second))
 
 
 def explain(root: AlignedModule, measure: Measure) -> list[QuantityChange]:

@@ -260,7 +260,8 @@ def aggregate(root: ModuleInfo, dialect: Dialect = DEEPSPEED, module_depth: int 
     sums: list[dict[str, CostInfo]] = []
     for module in root.walk():
         depth = module.depth - root.depth
-        sums += [{}] if depth == len(sums) else []
+        if depth == len(sums):
+            sums.append({})
         costs = CostInfo(**{name: getattr(module, name) for name in CostInfo.__slots__})
         sums[depth][module.type] = sums[depth][module.type] + costs if module.type in sums[depth] else costs
     compared = [("params", "params", dialect.params), ("flops", "fwd_flops", dialect.flops),

@@ -120,8 +120,9 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
         return print_rows([form.title, *(TITLES[name] for name in columns)], rows, left=range(len(columns) + 1),
                           fmt=fmt)
     # an output and its gradient, of each layer that has parameters
-    pass_bytes = 2 * sum(t.nbytes for layer in layers if not layer.module.children and layer.module.params and
-                         layer.call for t in layer.call.outputs[:1])
+    pass_bytes = 2 * sum(tensor.nbytes for layer in layers
+                         if layer.call and layer.module.params and not layer.module.children
+                         for tensor in layer.call.outputs[:1])
     text = str(Statistics(layers, profile.inputs, form, sum(tensor.nbytes for tensor in profile.inputs.values()),
                           pass_bytes, root.params, root.trainable_params, profile.param_bytes,
                           root.fwd_macs if mult_adds == "own" else sum(layer.macs or 0 for layer in layers)))

@@ -122,10 +122,10 @@ MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no num
 @register_exporter.shipped("json")
 def write_json(profile: Profile, path: str | Path | None = None) -> str:
     """The JSON text, also written to ``path`` if given. Raises InputError for what could not be read back."""
-    data = {**FORMAT.head, **encode(profile),
-            # None for what no number holds: a rate of a step that takes next to no time
-            DERIVED: {name: rate if rate is not None and math.isfinite(rate) else None
-                      for name in RATES for rate in (read_rate(profile, name),)}}
+    rates = {name: read_rate(profile, name) for name in RATES}
+    # None for what no number holds: a rate of a step that takes next to no time
+    data = {**FORMAT.head, **encode(profile), DERIVED: {
+        name: None if rate is None or not math.isfinite(rate) else rate for name, rate in rates.items()}}
     try:
         read_data(data)
     except ProfileFormatError as error:

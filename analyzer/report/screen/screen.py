@@ -153,6 +153,7 @@ def _count(number: int, what: str) -> str:
 
 #: A cost of a module; None where it is unknown.
 Measure = Callable[[CostInfo], float | None]
+_LARGE = 0.5  # of the whole: a container with more is opened, and a group with more is shown with its parts
 _NUMBER = re.compile(r"\d+")
 
 
@@ -172,7 +173,7 @@ def choose_groups(root: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
     while True:
         largest = max(groups, key=lambda group: measure(group.costs) or 0)
         if len(largest.members) != 1 or not largest.members[0].children or (
-                measure(largest.costs) or 0) <= _MOST * total:
+                measure(largest.costs) or 0) <= _LARGE * total:
             return sort_by(groups, lambda group: measure(group.costs))
         groups.remove(largest)
         groups += _open(largest.members[0], measure)
@@ -255,7 +256,7 @@ def _list_rows(groups: list[ModuleGroup], measure: Measure, whole: float,
                most: int) -> Iterator[tuple[str, str, CostInfo]]:
     """At most ``most`` rows and one for the rest: the largest groups, a first one that holds most with its parts."""
     largest = groups[0]
-    parts = list_parts(largest, measure)[:_PARTS] if (measure(largest.costs) or 0) > _MOST * whole else []
+    parts = list_parts(largest, measure)[:_PARTS] if (measure(largest.costs) or 0) > _LARGE * whole else []
     named, rest = keep_largest(groups, most - len(parts))
     for group in named:
         yield group.name, group.type, group.costs
