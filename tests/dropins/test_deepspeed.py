@@ -202,6 +202,12 @@ def test_a_configuration_profiles_its_step(tmp_path, capsys):
     assert figures["fwd MACs per GPU"] == f"{4 * MACS / 1e3:.2f} KMACs"
 
 
+def test_get_model_profile_takes_a_configuration(capsys):
+    deepspeed.get_model_profile(Net(), SHAPE, config=CONFIG)
+    printed = capsys.readouterr().out
+    assert "Top 3 modules" in printed and "Detailed" not in printed
+
+
 @pytest.mark.parametrize(("config", "says"), [
     ({"flops_profiler": {"enable": True}}, "no setting 'enable'; settings are enabled,"),
     ({"flops_profiler": {"profile_step": -1}}, "a step is 0 or more"), ({"flops_profiler": 1}, "object of settings"),

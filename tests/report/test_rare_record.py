@@ -102,6 +102,8 @@ CONTRACT = """params param_bytes buffer_bytes optimizer_bytes fwd_flops bwd_flop
 NODE_CONTRACT = """op name target module_path accumulate_bytes incremental_bytes output_bytes temp_bytes param_bytes
     buffer_bytes backward_bytes fwd_flops bwd_flops fwd_macs bwd_macs fwd_comm_bytes bwd_comm_bytes fwd_seconds
     bwd_seconds inputs outputs aliases region""".split()
+
+
 def test_shapes():
     scalar, empty = TensorInfo((), "float32", "cpu"), TensorInfo((3, 0), "int64", "cuda:0")
     assert (scalar.numel, scalar.nbytes, empty.nbytes) == (1, 4, 0)
