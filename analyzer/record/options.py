@@ -85,7 +85,7 @@ def progress_part(start: float, stop: float, what: str) -> Iterator[None]:
     """What runs in the block is the part from ``start`` to ``stop`` of the work around it.
 
     >>> with watch_progress(lambda share, what: print(f"{share:.0%} {what}")):
-    ...     with progress_of(1, 2, "l4"):
+    ...     with progress_part(0.5, 1.0, "l4"):
     ...         report_progress(0.5, "layer1")
     50% l4
     75% l4: layer1
@@ -94,9 +94,12 @@ def progress_part(start: float, stop: float, what: str) -> Iterator[None]:
     if outer is None:
         yield
         return
+
+    def watch(share: float, inner: str) -> None:
+        outer(start + (stop - start) * share, f"{what}: {inner}" if inner else what)
+
     report_progress(start, what)
-    with watch_progress(lambda share, inner: outer(start + (stop - start) * share,
-                                                   f"{what}: {inner}" if inner else what)):
+    with watch_progress(watch):
         yield
 
 
@@ -125,8 +128,8 @@ def count_listed(arguments: Collection[Any]) -> tuple[int, ...]:
 
 def count_samples(arguments: Collection[Any]) -> int | None:
     """How many samples the arguments of a call are: the rows of the first tensor, or as `count_listed`; else None."""
-    return choose_samples(count_listed(arguments), next((
-        int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None))
+    rows = next((int(t.shape[0]) for t in tensors_of(list(arguments)) if t.dim()), None)
+    return choose_samples(count_listed(arguments), rows)
 
 
 def choose_samples(listed: tuple[int, ...], rows: int | None) -> int | None:

@@ -5,7 +5,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from typing import Any
 
 import torch
@@ -163,8 +162,10 @@ class ScriptRecorder(Recorder):
                 self._module_index[id(module)] = self._stateless[type(module)]
                 return
             self._stateless[type(module)] = len(self.log.modules)
-        kind = type(module).__name__
-        name = next(name for i in count(1) if (name := f"{kind}_{i}" if i > 1 else kind) not in self.script._modules)
+        name, count = type(module).__name__, 1
+        while name in self.script._modules:
+            count += 1
+            name = f"{type(module).__name__}_{count}"
         self.script.add_module(name, module)  # which keeps it alive, so that no other gets its id
         self._collect_modules(walk_modules(module, name))
         self.own_parameters(module)

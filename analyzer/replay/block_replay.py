@@ -235,6 +235,7 @@ class BlockReplay:
                 raise Restart("its input is used after it", module)
             for i in captured.sums:
                 self._summed[number_of(leaves[i])] = module
+                recorder.watched.add(number_of(leaves[i]))
         for text in captured.assumptions:
             self.assume(text, module)
         run = ReplayedBlock(self, captured, module)
@@ -246,8 +247,9 @@ class BlockReplay:
         else:
             made = run.forward(tensors)
         if is_recorded:
-            self._views.update((number_of(t), module) for t, output in zip(made, captured.made) if output.is_view)
-            recorder.watched.update(self._views, self._summed)
+            views = [number_of(tensor) for tensor, output in zip(made, captured.made) if output.is_view]
+            self._views.update(dict.fromkeys(views, module))
+            recorder.watched.update(views)
         rest = iter(made)
         outputs = [next(rest) if isinstance(o, Output) else tensors[o.index] if isinstance(o, PassedOn) else o
                    for o in captured.outputs]

@@ -49,7 +49,12 @@ class Reachable:
 def is_stateless(value: Any) -> bool:
     """Whether a class, function or module comes from where nothing is kept that shows in what a module does."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return type(module) is str and (module.partition(".")[0] in _STATELESS or module.startswith(_OF_THE_RUN))
+    return type(module) is str and _is_stateless_name(module)
+
+
+@functools.lru_cache(4096)
+def _is_stateless_name(module: str) -> bool:
+    return module.partition(".")[0] in _STATELESS or module.startswith(_OF_THE_RUN)
 
 
 def is_standard(cls: type) -> bool:
@@ -189,6 +194,7 @@ def _is_method(value: Any) -> bool:
     return type(value) not in CODE_CONSTANTS and (isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))
 
 
+@functools.lru_cache(1 << 14)
 def _fits(pattern: str, name: str, in_library: bool) -> bool:
     """Whether a method may be what a name that is worked out means: with no part known, it may be any of no library."""
     return re.fullmatch(pattern, name) is not None and not (in_library and not pattern.strip(".*"))

@@ -162,10 +162,7 @@ class StateRecord:
         if isinstance(value, UNREADABLE):
             self.give_up(f"it uses a {kind.__name__}, whose state cannot be read")
         elif isinstance(value, contextvars.ContextVar):
-            before = value.get(MISSING)
-            self.add_object(value, lambda: id(value.get(MISSING)),
-                            lambda old: value.set(before) if before is not MISSING else None)
-            return () if before is MISSING else (before,)
+            return self._take_variable(value)
         elif isinstance(value, threading.local):
             self.add_mapping(vars(value))
             return vars(value).values()
@@ -198,6 +195,18 @@ class StateRecord:
                 self.add_mapping(contents)
             return (*contents.values(), *(read_slot(value, k, None) for k in names))
         return ()
+
+    def _take_variable(self, variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
+        def read() -> Any:
+            try:
+                return variable.get()  # its own default, where it has one and is not set
+            except LookupError:
+                return MISSING
+
+        before = read()
+        self.add_object(variable, lambda: id(read()),
+                        lambda old: variable.set(before) if before is not MISSING else None)
+        return () if before is MISSING else (before,)
 
     def _take_collection(self, found: Any) -> Iterable[Any]:
         """Containers of the standard library that are none of Python's own: weak ones, views on others."""
@@ -241,7 +250,7 @@ class StateRecord:
                     sequence, items):
                 yield "a list or set", sequence, partial(replace_items, sequence, items)
         for cls, contents, known in self.classes:
-            for name in find_added(contents, known) if len(contents) != len(known) else ():
+            for name in find_added(contents, known):
                 yield "an attribute of a class", (contents[name],), partial(delattr, cls, name)
         for holder, contents, names, found in self.rows:
             now = list(map(contents.get, names, repeat(MISSING)))

@@ -1,6 +1,7 @@
 """State that modules share is seen wherever their code can keep it, and what cannot change is no state."""
 import array
 import collections
+import contextvars
 import dis
 import functools
 import itertools
@@ -194,6 +195,30 @@ def test_a_generator_of_numpys_is_put_back():
     state, first = StateFingerprint([], values=(draws,)), draws.rand(3)
     state.put_back()
     assert draws.rand(3).tolist() == first.tolist()
+
+
+def test_a_variable_of_a_context_is_put_back_to_its_default():
+    depth = contextvars.ContextVar("depth", default=0)
+    state = StateFingerprint([], values=(depth,))
+    depth.set(3)
+    assert not state.is_same()
+    state.put_back()
+    assert depth.get() == 0 and state.is_same()
+
+
+def test_a_class_attribute_that_takes_the_place_of_another_is_taken_away():
+    class Keeps(nn.Module):
+        first = 1
+
+        def forward(self) -> int:
+            return self.first
+
+    state = StateFingerprint([Keeps()])
+    del Keeps.first
+    Keeps.second = 2
+    assert not state.is_same()
+    state.put_back()
+    assert Keeps.first == 1 and not hasattr(Keeps, "second") and state.is_same()
 
 
 class Counts(nn.Module):

@@ -186,9 +186,10 @@ class Extension:
             claim = torch.device(life.device)
             region = self.space.library_workspaces[what,] = self.space.reserve(claim, life.nbytes)
             writer.kept_workspace(region, life.nbytes, claim, life.label)
-        else:
-            assert kind == ORDERED, kind
+        elif kind == ORDERED:
             self._order(what, call, stretch, here)
+        else:
+            raise Mismatch("something that is not known happened")
 
     def _order(self, what: tuple[StreamAction, int, int], call: int, stretch: Stretch, here: int | None) -> None:
         action, stream, event = what

@@ -122,16 +122,16 @@ def _same(mine: Any, other: Any, depth: int = 0) -> bool:
         return len(mine) == len(other) and all(_same(x, y, depth + 1) for x, y in zip(mine, other))
     if isinstance(mine, MethodType):
         return mine.__func__ is other.__func__ and _same_owner(mine.__self__, other.__self__, depth)
-    if isinstance(mine, (partial, FunctionType)):
-        return _same(_parts(mine), _parts(other), depth + 1)
+    if isinstance(mine, partial):
+        return _same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
+    if isinstance(mine, FunctionType):  # equal code of another file may find other globals
+        return mine.__code__ is other.__code__ and _same(
+            _cells(mine), _cells(other), depth + 1) and _same(mine.__defaults__, other.__defaults__, depth + 1)
     return _same_owner(mine, other, depth)
 
 
-def _parts(function: Any) -> tuple[Any, ...]:
-    if isinstance(function, partial):
-        return function.func, function.args, function.keywords
-    cells = [look_up(cell, "") for cell in function.__closure__ or ()]
-    return function.__code__, cells, function.__defaults__
+def _cells(function: FunctionType) -> tuple[Any, ...]:
+    return tuple([look_up(cell, "") for cell in function.__closure__ or ()])
 
 
 def _same_owner(mine: Any, other: Any, depth: int) -> bool:
