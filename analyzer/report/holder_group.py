@@ -81,7 +81,7 @@ def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "tex
 
 
 def sum_exposed(profile: Profile) -> float | None:
-    """Seconds of a step in which a rank communicates and computes nothing; None where it does not or that is unknown."""
+    """Seconds of a step in which a rank communicates and computes nothing; None without any, or if unknown."""
     seconds = [phase.exposed_comm_seconds for phase in profile.step_phases.values()]
     return add_quantities(seconds) if profile.comm else None
 
