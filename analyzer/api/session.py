@@ -114,7 +114,13 @@ class Session:
         with mode, simulating(self.spec or simulated_spec()):
             for remark in self.remarks:
                 mode.state.assume(remark)
+            mode.state.compile = self._compile
             yield mode
+
+    def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any]) -> Any:
+        from analyzer.compiled.region import call_compiled  # which imports TorchInductor
+
+        return call_compiled(self.spec or simulated_spec(), function, args, kwargs, config)
 
     @contextmanager
     def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *,
@@ -131,6 +137,7 @@ class Session:
                 mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
+            recorder.compiled = borrowed.compiled
             yield Run(self, recorder, borrowed.root, borrowed, surroundings, is_replica=replica is not None)
 
     def casting(self) -> AbstractContextManager[object]:

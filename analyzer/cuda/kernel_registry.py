@@ -81,7 +81,10 @@ def set_entry(operator: Any, table: dict[Any, Any], key: Any, value: Any) -> Und
 
 def call_whole(op: torch._ops.OpOverload, *args: Any) -> Any:
     """Run ``op`` below autograd as one call, by its registered shape. For use inside an ``autograd.Function``."""
-    mode = active.dispatch_mode
+    mode, graph = active.dispatch_mode, active_state().graph
+    if graph is not None and (decomposition := graph.decompositions.get(op)) is not None:
+        with torch._C._AutoDispatchBelowAutograd(), closed():
+            return decomposition(*args)
     if any(isinstance(a, torch.Tensor) and is_around_tensors(a) for a in args):
         with mode.staying_whole(op), torch._C._AutoDispatchBelowAutograd(), closed():
             return op(*args)  # its class calls it on its parts

@@ -78,9 +78,10 @@ class Borrowed:
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
         self.root, self._state, self._claim = uncompiled(root), state, claim
         walked = walk_modules(root)
-        for path, module in walked:
-            if uncompiled(module) is not module or module.__dict__.get("_compiled_call_impl") is not None:
-                self._note_compiled(path or "the model")
+        #: the compiler's configuration of each module under torch.compile, by id
+        self.compiled: dict[int, dict[str, Any]] = {}
+        for _, module in walked:
+            self._note_compiled(module)
         # where tensors made under a mode were put on an accelerator, others are on the host on purpose
         is_placed = any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor)
                         and t.device.type not in ("cpu", "meta")
@@ -142,8 +143,11 @@ class Borrowed:
         self._empty.clear()
         self.fakes.let_go()
 
-    def _note_compiled(self, what: str) -> None:
-        self._state.assume(f"{what}: a module under torch.compile is profiled as the module that it wraps")
+    def _note_compiled(self, module: nn.Module) -> None:
+        inner, call = uncompiled(module), module.__dict__.get("_compiled_call_impl")
+        configured = module if inner is not module else call
+        if configured is not None:
+            self.compiled[id(inner)] = dict(getattr(configured, "get_compiler_config", dict)() or {})
 
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self._seen:
@@ -224,8 +228,7 @@ class Borrowed:
             return self.fakes.make(value, readable=True, constant=True)
         if isinstance(value, nn.Module):
             inner = uncompiled(value)
-            if inner is not value and id(inner) not in self._seen:
-                self._note_compiled(f"an unregistered {type(inner).__name__}")
+            self._note_compiled(value)
             self._walk(inner)
             return inner
         if isinstance(value, _CONTAINERS):

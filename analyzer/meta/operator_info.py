@@ -51,7 +51,7 @@ sparse_shapes: Registry[Any, Impl] = Registry("sparse_shapes")
 COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
             "scalar_tensor"}
-_ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices"}
+_ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices", "iota"}
 _UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
               "_efficientzerotensor"}
 _OVERWRITES = {"fill_", "zero_", "copy_"}

@@ -97,6 +97,10 @@ class MetaState:
     arguments: tuple[Any, ...] = ()  #: positional ones of the torch function that runs
     recorder: Any = None  #: is told operator calls, workspaces, streams: `record.recorder.Recorder`
     tape: Any = None      #: sees torch functions as the user's code calls them: `fx.trace.tape.Tape`
+    graph: Any = None     #: the graph that is being made of a compiled function: `compiled.joint_graph.GraphTape`
+    #: calls a function that is under ``torch.compile``, with its arguments and the compiler's configuration
+    compile: Callable[[Callable[..., Any], Any, Any, dict[str, Any]], Any] = (
+        lambda function, args, kwargs, config: function(*args, **kwargs))
     timer: Any = None     #: tells the time that a simulated device takes: `mark`, `seconds`, `describe`
     assumptions: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of one number

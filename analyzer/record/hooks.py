@@ -122,6 +122,10 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
             result: Any = FAILED
             try:
                 impl = recorder.find_leaf_impl(module)
+                state = current()
+                if recorder.compiled and state is not None and state.graph is None and id(module) in recorder.compiled:
+                    result = state.compile(partial(original, module), args, kwargs, recorder.compiled[id(module)])
+                    return result
                 if impl is None and recorder.replay_block is not None:
                     with torch._C.DisableTorchFunction():
                         result = recorder.replay_block(module, args, kwargs)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,10 @@ from .tensor_walk import local_part
 _DETACH = torch.ops.aten.detach.default
 
 
+def _no_leaf(module: torch.nn.Module) -> bool:
+    return False
+
+
 class Recorder(ModuleRecorder):
     """Listens to a `MetaTensorMode` and writes a `Log`. A call in backward is of the forward call whose autograd node
     has its sequence number. ``find_leaf_impl`` tells what runs instead of a module's forward; the others are
@@ -49,6 +53,8 @@ class Recorder(ModuleRecorder):
         self._last_sequence = -1
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
+        self.compiled: dict[int, dict[str, Any]] = {}  #: modules under torch.compile, by id, with what configures it
+        self.compiled_in: int | None = None  #: while a compiled graph runs: the module that its next call is of
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
         self.history: str | None = None  #: what an optimizer will hold and does not yet
@@ -60,6 +66,16 @@ class Recorder(ModuleRecorder):
         self.touched: Callable[[int, Signature], None] = lambda number, signature: None
         #: told whether one pass computes all gradients, once
         self.before_backward: Callable[[bool], None] = lambda is_plain: None
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """A block in which modules are called for the sake of the graph that is made of them: none is a node."""
+        before = self.is_leaf, self.replay_block
+        self.is_leaf, self.replay_block = None if self.is_leaf is None else _no_leaf, None
+        try:
+            yield
+        finally:
+            self.is_leaf, self.replay_block = before
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError where an optimizer that is about to step holds parameters of before the run."""
@@ -112,7 +128,9 @@ class Recorder(ModuleRecorder):
         owner, node = module_worked_for(), self.node
         module = self._module_index.get(id(owner), self._running())  # that a wrapper works for, else the one that runs
         index = len(log.call_slots)
-        if phase == "backward":
+        if self.compiled_in is not None:
+            module = self.compiled_in
+        elif phase == "backward":
             recomputed = self._recomputes()
             if owner is not None:
                 node = self._gathered_at.get(module, OUTSIDE)
@@ -139,9 +157,12 @@ class Recorder(ModuleRecorder):
         if self.events is not None:
             self.events.append((CALLED, index))
         log.call_slots.append(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed)
-        for number in out_numbers:
-            lifetime = log.storage_table.get(number)
-            if lifetime is not None and lifetime.born_call == index and not lifetime.category:
+        self._note_made(out_numbers, index, module, node, made_grad)
+
+    def _note_made(self, numbers: Iterable[int], call: int, module: int, node: int, made_grad: bool) -> None:
+        for number in numbers:
+            lifetime = self.log.storage_table.get(number)
+            if lifetime is not None and lifetime.born_call == call and not lifetime.category:
                 lifetime.module, lifetime.node = module, node
                 lifetime.requires_grad = made_grad
 

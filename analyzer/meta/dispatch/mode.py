@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta import argument as collective
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import call_handlers, waiting
-from analyzer.meta.operator_info import describe_operator, has_rule, hold_blocks, kernel_memory
+from analyzer.meta.operator_info import OperatorInfo, describe_operator, has_rule, hold_blocks, kernel_memory
 from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force
@@ -79,25 +79,34 @@ class MetaDispatchMode(DirectDispatchMode):
                 self.state.recorder.ran_out(str(func), error)
             raise
 
+    def _compositions(self, state: MetaState, info: OperatorInfo, whole: bool) -> list[Callable[..., Any]]:
+        """What takes an operator apart: a compiler's decomposition, its own, or what the device makes it of."""
+        found: list[Any] = []
+        if state.graph is not None and not info.composite:
+            found.append(state.graph.decompositions.get(info.op))
+        if not whole and info.op not in self._whole:
+            found += [info.op.decompose if info.composite else None, info.composition]
+        return [compose for compose in found if compose is not None]
+
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
         state = self.state
         assert state is not None
         info = describe_operator(func)
         if info.silent:
             return func(*args, **kwargs)
-        if (info.composite or info.composition is not None) and not whole and func not in self._whole:
-            for compose in (func.decompose if info.composite else None, info.composition):
-                if compose is not None:
-                    with self, reopened():
-                        result = compose(*args, **kwargs)
-                    if result is not NotImplemented:
-                        return result
+        for compose in self._compositions(state, info, whole):
+            with self, reopened():
+                result = compose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         call = resolve(state, info, args, kwargs)
         if info.data_dependent:
             check_devices(state, call)
             answer = answer_data_dependent(state, info, call.args, call.kwargs, call.tensors)
             if answer is not NotImplemented:
                 _account_for_answer(state, call, answer)
+                if state.graph is not None:
+                    state.graph.answered(func, args, kwargs, answer)
                 return answer
         if info.communicates and collective.impl is not None:
             given = name_arguments(info.op, call.args, call.kwargs)
@@ -106,6 +115,8 @@ class MetaDispatchMode(DirectDispatchMode):
                 with torch._C.DisableTorchFunction():
                     collective.impl.propagate(info, given, call.result)
                 _account(state, call)
+            if state.graph is not None:
+                state.graph.dispatched(func, args, kwargs, call.result)
             return call.result
         _execute(state, call)
         if state.meets_data:
@@ -113,6 +124,8 @@ class MetaDispatchMode(DirectDispatchMode):
         if call.is_followed():
             propagate(state, call)
         _account(state, call)
+        if state.graph is not None:
+            state.graph.dispatched(func, args, kwargs, call.result)
         return call.result
 
 
@@ -133,7 +146,7 @@ def _account(state: MetaState, call: OperatorCall) -> None:
         if stage.before is None:
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
     call.kept.clear()
-    if state.recorder is not None:
+    if state.recorder is not None and state.graph is None:
         state.recorder.called(signature, call.storages, [storage_of(o) for o in call.outputs if isinstance(o, Tensor)])
 
 
@@ -144,7 +157,7 @@ def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> No
     if has_rule(call.info):
         for stage in kernel_memory(signature)[0]:
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
-    if outputs and state.recorder is not None:
+    if outputs and state.recorder is not None and state.graph is None:
         state.recorder.called(signature, call.storages, [storage_of(t) for t in outputs])
 
 

@@ -1,10 +1,17 @@
 """Private torch API: how dispatch modes are called, which of them are active, and code that runs without any."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+)
 
 
 class DirectDispatchMode(TorchDispatchMode):
@@ -38,6 +45,20 @@ class without_modes:
         torch._C._set_grad_enabled(self._grad_enabled)
         self._function.__exit__(None, None, None)
         self._dispatch = None
+
+
+@contextmanager
+def modes_taken_off() -> Iterator[None]:
+    """A block in which this thread has no modes, and may enter others."""
+    functions = []
+    with _disable_current_modes():  # type: ignore[no-untyped-call]
+        try:
+            while torch._C._len_torch_function_stack():
+                functions.append(torch._C._pop_torch_function_stack())
+            yield
+        finally:
+            for mode in reversed(functions):
+                torch._C._push_on_torch_function_stack(mode)
 
 
 def is_active(mode: TorchDispatchMode) -> bool:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import concurrent
+import gc
 import itertools
 import multiprocessing
 import os
@@ -79,6 +80,8 @@ def _replacements() -> Iterator[Undo]:
         _run_eagerly()
     yield _run_compiled
     yield answer(torch, "compile", _compile, passes_original=True)
+    for name in ("is_compiling", "is_dynamo_compiling"):
+        yield answer(torch.compiler, name, _is_compiling, passes_original=True)
     yield answer(proxy_tensor.ProxyTorchDispatchMode, "__enter__", _refuse_graph)
     yield replace(threading.Thread, "start", _starting)
     yield replace(ThreadPoolExecutor, "submit", _submitting)
@@ -172,14 +175,19 @@ def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
     return getattr(function, name, *default)
 
 
+# Functions under torch.compile. Dynamo would look into frames of code that runs under the mode, and a compiler that
+# sees tensors without data ends the process. So compiled functions are called as they were written, and the mode's own
+# compiler (`MetaState.compile`) gets the call.
+
 _compiled: list[Undo] = []  # what lets functions that are compiled run so again
 
 
 def _run_eagerly() -> None:
-    """Run compiled functions as they are written: a compiler that sees tensors without data ends the process."""
+    """Keep Dynamo from looking at frames; each function is given to the mode's compiler where it is first called."""
     if not _compiled:
         stance = torch.compiler.set_stance("force_eager")
         _compiled.append(lambda: stance.__exit__(None, None, None))
+        _compiled.append(replace(sys.modules["torch._dynamo.eval_frame"], "_callback_from_stance", _redirecting))
 
 
 def _run_compiled() -> None:
@@ -187,10 +195,49 @@ def _run_compiled() -> None:
         _compiled.pop()()
 
 
+def _redirecting(original: Any) -> Any:
+    """What each compiled function calls before it calls the one that it was made of, which its closure holds."""
+    def ask(callback: Any) -> Any:
+        frame = sys._getframe(1)
+        if current() is not None and frame.f_code.co_name == "compile_wrapper":
+            _redirect(frame)
+        return original(callback)
+    return ask
+
+
+def _redirect(frame: Any) -> None:
+    function = frame.f_locals["fn"]
+    if isinstance(function, _CompiledCall):
+        return
+    for wrapper in gc.get_referrers(frame.f_code):  # a frame does not tell its function
+        if getattr(wrapper, "__wrapped__", None) is function and getattr(wrapper, "__code__", None) is frame.f_code:
+            cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
+            config = getattr(wrapper, "get_compiler_config", dict)()
+            cell.cell_contents = _CompiledCall(function, dict(config or {}))
+            _compiled.append(partial(setattr, cell, "cell_contents", function))
+
+
+class _CompiledCall:
+    """Calls a function as the mode's compiler compiles it; as it is where no mode is."""
+
+    def __init__(self, function: Any, config: dict[str, Any]) -> None:
+        self.function, self.config = function, config
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None:
+            return self.function(*args, **kwargs)
+        return state.compile(self.function, args, kwargs, self.config)
+
+
 def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(*args, **kwargs)
     _run_eagerly()
     return result
+
+
+def _is_compiling(original: Any) -> bool:
+    return active_state().graph is not None or original()  # type: ignore[no-any-return]
 
 
 _Function = Callable[..., Any]

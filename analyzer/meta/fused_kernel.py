@@ -1,0 +1,31 @@
+"""A kernel that a compiler generates, in the place of a call's operator."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .spec import Signature
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """What one generated kernel does. Equal ones are one operator.
+
+    - ``elements``: how many results its loops give. ``reduced``: of how many elements each, 1 without a reduction.
+    - ``read_bytes``, ``written_bytes``: of each tensor that it reads and writes, what it touches.
+    - ``parts``: the operators that it computes, as if each were called.
+    """
+
+    name: str
+    elements: int
+    reduced: int
+    read_bytes: tuple[int, ...]
+    written_bytes: tuple[int, ...]
+    targets: tuple[str, ...]
+    parts: tuple[Signature, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
