@@ -54,6 +54,38 @@ class OuterCall(NamedTuple):
     tokens: int | None = None
 
 
+class CompileBreak(NamedTuple):
+    """Where torch.compile ends a graph of a function and begins the next: between them Python runs as it is written."""
+
+    reason: str                             #: what the compiler cannot put into a graph
+    source: str | None = None               #: "file.py:123", of the user's code
+
+
+class CompiledGraph(NamedTuple):
+    """What the compiler makes of one graph, for one call of it: both halves where there is a backward one."""
+
+    operators: int                          #: of the graph as it was traced, forward
+    recomputed: int = 0                     #: of these, those that the backward half computes again
+    saved_bytes: int | None = None          #: what the forward half gives the backward one; None without one
+    fwd_kernels: int = 0                    #: that the compiler generates
+    bwd_kernels: int = 0
+    fwd_extern_kernels: int = 0             #: that libraries and PyTorch have: products, attention, collectives
+    bwd_extern_kernels: int = 0
+
+
+class CompiledCall(NamedTuple):
+    """A call of a function or module under torch.compile; those of one step are in `Log.compiled_calls` in order."""
+
+    step: int
+    module: int                             #: index of the module: the one that is compiled, or that called a function
+    function: str                           #: the function's qualified name, "" of a module
+    graphs: tuple[CompiledGraph, ...]       #: that ran, in order
+    breaks: tuple[CompileBreak, ...] = ()
+    recompiled: str | None = None           #: why an earlier call's graphs did not do; None where they did, or none was
+    cuda_graphs: bool = False               #: whether each half is launched as one
+    config: Mapping[str, Any] = {}          #: what torch.compile was given: mode, dynamic, fullgraph, options
+
+
 CALLER = ""  #: The source line of a node that is the line which called the recorded model, or the captured block.
 
 
@@ -175,6 +207,7 @@ class Log:
     modules: list[LogModule] = field(default_factory=list)
     module_call_slots: list[LogModuleCall | None] = field(default_factory=list)
     outer_calls: list[OuterCall] = field(default_factory=list)  #: of steps that were not replayed
+    compiled_calls: list[CompiledCall] = field(default_factory=list)  #: of steps that were not replayed
     node_slots: list[LogNode | None] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far
