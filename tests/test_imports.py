@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
 # other.
 ORDER = [{"units", "errors", "registry", "output", "saved_format", "hardware", "memory"}, {"meta"}, {"cuda"},
-         {"distributed"}, {"record"}, {"replay"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"}, {"report", "zoo"},
-         {"api"}, {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"},
+         {"distributed"}, {"record"}, {"replay", "compiled"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"},
+         {"report", "zoo"}, {"api"},
+         {"parallel", "solver", "generation", "sweep", "dryrun", "runtime", "calibration"},
          {"dropins", "advice"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
