@@ -98,11 +98,15 @@ def _claiming(device: DeviceSpec, found: LoweredGraph) -> Iterator[None]:
 
     def call_kernel(self: Any, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
         self.args.python_argdefs()
+        for workspace in self.args.workspace_args:
+            V.graph.wrapper_code.generate_workspace_allocation(workspace)
         read, written = _list_buffers(self)
         module = _describe(self, name, read, written, found.kernels)
         V.graph.wrapper_code.writeline(
             f"launch({len(found.kernels) - 1}, {module}, [{', '.join(read.values())}], "
             f"[{', '.join(written.values())}])")
+        if deallocate_ws:
+            self.deallocate_workspaces()
 
     codegen_extern = scheduler.Scheduler.codegen_extern_call
 
