@@ -1,13 +1,13 @@
 """TorchInductor asked for a device that is not there: the program that it generates, each kernel by its name.
 
-Inductor's own scheduler fuses, plans buffers and orders; of each kernel of Triton the program has a call with what it
-reads and writes in place of source code. All of Inductor's private interfaces that this needs are used in this file.
+Inductor's own scheduler fuses, plans buffers and orders; of each kernel that it would generate the program has a call
+with what it reads and writes in place of source code. All of Inductor's private interfaces that this needs are here.
 """
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +15,11 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch._inductor import config, scheduler
-from torch._inductor.codegen import triton
-from torch._inductor.codegen.common import get_scheduling_for_device
+from torch._inductor import compile_fx, config, cpu_vec_isa, scheduler, select_algorithm
+from torch._inductor.codegen import common, cpp, mps, simd, triton, triton_combo_kernel, wrapper
 from torch._inductor.debug import DebugContext
+from torch._inductor.fx_passes import joint_graph, pad_mm
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import hints
 from torch._inductor.utils import get_fused_kernel_name
@@ -26,7 +27,7 @@ from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves, tree_map
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.pointwise import read_machine
+from analyzer.hardware.kernel_time.pointwise import MULTIPROCESSORS, RESIDENT_THREADS
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.spec import Signature, TensorSpec
@@ -42,128 +43,223 @@ class LoweredGraph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec) -> LoweredGraph:
-    """What Inductor makes of ``graph``, whose nodes have fake tensors as ``meta["val"]``."""
-    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str = "forward", results: int = 0,
+          options: Mapping[str, Any] | None = None) -> LoweredGraph:
+    """What Inductor makes of ``graph``, whose nodes have fake tensors as ``meta["val"]``.
+
+    ``half`` is "forward", "backward" or "inference". The first ``results`` outputs are seen outside of the compiled
+    function and keep their strides. ``options`` is what configures Inductor, besides its defaults.
+    """
+    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    for node in graph.graph.nodes:
+        node.meta.setdefault("original_aten", node.target if node.op == "call_function" else None)
     found = LoweredGraph("")
-    with compiling_for(device, found), V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
-        lowering = GraphLowering(graph, example_inputs=inputs, shape_env=None)
-        with V.set_graph_handler(lowering):
-            lowering.run(*inputs)
-            found.source = lowering.codegen()[0].value
-        found.constants = dict(lowering.constants)
+    with compiling_for(device, found, options), V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
+        view_to_reshape(graph)
+        compile_fx.record_original_output_strides(graph)
+        output = graph.graph.output_node()
+        outputs: Any = output.args[0]
+        output.meta["user_visible_output_idxs"] = [
+            i for i, value in enumerate(outputs[:results]) if isinstance(value, fx.Node)]
+        compile_fx._recursive_post_grad_passes(graph, is_inference=half == "inference")
+        lowered = GraphLowering(graph, example_inputs=inputs, shape_env=None, is_inference=half == "inference",
+                                is_backward=half == "backward")
+        with V.set_graph_handler(lowered):
+            lowered.run(*inputs)
+            found.source = lowered.codegen()[0].value
+        found.constants = dict(lowered.constants)
     return found
 
 
 @contextmanager
-def compiling_for(device: DeviceSpec, found: LoweredGraph) -> Iterator[None]:
-    """A block outside of the mode, in which torch's compiler finds ``device`` here."""
+def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """A block outside of the mode, in which torch's compiler finds ``device`` here, configured by ``options``."""
     state = current()
     set_state(None)
     try:
-        with modes_taken_off(), torch.no_grad(), _claiming(device, found):
+        with modes_taken_off(), torch.no_grad(), ExitStack() as stack:
+            for owner, name, value in (*_claims(device), *_replacements(found)):
+                stack.enter_context(mock.patch.object(owner, name, value))
+            stack.enter_context(config.patch(dict(options or {})))
+            stack.enter_context(config.patch({**_QUIET, "cpp.threads": device.multiprocessors or MULTIPROCESSORS}))
             yield
     finally:
         set_state(state)
 
 
-@contextmanager
-def _claiming(device: DeviceSpec, found: LoweredGraph) -> Iterator[None]:
-    """Inductor is told of ``device`` for the block, and writes names of kernels in place of their source."""
-    machine = read_machine(device)
-    major, minor = device.compute_capability
+_QUIET = {"size_asserts": False, "nan_asserts": False, "alignment_asserts": False, "scalar_asserts": False,
+          "compile_threads": 1, "fx_graph_cache": False, "triton.multi_kernel": 0, "cpp_wrapper": False,
+          "benchmark_fusion": False, "benchmark_combo_kernel": False, "benchmark_kernel": False}
+"""What Inductor must not do here: run or time a kernel, and checks that cost a step nothing. A kernel that it would
+generate in several versions, to take the fastest, is taken in the first."""
+
+
+def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
+    """What Inductor asks about the hardware, as (owner, name, answer)."""
+    capability = device.compute_capability
+    major, minor = capability or (0, 0)
+    count, threads = device.multiprocessors or MULTIPROCESSORS, RESIDENT_THREADS.get((major, minor), 2048)
+    warp = 64 if device.vendor == "AMD" else 32
     properties = hints.DeviceProperties(
-        type="cuda", index=0, multi_processor_count=machine.multiprocessors, cc=major * 10 + minor, major=major,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=machine.resident_threads, warp_size=32)
+        type=device.kind, index=0, multi_processor_count=count, cc=major * 10 + minor, major=major,
+        regs_per_multiprocessor=65536, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
+        warp_size=warp)
 
     class Properties:
-        name, multi_processor_count, warp_size = device.name, properties.multi_processor_count, 32
+        name, multi_processor_count, warp_size = device.name, count, warp
         total_memory, regs_per_multiprocessor = device.memory_bytes, 65536
-        max_threads_per_multi_processor, gcnArchName = machine.resident_threads, ""
+        max_threads_per_multi_processor, gcnArchName = threads, device.architecture or ""
         shared_memory_per_block_optin = 232448
 
-    Properties.major, Properties.minor = major, minor
+    Properties.major, Properties.minor = major, minor  # type: ignore[attr-defined]
+
+    make_patterns = joint_graph.lazy_init
 
     def create_backend(self: Any, place: torch.device) -> Any:
-        return get_scheduling_for_device(place.type)(self)
+        return common.get_scheduling_for_device(place.type)(self)  # type: ignore[misc]
 
-    def codegen_kernel(self: Any, name: str | None = None) -> str:
+    yield hints.DeviceProperties, "create", staticmethod(lambda place: properties)
+    yield torch.cuda, "get_device_properties", lambda place=None: Properties
+    yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)
+    yield torch.cuda, "current_device", lambda: 0
+    yield scheduler.Scheduler, "create_backend", create_backend
+    yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
+    yield pad_mm, "has_triton", lambda: True
+    # a product that padding would align is timed with and without by Inductor; padded was the faster on an H200
+    yield pad_mm, "get_cached_should_pad", lambda key: True
+    yield cpu_vec_isa.VecAVX512, "__bool__", lambda self: True
+    yield cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.VecAVX512()
+
+
+def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
+    """What writes calls of kernels into the program in place of their source code, as (owner, name, function)."""
+    defined: list[tuple[str, Any, Sequence[Any]]] = []
+    extern_call, combine = scheduler.Scheduler.codegen_extern_call, simd.SIMDScheduling.generate_combo_kernel_code
+
+    def write_no_code(self: Any, name: str | None = None) -> str:
         self.inductor_meta, self.triton_meta = {}, {}
         return ""
 
-    def define_kernel(self: Any, source: str, nodes: Sequence[Any], kernel: Any) -> str:
-        name = get_fused_kernel_name(nodes, "original_aten")
-        kernel.generated = [node for node in nodes if isinstance(node, scheduler.BaseSchedulerNode)]
-        return f"{'red' if kernel.inside_reduction else 'poi'}_{name}"
+    def write_no_combo(self: Any, name: str | None = None) -> str:
+        self.select_dispatch_strategy()
+        return write_no_code(self)
 
-    def call_kernel(self: Any, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
-        self.args.python_argdefs()
-        for workspace in self.args.workspace_args:
-            V.graph.wrapper_code.generate_workspace_allocation(workspace)
-        read, written = _list_buffers(self)
-        module = _describe(self, name, read, written, found.kernels)
-        V.graph.wrapper_code.writeline(
-            f"launch({len(found.kernels) - 1}, {module}, [{', '.join(read.values())}], "
-            f"[{', '.join(written.values())}])")
-        if deallocate_ws:
-            self.deallocate_workspaces()
+    def define(self: Any, source: str, nodes: Sequence[Any], kernel: Any = None) -> str:
+        """A name for the next call. ``kernel`` is a kernel, what a kernel of C++ takes, or None: the group's."""
+        defined.append((_name_of(nodes, kernel), self.kernel_group if kernel is None else kernel,
+                        getattr(kernel, "combined", nodes)))
+        return f"kernel {len(defined) - 1}"
 
-    codegen_extern = scheduler.Scheduler.codegen_extern_call
+    def call(self: Any, name: str, arguments: Any, **others: Any) -> None:
+        title, kernel, nodes = defined[int(name.split()[1])]
+        read, written = _list_buffers(getattr(kernel, "args", kernel))
+        leaves = [leaf for node in nodes if isinstance(node, scheduler.BaseSchedulerNode) for leaf in node.get_nodes()]
+        module = _describe(title, kernel, leaves, read, written, found.kernels)
+        self.writeline(f"launch({len(found.kernels) - 1}, {module}, [{', '.join(read.values())}], "
+                       f"[{', '.join(written.values())}])")
 
-    def codegen_extern_call(self: Any, node: Any) -> None:
-        origins = () if node.node is None else node.node.get_origins()
-        V.graph.wrapper_code.writeline(f"at({_module_of(origins)})")
-        codegen_extern(self, node)
+    def call_metal(self: Any, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
+        V.graph.wrapper_code.generate_kernel_call(name, [])
 
-    with ExitStack() as stack:
-        for owner, name, value in (
-                (hints.DeviceProperties, "create", staticmethod(lambda place: properties)),
-                (torch.cuda, "get_device_properties", lambda place=None: Properties),
-                (torch.cuda, "get_device_capability", lambda place=None: (major, minor)),
-                (torch.cuda, "current_device", lambda: 0),
-                (scheduler.Scheduler, "create_backend", create_backend),
-                (scheduler.Scheduler, "codegen_extern_call", codegen_extern_call),
-                (triton.TritonKernel, "codegen_kernel", codegen_kernel),
-                (triton.TritonKernel, "call_kernel", call_kernel),
-                (triton.TritonScheduling, "define_kernel", define_kernel)):
-            stack.enter_context(mock.patch.object(owner, name, value))
-        stack.enter_context(config.patch(size_asserts=False, nan_asserts=False, alignment_asserts=False,
-                                         compile_threads=1, fx_graph_cache=False))
-        yield
+    def combine_kernels(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = combine(self, *args, **kwargs)
+        for _, kernel, nodes in made:
+            kernel.combined = nodes
+        return made
+
+    def call_extern(self: Any, node: Any) -> None:
+        V.graph.wrapper_code.writeline(f"at({_module_of(() if node.node is None else node.node.get_origins())})")
+        extern_call(self, node)
+
+    yield triton.TritonKernel, "codegen_kernel", write_no_code
+    yield triton_combo_kernel.ComboKernel, "codegen_kernel", write_no_combo
+    yield mps.MetalKernel, "codegen_kernel", write_no_code
+    yield mps.MetalKernel, "call_kernel", call_metal
+    for owner in (triton.TritonScheduling, cpp.CppScheduling, mps.MetalScheduling):
+        yield owner, "define_kernel", define
+    yield simd.SIMDScheduling, "generate_combo_kernel_code", combine_kernels
+    yield wrapper.PythonWrapperCodegen, "generate_kernel_call", call
+    yield scheduler.Scheduler, "codegen_extern_call", call_extern
+    yield select_algorithm.AlgorithmSelectorCache, "__call__", _choose
 
 
-def _list_buffers(kernel: Any) -> tuple[dict[str, str], dict[str, str]]:
+def _choose(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
+    """What autotuning takes without timing: the library's kernel where it is among the choices, as it most often is
+    for large products, else the first, which is what Inductor takes by default.
+    """
+    if not choices:
+        raise self.create_no_valid_choices(name, "No choices exist for backend.")
+    choice = next((c for c in choices if isinstance(c, select_algorithm.ExternKernelCaller)), choices[0])
+    return choice.output_node(), choice
+
+
+def _name_of(nodes: Sequence[Any], kernel: Any) -> str:
+    """As Inductor names its kernels, without its number."""
+    kind = "cpp"
+    if isinstance(kernel, select_algorithm.TritonTemplateKernel):
+        kind = "tem"
+    elif isinstance(kernel, triton_combo_kernel.ComboKernel):
+        kind = "for"
+    elif isinstance(kernel, simd.SIMDKernel):
+        kind = "poi" if not kernel.inside_reduction else "per" if kernel.persistent_reduction else "red"
+    return f"{kind}_{get_fused_kernel_name(nodes, 'original_aten')}"
+
+
+def _list_buffers(arguments: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The buffers that a kernel reads and writes, by name, without those that live in registers alone; each with the
     name that the program has for it when the kernel runs: one that is written in place has its new one by then.
     """
-    arguments = kernel.args
-    inplace = {id(a): a for a in arguments.inplace_buffers.values() if hasattr(a, "other_names")}.values()
-    written = {b: b for b, name in arguments.output_buffers.items() if isinstance(name, str)}
-    read = {b: b for b in arguments.input_buffers}
-    for argument in inplace:
+    read: dict[str, str] = {}
+    written: dict[str, str] = {}
+    inplace = {id(a): a for a in arguments.inplace_buffers.values() if not isinstance(a, common.RemovedArg)}
+    for argument in inplace.values():
         read[argument.other_names[0]] = written[argument.other_names[-1]] = argument.other_names[-1]
-    removed = kernel.removed_buffers | V.graph.removed_buffers
-    return ({b: now for b, now in read.items() if b not in removed},
-            {b: now for b, now in written.items() if b not in removed})
+    for names, found in ((arguments.input_buffers, read), (arguments.output_buffers, written)):
+        found.update({outer: outer for outer, inner in names.items()
+                      if outer not in arguments.inplace_buffers and not isinstance(inner, common.RemovedArg)
+                      and outer not in V.graph.removed_buffers})
+    written.update({a.outer_name: a.outer_name for a in arguments.workspace_args})
+    return read, written
 
 
-def _describe(kernel: Any, name: str, read: Iterable[str], written: Iterable[str], kernels: list[FusedKernel]) -> int:
+def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str], written: Iterable[str],
+              kernels: list[FusedKernel]) -> int:
     """Add what a kernel is to ``kernels``; the result is the module that most of it was made for."""
     touched: list[dict[str, int]] = [{}, {}]
     origins: dict[fx.Node, None] = {}
-    for node in kernel.generated:
+    elements = reduced = 1
+    for node in nodes:
         for found, is_read in zip(touched, (True, False)):
-            for buffer, numel in node.get_read_write_buffer_accesses(is_read, not is_read).items():
-                found[buffer] = max(found.get(buffer, 0), numel)
+            for buffer, nbytes in node.get_read_write_buffer_accesses(is_read, not is_read).items():
+                found[buffer] = max(found.get(buffer, 0), nbytes)
         origins.update(dict.fromkeys(() if node.node is None else node.node.get_origins()))
-    numels = {prefix: int(V.graph.sizevars.optimization_hint(n)) for prefix, n in kernel.numels.items()}
-    reduced = math.prod(n for prefix, n in numels.items() if prefix.startswith("r"))
-    elements = math.prod(n for prefix, n in numels.items() if not prefix.startswith("r"))
-    signatures = tuple([_signature_of(origin) for origin in origins])
+    for sizes in _sizes_of(kernel, nodes):
+        if sizes[0] * sizes[1] > elements * reduced:
+            elements, reduced = sizes
+    workspaces = {a.outer_name: int(a.count) * a.dtype.itemsize
+                  for a in getattr(kernel, "args", kernel).workspace_args}
+    signatures = tuple([_signature_of(origin) for origin in origins if origin.op == "call_function"])
     kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
-                               tuple([touched[1].get(b, 0) for b in written]),
-                               tuple([str(origin.target) for origin in origins]), signatures))
+                               tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
+                               tuple([str(signature.op) for signature in signatures]), signatures))
     return _module_of(origins)
+
+
+def _sizes_of(kernel: Any, nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Of each loop nest of a kernel how many results it gives, and of how many elements each."""
+    for part in getattr(kernel, "sub_kernels", [kernel]):
+        if isinstance(part, simd.SIMDKernel):
+            numels = {prefix: _as_int(n) for prefix, n in part.numels.items()}
+            yield (math.prod(n for prefix, n in numels.items() if not prefix.startswith("r")),
+                   math.prod(n for prefix, n in numels.items() if prefix.startswith("r")))
+        else:
+            for node in nodes:
+                if isinstance(node, scheduler.SchedulerNode):
+                    yield tuple(math.prod(map(_as_int, sizes)) for sizes in node.get_ranges())  # type: ignore[misc]
+
+
+def _as_int(size: Any) -> int:
+    return int(V.graph.sizevars.optimization_hint(size))
 
 
 def _module_of(origins: Iterable[fx.Node]) -> int:
@@ -188,4 +284,4 @@ def _signature_of(node: fx.Node) -> Signature:
     inputs = [spec for spec in tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, TensorSpec))
               if isinstance(spec, TensorSpec)]
     outputs = tuple([specify(t) for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)])
-    return Signature(node.target, args, kwargs, tuple(inputs), outputs)
+    return Signature(node.target, args, kwargs, tuple(inputs), outputs)  # type: ignore[arg-type]

@@ -151,8 +151,9 @@ def _compile(joint: JointGraph, device: DeviceSpec) -> CompiledGraphs:
                 joint.module, None, num_fwd_outputs=joint.results, compiler="inductor")
         else:
             forward, backward = joint.module, None
-    return CompiledGraphs(Program(lower(forward, joint.fake_mode, device)),
-                          None if backward is None else Program(lower(backward, joint.fake_mode, device)),
+    half = "inference" if backward is None else "forward"
+    return CompiledGraphs(Program(lower(forward, joint.fake_mode, device, half, joint.results)),
+                          None if backward is None else Program(lower(backward, joint.fake_mode, device, "backward")),
                           joint.results)
 
 
