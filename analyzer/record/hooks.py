@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
+from analyzer.meta.intercept.patch import compiling_forward
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
@@ -124,7 +125,8 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                 impl = recorder.find_leaf_impl(module)
                 state = current()
                 if recorder.compiled and state is not None and state.graph is None and id(module) in recorder.compiled:
-                    result = state.compile(partial(original, module), args, kwargs, recorder.compiled[id(module)])
+                    with compiling_forward(state, module, recorder.compiled[id(module)]):
+                        result = original(module, *args, **kwargs)
                     return result
                 if impl is None and recorder.replay_block is not None:
                     with torch._C.DisableTorchFunction():

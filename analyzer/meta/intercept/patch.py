@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import concurrent
 import gc
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from types import MethodWrapperType
@@ -227,7 +229,41 @@ class _CompiledCall:
         state = current()
         if state is None:
             return self.function(*args, **kwargs)
+        module = getattr(self.function, "__self__", None)
+        if isinstance(module, torch.nn.Module) and self.function.__name__ != "forward":
+            with compiling_forward(state, module, self.config):
+                return self.function(*args, **kwargs)
         return state.compile(self.function, args, kwargs, self.config)
+
+
+def compiled_from(function: Any) -> tuple[Any, ...] | None:
+    """Of what torch.compile gives for a function: that function, and how it is compiled; None for another one."""
+    if not hasattr(function, "_torchdynamo_orig_callable") or not hasattr(function, "get_compiler_config"):
+        return None
+    context = inspect.getclosurevars(function.get_compiler_config).nonlocals["self"]
+    frames: Any = sys.modules["torch._dynamo.eval_frame"]
+    return (function._torchdynamo_orig_callable, frames.innermost_backend(context.callback), context.fullgraph,
+            context._dynamic, context.compiler_config)
+
+
+@contextmanager
+def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[str, Any]) -> Iterator[None]:
+    """A block in which the forward of a compiled ``module`` is compiled. Its hooks are outside of the graph, as are
+    those of FSDP: Dynamo skips the frame of ``Module._call_impl`` (torch/_dynamo/trace_rules.py) and looks at forward.
+    """
+    attributes, forward = object.__getattribute__(module, "__dict__"), module.forward  # of which no watch is told
+    before = attributes.get("forward")
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return state.compile(forward, args, kwargs, config)
+
+    attributes["forward"] = compiled
+    try:
+        yield
+    finally:
+        del attributes["forward"]
+        if before is not None:
+            attributes["forward"] = before
 
 
 def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
 from analyzer.meta.address_space import MetaStorage, Region
+from analyzer.meta.intercept.patch import compiled_from
 from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import StreamAction
@@ -31,7 +32,8 @@ REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for e
 _DEEPEST = 8  # containers and objects in each other that are compared
 _FEWEST = 12  # of fewer, running all takes no longer than looking at what some do: docs/performance.md
 #: attributes that are compared otherwise, or that no step reads
-_LEFT_OUT = frozenset({"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
+_LEFT_OUT = frozenset({"dynamo_ctx", "get_compiler_config", "_torchdynamo_wrapper_id",  # of what forward is compiled by
+                       "_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
                        "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"})
 
 
@@ -124,6 +126,9 @@ def _same(mine: Any, other: Any, depth: int = 0) -> bool:
         return mine.__func__ is other.__func__ and _same_owner(mine.__self__, other.__self__, depth)
     if isinstance(mine, partial):
         return _same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
+    compiled = compiled_from(mine), compiled_from(other)
+    if None not in compiled:
+        return _same(*compiled, depth + 1)
     if isinstance(mine, FunctionType):  # equal code of another file may find other globals
         return mine.__code__ is other.__code__ and _same(
             _cells(mine), _cells(other), depth + 1) and _same(mine.__defaults__, other.__defaults__, depth + 1)
