@@ -40,8 +40,10 @@ class Program:
         self.source, self.kernels, self.constants = lowered.source[start:stop], lowered.kernels, lowered.constants
         self._signatures: dict[Any, Signature] = {}
 
-    def run(self, args: list[Tensor | None]) -> Sequence[Tensor | None]:
-        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them."""
+    def run(self, args: list[Tensor | None], modules: Sequence[int]) -> Sequence[Tensor | None]:
+        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them. ``modules``
+        are those of the call, by the numbers that they have in the program.
+        """
         state = active_state()
         recorder = state.recorder
 
@@ -51,11 +53,11 @@ class Program:
             signature = self._signatures.get(key)
             if signature is None:
                 signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])  # type: ignore[arg-type]
-            recorder.compiled_in = module
+            recorder.compiled_in = modules[module]
             recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
 
         def at(module: int) -> None:
-            recorder.compiled_in = module
+            recorder.compiled_in = modules[module]
 
         def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
             with _unlogged(state):
@@ -68,7 +70,7 @@ class Program:
         for device in ("cuda", "cpu"):
             names[f"empty_strided_{device}"] = _factory(device)
         exec(self._code, names)
-        recorder.compiled_in = 0
+        recorder.compiled_in = modules[0] if modules else 0
         try:
             found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
         finally:
@@ -115,15 +117,16 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
         return function(*args, **kwargs)
     with state.recorder.tracing():
         joint = trace_joint(state, function, args, kwargs, select_decomp_table())
+    modules = _number_modules(joint.module.graph)
     key = _key_of(joint.module.graph, joint.results), device
     graphs = _made.get(key)
     if graphs is None:
         graphs = _made[key] = _compile(joint, device)
     results: Any
     if graphs.backward is None:
-        results = graphs.forward.run(list(joint.primals))
+        results = graphs.forward.run(list(joint.primals), modules)
     else:
-        results = _CompiledFunction.apply(graphs, *joint.primals)  # type: ignore[no-untyped-call]
+        results = _CompiledFunction.apply(graphs, modules, *joint.primals)  # type: ignore[no-untyped-call]
     return tree_unflatten(_restore(joint, results), joint.structure)
 
 
@@ -159,9 +162,9 @@ def _compile(joint: JointGraph, device: DeviceSpec) -> CompiledGraphs:
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graphs: CompiledGraphs, *primals: Tensor) -> Any:
-        found = graphs.forward.run(list(primals))
-        ctx.graphs = graphs
+    def forward(ctx: Any, graphs: CompiledGraphs, modules: list[int], *primals: Tensor) -> Any:
+        found = graphs.forward.run(list(primals), modules)
+        ctx.graphs, ctx.modules = graphs, modules
         results, saved = found[:graphs.results], found[graphs.results:]
         ctx.save_for_backward(*saved)
         return tuple(results)
@@ -172,7 +175,16 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         args = [*saved, *tangents]
         del saved, tangents
-        return None, *ctx.graphs.backward.run(args)
+        return None, None, *ctx.graphs.backward.run(args, ctx.modules)
+
+
+def _number_modules(graph: fx.Graph) -> list[int]:
+    """The modules of a graph's nodes in the order of appearance; in the graph are their numbers in this list."""
+    numbers: dict[int, int] = {}
+    for node in graph.nodes:
+        if "module" in node.meta:
+            node.meta["module"] = numbers.setdefault(node.meta["module"], len(numbers))
+    return list(numbers)
 
 
 def _key_of(graph: fx.Graph, results: int) -> Any:
@@ -184,7 +196,8 @@ def _key_of(graph: fx.Graph, results: int) -> Any:
         value = fx.map_arg((node.args, node.kwargs), lambda n: _Place(places[n]))
         specs = [(tuple(t.shape), tuple(t.stride()), t.dtype, t.device)
                  for t in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
-        rows.append((node.op, str(node.target) if node.op == "call_function" else "", repr(value), str(specs)))
+        target = str(node.target) if node.op == "call_function" else ""
+        rows.append((node.op, node.meta.get("module"), target, repr(value), str(specs)))
     return results, tuple(rows)
 
 

@@ -130,6 +130,8 @@ class Recorder(ModuleRecorder):
         index = len(log.call_slots)
         if self.compiled_in is not None:
             module = self.compiled_in
+            if phase == "backward":
+                forward, _, node = self._forward_of_gradient(module, communicates(signature))
         elif phase == "backward":
             recomputed = self._recomputes()
             if owner is not None:

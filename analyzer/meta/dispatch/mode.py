@@ -138,6 +138,9 @@ def _execute(state: MetaState, call: OperatorCall) -> None:
 
 
 def _account(state: MetaState, call: OperatorCall) -> None:
+    if state.graph is not None:  # only a graph is made of it
+        call.kept.clear()
+        return
     signature = call.signature
     for device in devices:
         if needs := device.library_needs(signature):
@@ -146,7 +149,7 @@ def _account(state: MetaState, call: OperatorCall) -> None:
         if stage.before is None:
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
     call.kept.clear()
-    if state.recorder is not None and state.graph is None:
+    if state.recorder is not None:
         state.recorder.called(signature, call.storages, [storage_of(o) for o in call.outputs if isinstance(o, Tensor)])
 
 
