@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 with rare_collections():
     import analyzer.cuda  # noqa: F401  # which registers the simulated device
     from analyzer.api.fits import fits
-    from analyzer.api.profile import Profile, ProfileOptions, profile
+    from analyzer.api.profile import Profile, ProfileOptions, profile, profile_eagerly
     from analyzer.api.symbolic_profile import reprofile, run_passes, symbolic_profile
     from analyzer.fx.graph.graph_module import GraphModule
     from analyzer.fx.trace.tracer import symbolic_trace
@@ -69,6 +69,7 @@ def _load_reports() -> None:
     for found in pkgutil.walk_packages(report.__path__, f"{report.__name__}."):
         importlib.import_module(found.name)
     register_view.add("advise", _advise_on)
+    register_view.add("as_eager", profile_eagerly)
 
 
 def _write_graph(graph: GraphModule) -> str:

@@ -63,7 +63,7 @@ _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointi
 
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
-            f"{_STEP}, device, convention, fused, cuda-graphs, others, show, json, html, export", """\
+            f"{_STEP}, device, convention, others, show, json, html, export", """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
 No GPU is needed and no weights are made.
 
@@ -85,6 +85,7 @@ analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw -
 analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit
 analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary,modules
 analyzer profile mynet.py:Net --input 8x3x224x224 --json net.json && analyzer show net.json --report tree --depth 2
+analyzer profile gpt2 --device h100 --autocast bf16 --optimizer adamw --compile --show compile
 analyzer profile llama_1b --device h100 --export roofline=llama.csv --export modules=modules.csv
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "it does not fit on the device"}),
 

@@ -134,16 +134,15 @@ _OF_A_STEP = (
     Option("--attention", "of a model of transformers: sdpa, eager, ...", metavar="NAME"),
     _number("--loss-chunks", "compute a language model's loss in N parts of its tokens"),
     _switch("--checkpointing", "run each block again in the backward pass"),
-    _switch("--compile", "wrap the model by torch.compile; figures are of the model in it, `profile` adds its time"),
+    Option("--compile", "the step as torch.compile makes it, in a mode of {analyzer.recipe.recipe:COMPILE_MODES} "
+           "(default {analyzer.recipe.recipe:COMPILED}; blocks: each repeated block by itself)", nargs="?",
+           const="analyzer.recipe.recipe:COMPILED", choices="analyzer.recipe.recipe:COMPILE_MODES", metavar="MODE"),
     Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
            "none, gradients only)", metavar="NAME"),
     _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
     Option("--convention", "whose way of counting FLOPs: own (default; every operator, forward and backward), "
            "deepspeed (the forward pass alone, as that package prints it)",
            choices=("own", "deepspeed"), default="own", metavar="NAME"),
-    _switch("--fused", "predict the step's time under torch.compile too, beside eager's (--compile implies it)"),
-    _switch("--cuda-graphs", "each pass is one CUDA graph: with --fused its mode \"reduce-overhead\", alone of eager's "
-            "kernels"),
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (

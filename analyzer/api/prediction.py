@@ -4,7 +4,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 
@@ -13,7 +12,7 @@ from analyzer.distributed.world_state import WorldSpec
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.profilers.flops import make_flops_profiler
-from analyzer.record.options import ProfileOptions, progress_of
+from analyzer.record.options import progress_of
 from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option
@@ -46,8 +45,8 @@ def read_world(arguments: argparse.Namespace) -> World | None:
 
 #: options that a saved profile holds, in the order of the command that it prints
 SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
-                 "compile", "optimizer", "accumulate", "device", "convention", "fused", "cuda_graphs", "world", "rank",
-                 "devices_per_host", "cluster")
+                 "compile", "optimizer", "accumulate", "device", "convention", "world", "rank", "devices_per_host",
+                 "cluster")
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:
@@ -59,11 +58,6 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
     recipe = command_option.read_recipe(arguments)
     inputs = [command_option.choose_inputs(target, arguments.input, train, recipe.dtype) for target in targets]
 
-    fused: Literal["default", "reduce-overhead", "cudagraphs"] | None = "cudagraphs" if arguments.cuda_graphs else None
-    if arguments.fused or arguments.compile and find_device(arguments.device).kind == "cuda":
-        fused = "reduce-overhead" if arguments.cuda_graphs else "default"
-    options = ProfileOptions(fused=fused)
-
     def build(target: Target) -> torch.nn.Module:
         make = partial(recipe.build, target.build)
         # in a world the model is built and run under one mode
@@ -74,7 +68,7 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
         with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
-                                 world=read_world(arguments), options=options,
+                                 world=read_world(arguments),
                                  profilers={"flops": make_flops_profiler(arguments.convention)},
                                  **command_option.find_step(arguments, recipe)))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe

@@ -4,12 +4,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from analyzer.distributed.world import World, current_entered
+from analyzer.errors import InputError
 from analyzer.fx.module_borrow import borrow_module
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.fx.trace.tracer_impl import is_leaf
@@ -107,6 +109,27 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
             except GradientFound:  # of a tensor that is neither
                 pass
         return run_model(session, call, reuse).remember(request)
+
+
+def read_request(found: Profile, caller: str) -> dict[str, Any]:
+    """The arguments with which `profile` made ``found``. Raises InputError, which begins with ``caller``, where they
+    are not known: of a saved profile, of a rank's, of a module that is gone.
+    """
+    if found.request is None:
+        raise InputError(f"{caller}: {found.name}: only `analyzer.profile` knows the model, in the process that it ran "
+                         "in, outside of a world")
+    model = found.request["model"]
+    if isinstance(model, weakref.ref):
+        model = model()
+        if model is None:
+            raise InputError(f"{caller}: {found.name}: the model is gone; keep it, or call analyzer.profile again")
+    return {**found.request, "model": model}
+
+
+def profile_eagerly(found: Profile) -> Profile:
+    """What `Profile.as_eager` gives."""
+    request = read_request(found, "as_eager()")
+    return profile(**{**request, "options": replace(request["options"] or ProfileOptions(), compiles=False)})
 
 
 class ModelCall(NamedTuple):

@@ -86,7 +86,7 @@ class Session:
             self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, index)
         self.options, remark = limit_memory(options, self.spec)
         self.evaluates, self.remarks = evaluates, (*remarks, *([] if remark is None else [remark]))
-        self.profilers = choose_profilers(profilers, self.spec, options.fused)
+        self.profilers = choose_profilers(profilers, self.spec)
         self.facts: dict[str, Any] = {
             "mode": mode, "device": None if self.spec is None else self.spec.name,
             "optimizer": optimizer if isinstance(optimizer, str) or optimizer is None else "custom",
@@ -114,7 +114,8 @@ class Session:
         with mode, simulating(self.spec or simulated_spec()):
             for remark in self.remarks:
                 mode.state.assume(remark)
-            mode.state.compile = self._compile
+            if self.options.compiles:
+                mode.state.compile = self._compile
             yield mode
 
     def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any]) -> Any:
@@ -137,7 +138,8 @@ class Session:
                 mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
             recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
-            recorder.compiled = borrowed.compiled
+            if self.options.compiles:
+                recorder.compiled = borrowed.compiled
             yield Run(self, recorder, borrowed.root, borrowed, surroundings, is_replica=replica is not None)
 
     def casting(self) -> AbstractContextManager[object]:
@@ -247,7 +249,7 @@ def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, 
             recorder.mark([tensor], "input", re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]])))
 
 
-def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | None = None) -> dict[str, Profiler]:
+def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
     """The default profilers and those ``given``, which replace by name or are added. InputError for no function."""
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
         raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
@@ -260,13 +262,6 @@ def choose_profilers(given: Profilers, device: DeviceSpec | None, fused: str | N
                                   "memory": profile_memory, "communication": profile_communication}
     if device is not None:
         found["latency"] = make_latency_profiler(device)
-    if fused is not None and device is not None:
-        if device.kind != "cuda":
-            raise InputError(f"fused={fused!r}: what torch.compile does is predicted of CUDA devices alone, and "
-                             f"{device.name!r} is none")
-        from analyzer.profilers.fused_step import make_fused_profiler  # `import analyzer` needs none
-
-        found["fused"] = make_fused_profiler(device, fused)
     return {**found, **named}
 
 

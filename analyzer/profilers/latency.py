@@ -74,11 +74,13 @@ class _Latency:
         in_turn = self.timer.is_host or not log.streams and not any(map(communicates, log.signatures()))
         times = time_phases(sequence, self.timer.timed) if in_turn else self._schedule(sequence)
         spent: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in log.phases}
+        launched: Counter[tuple[int, str]] = Counter()
         for tally, (_, kernel, *_) in tallies:  # picoseconds of kernels by what bounds them
             if kernel.kernels:
                 spent[tally.step, tally.call.phase][kernel.bound] += tally.number * round(kernel.seconds * PICOSECONDS)
+                launched[tally.step, tally.call.phase] += tally.number * kernel.kernels
         for key, time in times.items():
-            out.phases[key].update(_divide(time, spent[key]))
+            out.phases[key].update(_divide(time, spent[key]), kernels=launched[key])
         steady = {phase: row for (step, phase), row in out.phases.items() if step == last}
         if self._runs is not None and len({run.stream for run in self._runs.values()}) > 1:
             out.assumptions.append(OVERLAP)

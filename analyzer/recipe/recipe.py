@@ -151,13 +151,17 @@ def checkpoint_blocks(model: nn.Module) -> None:
             return
     except (ValueError, AssertionError, NotImplementedError) as error:  # how these libraries say that a model cannot
         raise InputError(f"checkpointing: {name} does not support it: {error}") from error
+    for block in blocks_of(model, "checkpointing"):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def blocks_of(model: nn.Module, caller: str) -> list[nn.Module]:
+    """Those of `list_blocks`. Raises InputError, which begins with ``caller``, where there are none."""
     blocks = list(list_blocks(model))
     if not blocks:
-        raise InputError(
-            f"checkpointing: {name} has no repeated blocks (two or more modules of one class in a ModuleList or "
-            f"Sequential, with modules of their own)")
-    for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        raise InputError(f"{caller}: {type(model).__name__} has no repeated blocks (two or more modules of one class "
+                         "in a ModuleList or Sequential, with modules of their own)")
+    return blocks
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -219,6 +223,12 @@ def chunk_loss(model: nn.Module, chunks: int) -> None:
     setattr(model, "loss_function", compute_loss)  # noqa: B010  # a property of transformers' models
 
 
+COMPILED = "default"  #: the mode of ``torch.compile(model)``
+_BLOCKS = "blocks"
+#: The modes of ``torch.compile``, and each repeated block compiled by itself (regional compilation).
+COMPILE_MODES = (COMPILED, "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", _BLOCKS)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Changes to a model and its step, each None or False where nothing changes; `apply` makes them in this order.
@@ -239,7 +249,7 @@ class Recipe:
     lora: LoraSpec | None = None                      #: train adapters instead of the model
     loss_chunks: int | None = None                    #: compute a language model's loss in so many parts
     checkpointing: bool = False                       #: run each block again in the backward pass
-    compile: bool = False                             #: wrap the model by `torch.compile`
+    compile: str | bool | None = None  #: one of `COMPILE_MODES`; True is that of `torch.compile(model)`
     optimizer: str | None = None
     accumulate: int = 1                               #: micro-batches of a step, each of the inputs' size
 
@@ -248,6 +258,10 @@ class Recipe:
             raise InputError(f"dtype={self.dtype!r}: must be a floating torch.dtype such as torch.bfloat16, or None")
         if self.quantize is not None:
             find_layer(self.quantize)
+        if self.compile in (True, False):
+            object.__setattr__(self, "compile", COMPILED if self.compile else None)
+        if self.compile not in (None, *COMPILE_MODES):
+            raise InputError(f"compile={self.compile!r}: must be one of {', '.join(COMPILE_MODES)}, or True")
         if not is_count(self.accumulate, 1):
             raise InputError(f"accumulate={self.accumulate!r}: must be a whole number of at least 1")
         if self.lora is not None and not isinstance(self.lora, LoraSpec):
@@ -275,7 +289,11 @@ class Recipe:
             chunk_loss(model, self.loss_chunks)
         if self.checkpointing:
             checkpoint_blocks(model)
-        return torch.compile(model) if self.compile else model  # type: ignore[return-value]
+        if self.compile == _BLOCKS:
+            for block in blocks_of(model, "compile='blocks'"):
+                block.compile()
+            return model
+        return model if self.compile is None else torch.compile(model, mode=str(self.compile))  # type: ignore[return-value]
 
     def build(self, factory: Callable[[], nn.Module]) -> nn.Module:
         return self.apply(factory())
@@ -289,8 +307,9 @@ class Recipe:
 
     def __str__(self) -> str:
         said = {"dtype": str(self.dtype).removeprefix("torch."), "attention": f"{self.attention} attention",
-                "quantize": f"{self.quantize} weights", "checkpointing": "checkpointing", "compile": "compiled",
-                "lora": "" if self.lora is None else f"LoRA r={self.lora.r}", "optimizer": str(self.optimizer),
+                "quantize": f"{self.quantize} weights", "checkpointing": "checkpointing",
+                "compile": f"compiled ({self.compile})", "optimizer": str(self.optimizer),
+                "lora": "" if self.lora is None else f"LoRA r={self.lora.r}",
                 "loss_chunks": f"loss in {self.loss_chunks} chunks", "accumulate": f"{self.accumulate} micro-batches"}
         return ", ".join(said[f.name] for f in fields(self) if getattr(self, f.name) != f.default) or "as it is"
 

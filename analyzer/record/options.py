@@ -13,8 +13,6 @@ from analyzer.errors import InputError, is_count
 from analyzer.meta.state import MetaOptions
 from analyzer.meta.structure import holds_tensor, tensor_paths, tensors_of
 
-FUSED_MODES = ("default", "reduce-overhead", "cudagraphs")  #: How `ProfileOptions.fused` says that a step is compiled.
-
 
 @dataclass(frozen=True)
 class ProfileOptions(MetaOptions):
@@ -29,11 +27,9 @@ class ProfileOptions(MetaOptions):
     device has (less what is known to be taken outside the allocator); a step that needs more ends where it runs out and
     `Profile.out_of_memory` tells where.
 
-    With ``fused`` the profile has a second estimate of its step's time, `Profile.fused`: as ``torch.compile`` would run
-    it in its mode ``"default"`` or ``"reduce-overhead"`` (the kernels of each pass launched as one CUDA graph), or
-    unfused by its backend ``"cudagraphs"``. Memory stays that of the eager step.
+    Without ``compiles`` what is under ``torch.compile`` runs as it is written: the eager step of the same model.
 
-    Raises InputError where both limits are given, a capacity that is not positive, or another word for ``fused``.
+    Raises InputError where both limits are given, and for a capacity that is not positive.
     """
 
     unknown_value: Literal["error", "expected", "placeholder"] = "expected"
@@ -42,16 +38,13 @@ class ProfileOptions(MetaOptions):
     set_to_none: bool = True
     keep_events: bool = True
     limit_to_device: bool = False
-    fused: Literal["default", "reduce-overhead", "cudagraphs"] | None = None
+    compiles: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.capacity_bytes is not None and not is_count(self.capacity_bytes, 1):
             raise InputError(f"capacity_bytes={self.capacity_bytes!r}: must be positive, a whole number of bytes such "
                              "as analyzer.units.parse_bytes('80GB') gives, or None for no limit")
-        if self.fused not in (None, *FUSED_MODES):
-            raise InputError(f"fused={self.fused!r}: must be one of {', '.join(map(repr, FUSED_MODES))}, or None for "
-                             "the eager step alone")
         if self.limit_to_device and self.capacity_bytes is not None:
             raise InputError(f"limit_to_device=True and capacity_bytes={self.capacity_bytes!r}: give one of them")
 

@@ -1,14 +1,14 @@
-"""What holds memory, what ranks communicate, and the compiled estimate, as text."""
+"""What holds memory and what ranks communicate, as text."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from analyzer.results.profile import Profile
-from analyzer.results.run_cost import CommTotal, FusedInfo, sum_communication
+from analyzer.results.run_cost import CommTotal, sum_communication
 from analyzer.results.view import register_report
 from analyzer.results.world import WorldInfo
-from analyzer.units import add_quantities, format_ends, format_seconds
+from analyzer.units import add_quantities
 
 from .node_table import Column, check_layout, format_quantity, print_rows
 
@@ -109,38 +109,3 @@ def print_totals(totals: Sequence[CommTotal], fmt: str = "text") -> str:
     headers = [c.header for c in (*text[:2], ranks, *text[2:], *figures)]
     left = [i for i, header in enumerate(headers) if header in ("Kind", "Group", "Phase")]
     return print_rows(headers, cells, left=left, fmt=fmt, total=last)
-
-
-def title_fused(fused: FusedInfo) -> str:
-    """What a second estimate is of, as a title."""
-    if fused.mode == "cudagraphs":
-        return f"Time, launched as CUDA graphs (predicted; {fused.kernels:,} kernels as they are)"
-    return (f"Time, compiled (predicted; mode {fused.mode}, {fused.kernels:,} kernels instead of "
-            f"{fused.eager_kernels:,})")
-
-
-def list_fused_times(fused: FusedInfo) -> Iterator[tuple[str, str]]:
-    """Name and time of each part of the step."""
-    for name, seconds in (("forward", fused.fwd_seconds), ("backward", fused.bwd_seconds),
-                          ("optimizer (not compiled)", fused.optimizer_seconds)):
-        if seconds is not None:
-            yield name, format_seconds(seconds)
-    yield "step (wall time)", _describe_step(fused)
-    yield "kernels (their sum)", format_seconds(fused.kernel_seconds)
-
-
-def describe_fused(fused: FusedInfo | None) -> list[str]:
-    """The same in a line, none where there is no second estimate.
-
-    >>> describe_fused(FusedInfo("default", 2e-3, None, None, 2e-3, 1e-3, (1e-3, 4e-3), 40, 90, 10**6, 10**7, False))
-    ['compiled (predicted): step 2.00 ms (1.00 to 4.00), 1.00 ms of kernels']
-    """
-    if fused is None:
-        return []
-    what = "launched as CUDA graphs" if fused.mode == "cudagraphs" else "compiled"
-    return [f"{what} (predicted): step {_describe_step(fused)}, {format_seconds(fused.kernel_seconds)} of kernels"]
-
-
-def _describe_step(fused: FusedInfo) -> str:
-    text = format_seconds(fused.step_seconds)
-    return f"{text} ({format_ends(text, map(format_seconds, fused.step_seconds_range))})"

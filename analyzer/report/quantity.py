@@ -49,7 +49,7 @@ QUANTITIES = name_columns(
     Column("mfu", "MFU", "share"), Column("hfu", "HFU", "share"))
 #: Sums over the step that are no fields of a profile.
 SUMS = name_columns(Column("saved_bytes", "Saved for backward", "bytes"),
-                    Column("comm_bytes", "Communicated", "bytes"))
+                    Column("comm_bytes", "Communicated", "bytes"), Column("kernels", "Kernels", "count"))
 #: Numbers that say what was run, not what it costs.
 SETTINGS = ("batch_size", "tokens", "world_size", "data_parallel_size", "model_parallel_size", "profile_step",
             "measured_steps")

@@ -16,12 +16,12 @@ from analyzer.units import add_quantities, format_count, format_ends, format_per
 
 #: What each part of a step's time is, and what makes it less.
 _REMEDIES = {
-    "launch": "the device waits for the host: larger batches, torch.compile or CUDA graphs (--fused --cuda-graphs "
-              "tells how much), fused optimizers, fewer small operators",
+    "launch": "the device waits for the host: larger batches, torch.compile or CUDA graphs (--compile "
+              "reduce-overhead tells how much), fused optimizers, fewer small operators",
     "arithmetic": "kernels at the rate of their units: {formats}less recomputation, a device with a higher peak rate",
-    "memory": "kernels at the rate of memory: fused kernels (--fused), {formats}fused attention and optimizers, a "
-              "device with more bandwidth",
-    "latency": "kernels too small to fill the device: larger batches, fused kernels",
+    "memory": "kernels at the rate of memory: torch.compile (--compile tells how much), {formats}fused attention and "
+              "optimizers, a device with more bandwidth",
+    "latency": "kernels too small to fill the device: larger batches, torch.compile",
     "communication": "collectives: fewer bytes, groups within a host, overlap with kernels"}
 _FORMATS = (("TF32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("FP8", "float8_e4m3fn"))
 

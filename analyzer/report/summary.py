@@ -13,6 +13,7 @@ from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN
 
 from . import holder_group as holders
+from .compiled import describe_compiled, draw_compiled
 from .fits import check_fit, find_least_need, format_peak, list_peaks
 from .node_table import Column, check_layout, format_quantity, print_rows
 from .quantity import find_quantity, print_data, read_known
@@ -48,7 +49,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
         known = [f"{format_quantity(value, unit)} {of}".rstrip() for value, of in amounts if value is not None]
         if known:
             lines.append(f"  {what}: {', '.join(known)}")
-    lines += [f"  {line}" for line in (*describe_speed(p), *holders.describe_fused(p.fused))]
+    lines += [f"  {line}" for line in (*describe_speed(p), *describe_compiled(p))]
     verdict = judge(p, is_brief=True) if has_verdict else None
     return escape_controls("\n".join(lines if verdict is None else [*lines, f"  {verdict}"]))
 
@@ -164,8 +165,8 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "What bounds it", _print(("", *BOUNDS), bounds) + f"\n\n{remedy}"
     if rates := list(list_rates(p)):
         yield "Speed", _print(("", "Rate"), rates)
-    if p.fused is not None:
-        yield holders.title_fused(p.fused), _print(("", "Time"), list(holders.list_fused_times(p.fused)))
+    if p.compiled:
+        yield "Compiled", draw_compiled(p)
     if p.comm:
         yield ("Communication (whole bytes of each kind and group in a step)",
                holders.print_totals(sum_communication(p.comm, by_phase=False)))

@@ -17,16 +17,26 @@ from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_
 from analyzer.profilers.schedule import Lanes
 from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import EVALUATION, NO_STEP
-from analyzer.record.log import Log, LogNode, OuterCall
+from analyzer.record.log import CompiledCall, Log, LogNode, OuterCall
 from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 
-from .info import OPERATOR_COSTS, HolderInfo, OperatorInfo, OutOfMemoryInfo, PhaseInfo, TimelinePoint, UncountedInfo
+from .info import (
+    OPERATOR_COSTS,
+    BreakInfo,
+    CompiledInfo,
+    HolderInfo,
+    OperatorInfo,
+    OutOfMemoryInfo,
+    PhaseInfo,
+    TimelinePoint,
+    UncountedInfo,
+)
 from .lane import describe_spans
 from .node_info import NodeInfo, TensorInfo, describe_saved, describe_spec
 from .profile import Profile
-from .run_cost import CommInfo, FusedInfo
+from .run_cost import CommInfo
 from .timeline import describe_shortage, find_unfinished, list_finished_phases, read_memory
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
 from .view import Groups
@@ -83,6 +93,7 @@ def list_features(log: Log) -> set[tuple[int, ...]]:
 
 _NODE_FIELDS, _PHASE_FIELDS, _COMM_FIELDS, _PROFILE_FIELDS = (
     {f.name for f in fields(record)} for record in (NodeInfo, PhaseInfo, CommInfo, Profile))
+_COMPILED_COUNTS = ("operators", "recomputed", "fwd_kernels", "bwd_kernels", "fwd_extern_kernels", "bwd_extern_kernels")
 _BOUNDS = ("peak_allocated_bytes_range", "peak_reserved_bytes_range")
 _LATER = {*_BOUNDS, "step_seconds_range"}  # totals that are worked out when they are read
 
@@ -123,13 +134,32 @@ class ProfileBuilder:
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
         known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS and name not in _LATER}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
-        known["fused"] = None if known.get("fused") is None else FusedInfo(**known["fused"])
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         params = sum(p.numel for p in self.shape.distinct_parameters().values())
         return {**known, "params": params, "inputs": inputs, **count_step(log, inputs),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
-                "out_of_memory": describe_shortage(log, self.paths)}
+                "out_of_memory": describe_shortage(log, self.paths), "compiled": self._describe_compiled()}
+
+    def _describe_compiled(self) -> tuple[CompiledInfo, ...] | None:
+        """A row for each module and function under torch.compile, of the last step that was run and not replayed."""
+        found: dict[tuple[int, str], list[CompiledCall]] = {}
+        for call in self.log.compiled_calls:
+            found.setdefault((call.module, call.function), []).append(call)
+        last = max([call.step for call in self.log.compiled_calls], default=0)
+        return tuple([self._describe_compiled_calls(calls, [call for call in calls if call.step == last])
+                      for calls in found.values()]) or None
+
+    def _describe_compiled_calls(self, every: list[CompiledCall], calls: list[CompiledCall]) -> CompiledInfo:
+        module, graphs = self.log.modules[every[0].module], [graph for call in calls for graph in call.graphs]
+        saved = [graph.saved_bytes for graph in graphs if graph.saved_bytes is not None]
+        counts: dict[str, int] = {name: sum([getattr(graph, name) for graph in graphs]) for name in _COMPILED_COUNTS}
+        return CompiledInfo(path=self.paths.find(module.path), type=module.type, function=every[0].function,
+                            calls=len(calls), graphs=len(graphs), saved_bytes=sum(saved) if saved else None, **counts,
+                            breaks=tuple(dict.fromkeys([BreakInfo(*at) for call in every for at in call.breaks])),
+                            recompilations=tuple([c.recompiled for c in every if c.recompiled is not None]),
+                            cuda_graphs=any([call.cuda_graphs for call in calls]),
+                            config={name: str(value) for name, value in sorted(every[-1].config.items())})
 
     def _find_bounds(self, assumptions: list[str]) -> dict[str, Any]:
         """What peaks of memory rest on, and all that was taken for granted."""

@@ -35,6 +35,7 @@ class PhaseInfo:
     exposed_comm_seconds: float | None = None  #: in which what it communicates is under way and nothing is computed
     read_bytes: int | None = None           #: by all operators, from memory
     written_bytes: int | None = None
+    kernels: int | None = None              #: how many the device runs
 
     @property
     def bound(self) -> str | None:
@@ -225,6 +226,36 @@ class MemoryEvent(NamedTuple):
     bytes: int
     label: str = ""     #: who asked: a node name or an operator
     category: str = ""  #: parameter, gradient, optimizer state, activation, ...
+
+
+@dataclass(frozen=True, slots=True)
+class BreakInfo:
+    """Where torch.compile ends a graph of a function and begins the next: between them Python runs as it is written."""
+
+    reason: str
+    source: str | None = None       #: "file.py:123", of the user's code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledInfo:
+    """A module or function under ``torch.compile`` in a step. Counts are of all its calls in the step together."""
+
+    path: str                       #: of the module that is compiled, or that calls the function
+    type: str                       #: class of that module
+    function: str = ""              #: qualified name of the function, "" of a module
+    calls: int
+    graphs: int                     #: that run in these calls
+    breaks: tuple[BreakInfo, ...] = ()
+    recompilations: tuple[str, ...] = ()  #: in all steps: why the graphs of an earlier call did not do
+    operators: int                  #: of the graphs as they are traced, forward
+    recomputed: int                 #: of these, those that run again in the backward pass
+    saved_bytes: int | None         #: that the forward graphs keep for the backward ones; None where no pass follows
+    fwd_kernels: int                #: that the compiler generates
+    bwd_kernels: int
+    fwd_extern_kernels: int         #: that libraries and PyTorch have, as products and collectives
+    bwd_extern_kernels: int
+    cuda_graphs: bool = False       #: whether each pass of a graph is launched as one
+    config: dict[str, str] = field(default_factory=dict)  #: how it is compiled, where that is not as usual
 
 
 @dataclass(frozen=True, slots=True)

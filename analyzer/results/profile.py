@@ -12,6 +12,7 @@ from analyzer.record.evaluation import EVALUATION
 from analyzer.units import add_quantities
 
 from .info import (
+    CompiledInfo,
     HolderInfo,
     MemoryEvent,
     ModuleCall,
@@ -25,7 +26,7 @@ from .info import (
 )
 from .lane import SpanInfo
 from .node_info import NodeInfo, TensorInfo
-from .run_cost import CommInfo, FusedInfo, Roofline, RunCost
+from .run_cost import CommInfo, Roofline, RunCost
 from .verdict import Advice, FitInfo, Verdict
 from .view import register_exporter, register_report, register_view
 from .world import CommandInfo, DeviceRecord, WorldInfo
@@ -43,7 +44,7 @@ class Profile(DeviceRecord):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 9  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 10  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -114,7 +115,8 @@ class Profile(DeviceRecord):
     #: the predicted steady step in time, in the order in which they begin; empty where times are unknown or measured
     spans: tuple[SpanInfo, ...] = ()
 
-    fused: FusedInfo | None = None           #: a second estimate: the step compiled; see `ProfileOptions.fused`
+    #: what is under torch.compile, by module and function; None where nothing is: see docs/compile.md
+    compiled: tuple[CompiledInfo, ...] | None = None
 
     nodes: tuple[NodeInfo, ...] = ()
     modules: ModuleInfo | None = None        #: the root of the module tree
@@ -159,6 +161,11 @@ class Profile(DeviceRecord):
     def model_flops_per_second(self) -> float | None:
         """The arithmetic rate that the step reaches: `model_flops` of one device in a second; None where unknown."""
         return None if self.model_flops is None or not self.step_seconds else self.model_flops / self.step_seconds
+
+    @property
+    def kernels(self) -> int | None:
+        """How many kernels the device runs in a step, those of CUDA graphs too; None where a part is unknown."""
+        return add_quantities([phase.kernels for phase in self.step_phases.values()]) if self.phases else None
 
     def mfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
             dtype: str | None = None) -> float | None:
@@ -217,6 +224,12 @@ class Profile(DeviceRecord):
             return True
         is_unseen = set(sizes) == {None} and (self.world_size or 1) > 1
         return None if is_unseen or None in sizes and self.comm else False
+
+    def as_eager(self) -> Profile:
+        """The same step with nothing under ``torch.compile``: it is profiled when this is called, with the arguments of
+        the call of `analyzer.profile` that made this one. Raises InputError where they are not known in this process.
+        """
+        return register_view.look_up("as_eager", "as_eager")(self)
 
     def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
               fmt: str = "text") -> str:

@@ -14,6 +14,8 @@ from analyzer.errors import InputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
 from analyzer.results.info import (
+    BreakInfo,
+    CompiledInfo,
     CostInfo,
     HolderInfo,
     MemoryEvent,
@@ -30,7 +32,7 @@ from analyzer.results.info import (
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
 from analyzer.results.profile import Profile
-from analyzer.results.run_cost import CommInfo, FusedInfo
+from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import CommandInfo, GroupInfo, RankRun, WorldInfo
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
@@ -45,7 +47,8 @@ scalars = (st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 #: Records that stand in a profile or in one another, whatever their fields; a module holds no others here.
 KINDS = (TensorInfo, OperatorInfo, UncountedInfo, HolderInfo, NodeInfo, PhaseInfo, CostInfo, OutOfMemoryInfo,
-         ReplayReport, ReplayInfo, SavedTensorInfo, FusedInfo, CommInfo, GroupInfo, WorldInfo, CommandInfo)
+         ReplayReport, ReplayInfo, SavedTensorInfo, CompiledInfo, BreakInfo, CommInfo, GroupInfo, WorldInfo,
+         CommandInfo)
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
@@ -116,7 +119,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 9) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 10) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [

@@ -111,9 +111,16 @@ def _is_text(hint: Any) -> bool:
     return str in (hint, *typing.get_args(hint))
 
 
+def _leave_fused(fields: Fields) -> Fields:
+    """Of version 9, which had an estimate of the compiled step beside the eager one."""
+    phases = {step: {name: {**phase, "kernels": None} for name, phase in fields[step].items()}
+              for step in ("first_step", "phases")}
+    return {**{name: value for name, value in fields.items() if name != "fused"}, **phases, "compiled": None}
+
+
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
-                      8: lambda fields: {**fields, "peak_allocated_bytes_range": None}})
+                      8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _ROUNDING = 1e-9  # what a difference of seconds may be below zero
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point

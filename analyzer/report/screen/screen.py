@@ -8,8 +8,9 @@ from operator import add
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
+from analyzer.report.compiled import describe_compiled
 from analyzer.report.fits import list_peaks
-from analyzer.report.holder_group import describe_fused, describe_world, group_holders
+from analyzer.report.holder_group import describe_world, group_holders
 from analyzer.report.module_tree import OWN, name_module
 from analyzer.report.node_table import sort_by
 from analyzer.report.speed import describe_bound, describe_speed, find_longest
@@ -48,7 +49,7 @@ def describe_run(p: Profile, paint: Paint, width: int) -> list[str]:
     if longest and speed:
         most = "bound by" if longest[1] >= _MOST else "bound by several things, most by"
         speed[0] += f"; {most} {longest[0]} ({format_percent(longest[1])})"
-    return lines + [paint.units(line) for said in (*speed, *describe_fused(p.fused)) for line in wrap(said, width)]
+    return lines + [paint.units(line) for said in (*speed, *describe_compiled(p)) for line in wrap(said, width)]
 
 
 def _describe_verdict(p: Profile, paint: Paint, width: int) -> list[str]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from analyzer.api.argument import as_arguments, as_keywords
+from analyzer.api.profile import read_request
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
@@ -212,16 +212,8 @@ def _rank(option: Option) -> tuple[Any, ...]:
 
 def advise_on(found: Profile, device: str | DeviceSpec | None = None) -> Advice:
     """What `Profile.advise` gives. Raises InputError for a profile that was not made by `profile` in this process."""
-    request = found.request
-    if request is None:
-        raise InputError(f"advise(): {found.name}: only `analyzer.profile` knows the model, in the process that it ran "
-                         "in; call analyzer.advise(model, args, ...)")
-    model = request["model"]
-    if isinstance(model, weakref.ref):
-        model = model()
-        if model is None:
-            raise InputError(f"advise(): {found.name}: the model is gone; keep it, or call analyzer.advise(model, ...)")
-    return advise(**{**request, "model": model, "device": device or request["device"]})
+    request = read_request(found, "advise()")
+    return advise(**{**request, "device": device or request["device"]})
 
 
 def run_advise(arguments: argparse.Namespace) -> int:

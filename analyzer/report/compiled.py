@@ -1,0 +1,135 @@
+"""What is under torch.compile, as text: graphs, breaks, kernels, and the eager step beside the compiled one."""
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from analyzer.errors import InputError
+from analyzer.results.info import CompiledInfo
+from analyzer.results.profile import Profile
+from analyzer.results.view import register_report
+
+from .node_table import Column, check_layout, format_quantity, print_rows
+from .quantity import read_quantity
+from .text_width import escape_controls
+
+_COUNTS = (Column("calls", "Calls", "number"), Column("graphs", "Graphs", "number"),
+           Column("operators", "Operators", "number"), Column("recomputed", "Recomputed", "number"),
+           Column("saved_bytes", "Saved", "bytes"), Column("fwd_kernels", "Fwd kernels", "number"),
+           Column("fwd_extern_kernels", "and others", "number"), Column("bwd_kernels", "Bwd kernels", "number"),
+           Column("bwd_extern_kernels", "and others", "number"))
+_WIDTH = 116
+
+#: Rows of the eager step beside the compiled one: what, a quantity (see `analyzer.report.quantity`), and its unit.
+_BESIDE = (("memory after forward", "phases.forward.allocated_bytes", "bytes"),
+           ("peak allocated", "peak_allocated_bytes", "bytes"), ("peak reserved", "peak_reserved_bytes", "bytes"),
+           ("saved for backward", "saved_bytes", "bytes"), ("forward", "phases.forward.seconds", "seconds"),
+           ("backward", "phases.backward.seconds", "seconds"), ("optimizer", "phases.optimizer.seconds", "seconds"),
+           ("step", "step_seconds", "seconds"), ("kernels' own time", "kernel_seconds", "seconds"),
+           ("kernels", "kernels", "number"), ("recomputed FLOPs", "recompute_flops", "count"),
+           ("hardware FLOPs", "hardware_flops", "count"))
+
+
+def describe_compiled(profile: Profile) -> list[str]:
+    """What is compiled, in a line; none where nothing is.
+
+    >>> from analyzer.results.info import BreakInfo
+    >>> row = CompiledInfo(path="h.0", type="Block", calls=1, graphs=2, operators=40, recomputed=9, saved_bytes=64,
+    ...                    fwd_kernels=5, bwd_kernels=7, fwd_extern_kernels=4, bwd_extern_kernels=8,
+    ...                    breaks=(BreakInfo("data decide a size", "net.py:7"),))
+    >>> describe_compiled(Profile(name="net", mode="train", compiled=(row, replace(row, path="h.1"))))
+    ['compiled: 2 Block in 4 graphs, 2 breaks; 24 generated kernels and 24 others; 18 of 80 operators run again in \
+backward']
+    """
+    rows = profile.compiled
+    if not rows:
+        return []
+    breaks = sum([len(row.breaks) for row in rows])
+    generated = sum([row.fwd_kernels + row.bwd_kernels for row in rows])
+    others = sum([row.fwd_extern_kernels + row.bwd_extern_kernels for row in rows])
+    again, operators = sum([row.recomputed for row in rows]), sum([row.operators for row in rows])
+    graphs = sum([row.graphs for row in rows])
+    return [f"compiled: {', '.join(_name_kinds(rows))} in {graphs:,} graph{'' if graphs == 1 else 's'}, "
+            f"{breaks or 'no'} break{'' if breaks == 1 else 's'}; {generated:,} generated kernels and {others:,} others"
+            + (f"; {again:,} of {operators:,} operators run again in backward" if again else "")]
+
+
+def _name_kinds(rows: Sequence[CompiledInfo]) -> Iterator[str]:
+    """Classes and functions, with how many there are of each."""
+    kinds = [row.function or row.type for row in rows]
+    for kind in dict.fromkeys(kinds):
+        yield kind if kinds.count(kind) == 1 else f"{kinds.count(kind)} {kind}"
+
+
+@register_report.shipped("compile")
+def report_compiled(profile: Profile, fmt: str = "text") -> str:
+    """What is compiled: a row for each module and function, breaks with their lines; then the eager step, which is
+    profiled for it, beside the compiled one. ``fmt`` is a format of `Profile.module_tree`.
+    """
+    check_layout(None, 0, fmt, "compile")
+    if not profile.compiled:
+        return ("nothing is under torch.compile: profile(torch.compile(model), ...), model.compile(), or --compile of "
+                "`analyzer profile`")
+    try:
+        beside = draw_beside(profile.as_eager(), profile, fmt)
+    except InputError as error:
+        beside = textwrap.fill(f"The eager step is not known here: {error}. Of two saved profiles `analyzer compare "
+                               "eager.json compiled.json` tells what differs", _WIDTH)
+    return escape_controls(f"{draw_compiled(profile, fmt)}\n\n{beside}")
+
+
+def draw_compiled(profile: Profile, fmt: str = "text") -> str:
+    """A row for each module and function, those that are alike as one, and below it breaks and recompilations."""
+    rows = profile.compiled or ()
+    groups: dict[str, list[CompiledInfo]] = {}
+    for row in rows:
+        groups.setdefault(repr(replace(row, path="")), []).append(row)
+    cells = [[_name(alike), *(_print_sum(column, alike) for column in _COUNTS)] for alike in groups.values()]
+    total = ["total", *(_print_sum(column, rows) for column in _COUNTS)] if len(groups) > 1 else None
+    parts = [print_rows(["", *(column.header for column in _COUNTS)], cells, total=total, fmt=fmt)]
+    notes = [note for alike in groups.values() for note in _list_notes(alike)]
+    if notes:
+        parts.append("\n".join([textwrap.fill(f"- {note}", _WIDTH, subsequent_indent="  ", break_long_words=False)
+                                for note in dict.fromkeys(notes)]))
+    return "\n\n".join(parts)
+
+
+def _name(rows: Sequence[CompiledInfo]) -> str:
+    first, last = rows[0], rows[-1]
+    place = first.path or "(model)"
+    if len(rows) > 1:
+        place = f"{place} to {last.path}, {len(rows)} {first.function or first.type}"
+        return place
+    return f"{place} {first.function or first.type}"
+
+
+def _print_sum(column: Column, rows: Sequence[CompiledInfo]) -> str:
+    values = [getattr(row, column.field) for row in rows]
+    known = [value for value in values if value is not None]
+    return column.format(sum(known)) if known else ""
+
+
+def _list_notes(rows: Sequence[CompiledInfo]) -> Iterator[str]:
+    """Breaks, recompilations and settings of rows that are alike."""
+    first = rows[0]
+    for at in first.breaks:
+        yield f"{_name(rows)}: the graph ends{'' if at.source is None else f' at {at.source}'}: {at.reason}"
+    for reason in first.recompilations:
+        yield f"{_name(rows)}: compiled again: {reason}"
+    if first.cuda_graphs:
+        yield f"{_name(rows)}: each pass is launched as one CUDA graph"
+    if first.config:
+        yield f"{_name(rows)}: " + ", ".join([f"{name}={value}" for name, value in first.config.items()])
+
+
+def draw_beside(eager: Profile, compiled: Profile, fmt: str = "text") -> str:
+    """A row for each figure that compilation changes: eager, compiled, and how much more or less that is."""
+    rows = []
+    for title, name, unit in _BESIDE:
+        before, after = read_quantity(eager, name), read_quantity(compiled, name)
+        if before is None and after is None:
+            continue
+        change = "" if not before or after is None else f"{after / before - 1:+.1%}"
+        rows.append((title, format_quantity(before, unit), format_quantity(after, unit), change))
+    return print_rows(("", "Eager", "Compiled", "Change"), rows, fmt=fmt)
