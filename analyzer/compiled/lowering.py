@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._inductor import compile_fx, config, cpu_vec_isa, scheduler, select_algorithm
-from torch._inductor.codegen import common, cpp, mps, simd, triton, triton_combo_kernel, wrapper
+from torch._inductor.codegen import common, cpp, mps, simd, simd_kernel_features, triton, triton_combo_kernel, wrapper
 from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._inductor.fx_passes.post_grad import view_to_reshape
@@ -27,6 +27,7 @@ from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves, tree_map
 
 from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.generated import INNER, MIXED, OUTER, PERSISTENT, POINTWISE
 from analyzer.hardware.kernel_time.pointwise import MULTIPROCESSORS, RESIDENT_THREADS
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.intercept.mode_stack import modes_taken_off
@@ -154,7 +155,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         title, kernel, nodes = defined[int(name.split()[1])]
         read, written = _list_buffers(getattr(kernel, "args", kernel))
         leaves = [leaf for node in nodes if isinstance(node, scheduler.BaseSchedulerNode) for leaf in node.get_nodes()]
-        module = _describe(title, kernel, leaves, read, written, found.kernels)
+        module = _describe(title, kernel, leaves, read, written, found.kernels, _reread_bytes(kernel, nodes))
         self.writeline(f"launch({len(found.kernels) - 1}, {module}, [{', '.join(read.values())}], "
                        f"[{', '.join(written.values())}])")
 
@@ -223,7 +224,7 @@ def _list_buffers(arguments: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str], written: Iterable[str],
-              kernels: list[FusedKernel]) -> int:
+              kernels: list[FusedKernel], again: int) -> int:
     """Add what a kernel is to ``kernels``; the result is the module that most of it was made for."""
     touched: list[dict[str, int]] = [{}, {}]
     origins: dict[fx.Node, None] = {}
@@ -241,8 +242,36 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
     signatures = tuple([_signature_of(origin) for origin in origins if origin.op == "call_function"])
     kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
                                tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
-                               tuple([str(signature.op) for signature in signatures]), signatures))
+                               tuple([str(signature.op) for signature in signatures]), signatures,
+                               _kind_of(kernel), again))
     return _module_of(origins)
+
+
+def _kind_of(kernel: Any) -> str:
+    """How a kernel runs."""
+    if not isinstance(kernel, simd.SIMDKernel) or not kernel.inside_reduction:
+        return POINTWISE
+    if kernel.mix_order_reduction:
+        return MIXED
+    if kernel.persistent_reduction:
+        return PERSISTENT
+    hint = kernel.features.get_reduction_hint()
+    return OUTER if hint in (hints.ReductionHint.OUTER, hints.ReductionHint.OUTER_TINY) else INNER
+
+
+def _reread_bytes(kernel: Any, nodes: Sequence[Any]) -> int:
+    """What loops of a kernel read that the loops before them touched already."""
+    if _kind_of(kernel) not in (INNER, OUTER):
+        return 0
+    again, before, touched = 0, set[str](), dict[str, int]()
+    for node in (*nodes, simd_kernel_features.EnableReduction):
+        if node is simd_kernel_features.EnableReduction:  # a loop ends
+            again += sum(nbytes for buffer, nbytes in touched.items() if buffer in before)
+            before.update(touched)
+            touched = {}
+        elif isinstance(node, scheduler.BaseSchedulerNode):
+            touched.update(node.get_read_write_buffer_accesses(True, True))
+    return again
 
 
 def _sizes_of(kernel: Any, nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:

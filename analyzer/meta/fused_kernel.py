@@ -13,6 +13,8 @@ class FusedKernel:
     - ``elements``: how many results its loops give. ``reduced``: of how many elements each, 1 without a reduction.
     - ``read_bytes``, ``written_bytes``: of each tensor that it reads and writes, what it touches.
     - ``parts``: the operators that it computes, as if each were called.
+    - ``kind``: how it runs, one of `KINDS` of ``hardware/kernel_time/generated.py``.
+    - ``reread_bytes``: what a loop over rows reads that an earlier loop of the kernel has read or written.
     """
 
     name: str
@@ -22,6 +24,8 @@ class FusedKernel:
     written_bytes: tuple[int, ...]
     targets: tuple[str, ...]
     parts: tuple[Signature, ...] = field(default=(), compare=False, repr=False)
+    kind: str = "pointwise"
+    reread_bytes: int = 0
 
     @property
     def __name__(self) -> str:

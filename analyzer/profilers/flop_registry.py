@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError, is_count
+from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 
+from .operator.fused import count_parts
 from .operator.registration import (
     SPARSE_FORMULAS,
     FlopCount,
@@ -49,6 +51,9 @@ def count_call(signature: Signature) -> FlopCount | None:
     >>> count_call(Signature(torch.ops.aten.mm.default, (a, b), {}, (a, b), (c,)))
     FlopCount(flops=48, macs=24, executed_flops=None)
     """
+    op: Any = signature.op
+    if isinstance(op, FusedKernel):
+        return count_parts(op, count_call)
     memo = signature.memo.get(MEMO_KEY)
     if memo is not None and memo[0] == register_flop_impl.version:  # a scoped registration may have changed it
         return memo[1]  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 from analyzer.meta.spec import TensorSpec as Spec
 from analyzer.record.call_table import OpCall
@@ -15,6 +16,7 @@ from analyzer.record.log import Log, Tally
 
 from .annotation import WAYS, Annotation, operator_key
 from .flop_registry import NO_FLOPS, apply_formula, count_call
+from .operator.fused import count_parts
 from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, kept_with_signature, per_input
 from .traffic import traffic_bytes
 
@@ -143,6 +145,9 @@ DEEPSPEED_HIDDEN = {"GELUActivation": frozenset({"aten::gelu"}), "GELUTanh": fro
 @kept_with_signature
 def count_as_deepspeed(signature: Signature) -> FlopCount | None:
     """By the table's formula, else products of any operator; what else it does, and layers in one call, is not seen."""
+    op: Any = signature.op
+    if isinstance(op, FusedKernel):
+        return count_parts(op, count_as_deepspeed)
     own, names = count_call(signature), list(map(str, family(signature.op)))
     formula = next((DEEPSPEED[key] for key in names if key in DEEPSPEED), None)
     result = None if formula is None else apply_formula(formula, signature)

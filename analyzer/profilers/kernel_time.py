@@ -8,6 +8,7 @@ from analyzer.hardware.kernel_time.collective import collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import find_peak
+from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
@@ -15,11 +16,14 @@ from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, communic
 
 from .collective import POINT_TO_POINT, SILENT, kind_of, message_of
 from .flop_registry import count_call
+from .operator.fused import fused_time
 from .operator.registration import TimeRule, foreach_single, is_inexact, register_time_impl, uses_tf32
 from .traffic import NOTHING, plan_of
 
 
 def find_rule(op: Hashable) -> TimeRule | None:
+    if isinstance(op, FusedKernel):
+        return lambda signature, device: fused_time(signature, device, lambda part: signature_time(part, device))
     found, single = register_time_impl.find_variant(op), foreach_single(op)
     return found if found is not None or single is None else register_time_impl.find(f"aten::{single}")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
@@ -96,7 +97,9 @@ class Call(NamedTuple):
 @kept_with_signature
 def plan_of(signature: Signature) -> Plan:
     """Bytes of each tensor by what the operator's schema says of it, and by the rules for its name."""
-    op = signature.op
+    op: Any = signature.op
+    if isinstance(op, FusedKernel):
+        return Plan(op.read_bytes, Traffic(sum(op.read_bytes), sum(op.written_bytes)), False)
     schema = op._schema if isinstance(op, torch._ops.OpOverload) else None
     if schema is None:  # a Triton kernel or a higher-order operator: reads what it is given, writes what it gives
         reads = tuple(map(touched_bytes, signature.inputs))

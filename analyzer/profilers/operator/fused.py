@@ -1,0 +1,80 @@
+"""Kernels that a compiler generates: the FLOPs of their parts, the bytes that they move, and their time."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.estimate import KernelTime, find_constants
+from analyzer.hardware.kernel_time.generated import FAMILY, INNER, generated_time
+from analyzer.hardware.kernel_time.pointwise import FAMILY as MEMORY_BOUND
+from analyzer.meta.fused_kernel import FusedKernel
+from analyzer.meta.spec import Signature
+
+from .registration import FlopCount
+
+Count = Callable[[Signature], "FlopCount | None"]
+
+#: Operators that take many instructions, by the constant that tells how many. Assumed: the hyperbolic tangent costs
+#: what the error function does, and other functions that are long in CUDA's math library what a sine does.
+FUNCTIONS = {name: f"{cost}_instructions" for cost, names in {
+    "erf": "erf erfc tanh",
+    "exp": "exp exp2 expm1 log log2 log10 log1p sigmoid sqrt rsqrt",
+    "sine": "sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh lgamma digamma erfinv",
+    "random": "inductor_random",
+    "online": "prepare_softmax_online",
+    "atomic": "index_put _unsafe_index_put scatter_add scatter_reduce index_add"}.items() for name in names.split()}
+VARIANCES = frozenset(("var", "var_mean", "std", "std_mean"))
+#: Operators that look at many neighbours of each element: their loops take what PyTorch's own kernels do.
+WINDOWS = ("max_pool", "avg_pool", "upsample", "_upsample", "_low_memory_max_pool")
+
+
+def count_parts(kernel: FusedKernel, count: Count) -> FlopCount | None:
+    """What the parts of a kernel count together, None where one is unknown."""
+    total = FlopCount(0)
+    for part in kernel.parts:
+        found = count(part)
+        if found is None:
+            return None
+        total += found
+    return total
+
+
+def name_of(part: Signature) -> str:
+    """The operator's name without its namespace and overload."""
+    return str(getattr(getattr(part.op, "_schema", None), "name", part.op)).rpartition("::")[2]
+
+
+def count_instructions(kernel: FusedKernel, device: DeviceSpec) -> float:
+    """Instructions of the functions of a kernel. A part of which it does a share (a sum of sums) counts that share."""
+    constants, loops = find_constants(FAMILY, device), kernel.elements * kernel.reduced
+    total = 0.0
+    for part in kernel.parts:
+        name = name_of(part)
+        if name in FUNCTIONS:
+            largest = max((spec.numel for spec in (*part.outputs, *part.inputs)), default=0)
+            total += constants[FUNCTIONS[name]] * min(largest, loops)
+        elif name == "pow" and not isinstance(part.args[-1], (int, float)):
+            total += find_constants(MEMORY_BOUND, device)["pow_instructions"] * min(part.outputs[0].numel, loops)
+        elif name in VARIANCES and kernel.kind == INNER:
+            total += constants["variance_instructions"] * loops
+    return total
+
+
+def fused_time(signature: Signature, device: DeviceSpec,
+               time_part: Callable[[Signature], KernelTime | None]) -> KernelTime | None:
+    """The time of a generated kernel; never more than its parts take as kernels of their own."""
+    kernel: FusedKernel = signature.op  # type: ignore[assignment]
+    nbytes = sum(kernel.read_bytes) + sum(kernel.written_bytes)
+    found = generated_time(kernel.kind, kernel.elements, kernel.reduced, nbytes, kernel.reread_bytes,
+                           count_instructions(kernel, device), device)
+    if found is None:
+        return None
+    parts = [(name_of(part), time_part(part)) for part in kernel.parts]
+    windows = sum(time.seconds for name, time in parts if name.startswith(WINDOWS) and time is not None)
+    if windows > found.seconds:
+        found = KernelTime(windows, found.spread, "arithmetic")
+    if all(time is not None for _, time in parts):
+        eager = sum(time.seconds for _, time in parts if time is not None)
+        if parts and found.seconds > eager > 0:
+            found = KernelTime(eager, found.spread, found.bound)
+    return found
