@@ -124,6 +124,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)
     yield torch.cuda, "current_device", lambda: 0
     yield scheduler.Scheduler, "create_backend", create_backend
+    yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # whose binding asks no driver
     yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
     yield pad_mm, "has_triton", lambda: True
     # a product that padding would align is timed with and without by Inductor; padded was the faster on an H200
