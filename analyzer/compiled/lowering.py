@@ -24,6 +24,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import hints
 from torch._inductor.utils import get_fused_kernel_name
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from analyzer.hardware import DeviceSpec
@@ -123,6 +124,10 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "get_device_properties", lambda place=None: Properties
     yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)
     yield torch.cuda, "current_device", lambda: 0
+    # these methods, written in C++, ask for the device of their tensor; their operators do not
+    yield FakeTensor, "__invert__", lambda self: torch.bitwise_not(self)
+    yield FakeTensor, "contiguous", lambda self, **order: torch.ops.aten.contiguous(self, **order)
+    yield FakeTensor, "copy_", lambda self, source, waits=False: torch.ops.aten.copy_(self, source, waits)
     yield scheduler.Scheduler, "create_backend", create_backend
     yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # whose binding asks no driver
     yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
