@@ -35,6 +35,8 @@ from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.meta.state import current, set_state
 
+from .partition import BINDINGS
+
 
 @dataclass
 class LoweredGraph:
@@ -120,6 +122,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     def create_backend(self: Any, place: torch.device) -> Any:
         return common.get_scheduling_for_device(place.type)(self)  # type: ignore[misc]
 
+    yield from BINDINGS
     yield hints.DeviceProperties, "create", staticmethod(lambda place: properties)
     yield torch.cuda, "get_device_properties", lambda place=None: Properties
     yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)

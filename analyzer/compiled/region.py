@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.utils._pytree import tree_unflatten
 
@@ -17,6 +16,7 @@ from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState, active_state
 
 from .lowering import LoweredGraph, compiling_for, lower
+from .partition import partition
 from .trace import JointGraph, trace_joint
 
 Tensor = torch.Tensor
@@ -149,11 +149,7 @@ def _restore(joint: JointGraph, results: Sequence[Tensor | None]) -> list[Any]:
 
 def _compile(joint: JointGraph, device: DeviceSpec) -> CompiledGraphs:
     with compiling_for(device, LoweredGraph("")):
-        if joint.differentiated:
-            forward, backward = min_cut_rematerialization_partition(
-                joint.module, None, num_fwd_outputs=joint.results, compiler="inductor")
-        else:
-            forward, backward = joint.module, None
+        forward, backward = partition(joint)
     half = "inference" if backward is None else "forward"
     return CompiledGraphs(Program(lower(forward, joint.fake_mode, device, half, joint.results)),
                           None if backward is None else Program(lower(backward, joint.fake_mode, device, "backward")),

@@ -28,6 +28,7 @@ class JointGraph:
 
     module: fx.GraphModule
     primals: list[Tensor]
+    given: int                 #: how many primals are arguments; others are parameters, buffers, tensors of closures
     written: list[int]         #: indices of primals
     results: int               #: how many outputs belong to the forward pass
     structure: Any             #: of what the function returns
@@ -110,5 +111,5 @@ def trace_joint(state: MetaState, function: Callable[..., Any], args: tuple[Any,
     tape.graph.output((*forward, *gradients))
     module = fx.GraphModule(nn.Module(), tape.graph)
     module.graph.eliminate_dead_code()
-    return JointGraph(module, primals, tape.written, len(forward), structure, flat, places,
+    return JointGraph(module, primals, len(originals), tape.written, len(forward), structure, flat, places,
                       differentiated, fake_mode)

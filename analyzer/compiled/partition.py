@@ -1,0 +1,90 @@
+"""Private torch API: the joint graph's two halves, as TorchInductor's passes and AOTAutograd's partitioner make them.
+
+The order is that of ``torch/_inductor/compile_fx.py``: passes over the joint graph (attention patterns, random numbers
+from seeds, padding), then the partition at the least cost of saved bytes. What the partitioner reads of
+``torch._functorch.config``, such as ``activation_memory_budget``, is as the user set it.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._inductor import compile_fx
+from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
+
+from .trace import JointGraph
+
+
+def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+    """The forward and the backward half of a joint graph. Call it in `lowering.compiling_for`."""
+    inputs = _fake_inputs(joint.module)
+    with V.set_fake_mode(joint.fake_mode), _folding_on_host():
+        if not joint.differentiated:
+            halves: tuple[fx.GraphModule, ...] = (compile_fx._recursive_joint_graph_passes(joint.module),)
+        else:
+            halves = compile_fx.partition_fn(
+                joint.module, inputs, num_fwd_outputs=joint.results,
+                static_lifetime_input_indices=list(range(joint.given, len(joint.primals))))
+        for graph in halves:  # what passes put in has no strides yet, and views share no storage
+            compile_fx.fake_tensor_prop(graph, _fake_inputs(graph))
+    return halves[0], halves[1] if len(halves) > 1 else None
+
+
+def _fake_inputs(graph: fx.GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+
+
+@contextmanager
+def _folding_on_host() -> Iterator[None]:
+    """A block in which constants are folded on the host: the pass computes with one element of each, on its device."""
+    deduce, find = UniformValueConstantFolder._deduce_value, UniformValueConstantFolder._add_peephole_patterns
+    full, host = torch.full, torch.device("cpu")
+
+    def deduce_on_host(self: Any, node: fx.Node) -> Any:
+        before = node.args, node.kwargs
+        node.args, node.kwargs = tree_map_only(torch.device, lambda device: host, before)
+        try:
+            return deduce(self, node)
+        finally:
+            node.args, node.kwargs = before
+
+    def find_on_host(self: Any) -> None:
+        with mock.patch.object(torch, "full", lambda *args, **kwargs: full(*args, **{**kwargs, "device": host})):
+            find(self)
+
+    with (mock.patch.object(UniformValueConstantFolder, "_deduce_value", deduce_on_host),
+          mock.patch.object(UniformValueConstantFolder, "_add_peephole_patterns", find_on_host)):
+        yield
+
+
+def _index(tensor: FakeTensor, key: Any) -> Any:
+    """``tensor[key]`` where ``key`` is made of integers, slices, None and an ellipsis."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        keys[at:at + 1] = [slice(None)] * (tensor.dim() - sum(k is not None for k in keys) + 1)
+    dim = 0
+    found: Any = tensor
+    for one in keys:
+        if isinstance(one, int):
+            found = found.select(dim, one)
+            continue
+        if one is None:
+            found = found.unsqueeze(dim)
+        elif one != slice(None):
+            found = torch.ops.aten.slice.Tensor(found, dim, one.start, one.stop, one.step or 1)
+        dim += 1
+    return found
+
+
+#: (owner, name, what takes its place): Python's operators on tensors that claim a device which this build of torch
+#: lacks. The bindings of ``x[...]`` and ``~x`` switch to the device of ``x`` (``OptionalDeviceGuard`` in
+#: ``python_variable_indexing.cpp`` and ``python_variable_methods.cpp`` of ``torch/csrc/autograd``); operators do not.
+BINDINGS = (FakeTensor, "__getitem__", _index), (FakeTensor, "__invert__", lambda tensor: torch.bitwise_not(tensor))
