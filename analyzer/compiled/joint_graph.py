@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.tensor import device_of
+from analyzer.meta.tensor import alias, device_of
 
 _aten = torch.ops.aten
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype
@@ -41,7 +41,6 @@ class GraphTape:
         self._values: dict[_Place, tuple[fx.Node, int]] = {}  # with the version of the storage that it is of
         self._versions: dict[int, int] = {}
         self._bases: dict[int, tuple[fx.Node, Tensor]] = {}   # value of a whole storage, and a tensor that is all of it
-        self._held: list[Tensor] = []                         # so that no number of a storage is given out twice
         self.placeholders: list[fx.Node] = []                 #: of the primals
         self._last_placeholder: fx.Node | None = None
         self._forward_of: dict[int, fx.Node] = {}             # by number of the autograd node that it made
@@ -67,9 +66,11 @@ class GraphTape:
         """The node whose value ``tensor`` is now; one that the graph has not met is an input."""
         place = place_of(tensor)
         version = self._versions.get(place[0])
-        if version is None:
+        # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
+        is_part = version == 0 and place[0] in self.primal_of and place not in self._values
+        if version is None or is_part and not self.in_backward:
             assert not self.in_backward, place
-            self.primal_of[place[0]] = len(self.primals)
+            self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
             self.placeholders.append(self.placeholder(tensor, f"primals_{len(self.primals)}"))
             return self.placeholders[-1]
@@ -116,9 +117,10 @@ class GraphTape:
         for i, tensor in enumerate(written):
             self._write(tensor, self._call(operator.getitem, (node, i), {}, tensor))
 
-    def answered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
-        """The contents of a tensor were asked for, or decided a size: torch's compiler breaks the graph there."""
-        raise GraphBreak(str(func))
+    def asked(self, func: Any) -> None:
+        """The contents of a tensor are asked for, or decide a size: torch's compiler breaks the graph there."""
+        if not self.in_backward:
+            raise GraphBreak(f"{func} needs the contents of a tensor")
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         node = self._call(func, args, kwargs, result)
@@ -139,6 +141,7 @@ class GraphTape:
             current = torch._C._current_autograd_node()
             origin = None if current is None else self._forward_of.get(current._sequence_nr())
             node.meta["module"] = self.locate() if origin is None else origin.meta["module"]
+            node.meta["forward"] = origin
             return node
         node.meta["module"] = self.locate()
         sequence = torch._C._get_sequence_nr() if hasattr(torch._C, "_get_sequence_nr") else 0
@@ -151,9 +154,9 @@ class GraphTape:
         """``node`` is the value of ``tensor``; of its storage where the tensor is the first one of it."""
         place = place_of(tensor)
         version = self._versions.setdefault(place[0], 0)
-        self._bases.setdefault(place[0], (node, tensor))
+        if place[0] not in self._bases:
+            self._bases[place[0]] = node, alias(tensor)  # of which no user's code has a reference
         self._values[place] = node, version
-        self._held.append(tensor)
 
     def _write(self, tensor: Tensor, node: fx.Node) -> None:
         """``tensor`` has the value ``node`` from now on, and what shares its storage another one than before."""

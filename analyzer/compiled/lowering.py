@@ -6,7 +6,6 @@ with what it reads and writes in place of source code. All of Inductor's private
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -164,8 +163,8 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         title, kernel, nodes = defined[int(name.split()[1])]
         read, written = _list_buffers(getattr(kernel, "args", kernel))
         leaves = [leaf for node in nodes if isinstance(node, scheduler.BaseSchedulerNode) for leaf in node.get_nodes()]
-        module = _describe(title, kernel, leaves, read, written, found.kernels, _reread_bytes(kernel, nodes))
-        self.writeline(f"launch({len(found.kernels) - 1}, {module}, [{', '.join(read.values())}], "
+        places = _describe(title, kernel, leaves, read, written, found.kernels, _reread_bytes(kernel, nodes))
+        self.writeline(f"launch({len(found.kernels) - 1}, {places}, [{', '.join(read.values())}], "
                        f"[{', '.join(written.values())}])")
 
     def call_metal(self: Any, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
@@ -178,7 +177,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         return made
 
     def call_extern(self: Any, node: Any) -> None:
-        V.graph.wrapper_code.writeline(f"at({_module_of(() if node.node is None else node.node.get_origins())})")
+        V.graph.wrapper_code.writeline(f"at({_places_of(() if node.node is None else node.node.get_origins())})")
         extern_call(self, node)
 
     yield triton.TritonKernel, "codegen_kernel", write_no_code
@@ -233,8 +232,8 @@ def _list_buffers(arguments: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str], written: Iterable[str],
-              kernels: list[FusedKernel], again: int) -> int:
-    """Add what a kernel is to ``kernels``; the result is the module that most of it was made for."""
+              kernels: list[FusedKernel], again: int) -> tuple[int, ...]:
+    """Add what a kernel is to ``kernels``; the result tells which operators it computes."""
     touched: list[dict[str, int]] = [{}, {}]
     origins: dict[fx.Node, None] = {}
     elements = reduced = 1
@@ -253,7 +252,7 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
                                tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
                                tuple([str(signature.op) for signature in signatures]), signatures,
                                _kind_of(kernel), again))
-    return _module_of(origins)
+    return _places_of(origins)
 
 
 def _kind_of(kernel: Any) -> str:
@@ -300,10 +299,9 @@ def _as_int(size: Any) -> int:
     return int(V.graph.sizevars.optimization_hint(size))
 
 
-def _module_of(origins: Iterable[fx.Node]) -> int:
-    """The module that most of a kernel's operators are of."""
-    modules = Counter(origin.meta.get("module", 0) for origin in origins)
-    return modules.most_common(1)[0][0] if modules else 0
+def _places_of(origins: Iterable[fx.Node]) -> tuple[int, ...]:
+    """The places in the joint graph of the operators that a kernel computes, of those that stem from it."""
+    return tuple(sorted({origin.meta["place"] for origin in origins if "place" in origin.meta}))
 
 
 def _signature_of(node: fx.Node) -> Signature:

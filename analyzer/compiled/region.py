@@ -1,6 +1,7 @@
 """A compiled function's call: its graphs are made, or found among those made before, and run in place of its code."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,15 +10,18 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.decomposition import select_decomp_table
-from torch.utils._pytree import tree_unflatten
 
+from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
+from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState, active_state
+from analyzer.record.log import CompileBreak, CompiledGraph
+from analyzer.record.recorder import CompiledPlace
 
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition
-from .trace import JointGraph, trace_joint
+from .trace import FunctionTrace, JointGraph
 
 Tensor = torch.Tensor
 
@@ -29,6 +33,7 @@ class CompiledGraphs:
     forward: Program
     backward: Program | None
     results: int
+    description: CompiledGraph
 
 
 class Program:
@@ -38,26 +43,25 @@ class Program:
         start, stop = lowered.source.index("class Runner"), lowered.source.index("\nrunner = Runner")
         self._code = compile(lowered.source[start:stop], "<compiled graph>", "exec")
         self.source, self.kernels, self.constants = lowered.source[start:stop], lowered.kernels, lowered.constants
+        self.externs = self.source.count("at(") - self.source.count("\"at(")
         self._signatures: dict[Any, Signature] = {}
 
-    def run(self, args: list[Tensor | None], modules: Sequence[int]) -> Sequence[Tensor | None]:
-        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them. ``modules``
-        are those of the call, by the numbers that they have in the program.
-        """
+    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool) -> Sequence[Tensor | None]:
+        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them."""
         state = active_state()
         recorder = state.recorder
 
-        def launch(index: int, module: int, read: list[Tensor], written: list[Tensor]) -> None:
+        def launch(index: int, places: tuple[int, ...], read: list[Tensor], written: list[Tensor]) -> None:
             kernel = self.kernels[index]
             key = index, tuple(map(spec_of, read)), tuple(map(spec_of, written))
             signature = self._signatures.get(key)
             if signature is None:
                 signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])  # type: ignore[arg-type]
-            recorder.compiled_in = modules[module]
+            at(places)
             recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
 
-        def at(module: int) -> None:
-            recorder.compiled_in = modules[module]
+        def at(places: tuple[int, ...]) -> None:
+            recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls())
 
         def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
             with _unlogged(state):
@@ -70,7 +74,7 @@ class Program:
         for device in ("cuda", "cpu"):
             names[f"empty_strided_{device}"] = _factory(device)
         exec(self._code, names)
-        recorder.compiled_in = modules[0] if modules else 0
+        at(())
         try:
             found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
         finally:
@@ -115,72 +119,116 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     state = active_state()
     if state.graph is not None or state.recorder is None:  # inside another compiled function
         return function(*args, **kwargs)
+    call = _Call(device, function, config)
     with state.recorder.tracing():
-        joint = trace_joint(state, function, args, kwargs, select_decomp_table())
-    modules = _number_modules(joint.module.graph)
-    key = _key_of(joint.module.graph, joint.results), device
-    graphs = _made.get(key)
-    if graphs is None:
-        graphs = _made[key] = _compile(joint, device)
-    results: Any
-    if graphs.backward is None:
-        results = graphs.forward.run(list(joint.primals), modules)
-    else:
-        results = _CompiledFunction.apply(graphs, modules, *joint.primals)  # type: ignore[no-untyped-call]
-    return tree_unflatten(_restore(joint, results), joint.structure)
+        result = FunctionTrace(state, select_decomp_table(), call.run_graph, call.note_break).call(
+            function, args, kwargs)
+    call.note(state.recorder)
+    return result
 
 
-def _restore(joint: JointGraph, results: Sequence[Tensor | None]) -> list[Any]:
-    """What the function returns, flattened: results, views of what it was given, and constants."""
-    places, found = iter(joint.places), []
-    by_number = {p.untyped_storage().number: p for p in joint.primals}  # type: ignore[attr-defined]
-    for value in joint.outputs:
-        if isinstance(value, Tensor):
-            place = next(places)
-            if place is not None:
-                value = results[place]
-            else:
-                primal = by_number[value.untyped_storage().number]  # type: ignore[attr-defined]
-                is_same = primal.shape == value.shape and primal.stride() == value.stride()
-                value = primal if is_same else primal.as_strided(value.shape, value.stride(), value.storage_offset())
-        found.append(value)
-    return found
+class _Call:
+    """What a call of a compiled function comes to."""
+
+    def __init__(self, device: DeviceSpec, function: Callable[..., Any], config: dict[str, Any]) -> None:
+        self.device, self.function, self.config = device, function, config
+        self.graphs: list[CompiledGraph] = []
+        self.breaks: list[CompileBreak] = []
+
+    def run_graph(self, joint: JointGraph) -> Sequence[Tensor | None]:
+        key = _key_of(joint.module.graph, joint.results), self.device
+        graphs = _made.get(key)
+        if graphs is None:
+            graphs = _made[key] = _compile(joint, self.device)
+        self.graphs.append(graphs.description)
+        rows = Rows(joint)
+        if graphs.backward is None:
+            with torch.no_grad():
+                return graphs.forward.run(list(joint.primals), rows, is_backward=False)
+        found: Sequence[Tensor | None] = _CompiledFunction.apply(  # type: ignore[no-untyped-call]
+            graphs, rows, joint.differentiated, *joint.primals)
+        return found
+
+    def note_break(self, reason: str) -> None:
+        source = user_line()
+        if self.config.get("fullgraph"):
+            raise InputError(f"torch.compile(fullgraph=True) compiles no function whose graph breaks, and it breaks "
+                             f"{active_state().where()}: {reason}. Leave fullgraph out, or change the line")
+        self.breaks.append(CompileBreak(reason, source))
+
+    def note(self, recorder: Any) -> None:
+        recorder.note_compiled(self.function, tuple(self.graphs), tuple(self.breaks), self.config)
+
+
+class Rows:
+    """Where in the log what a graph computes is: the calls of its operators, by their places in the joint graph."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.modules, self.forward_of = joint.modules, joint.forward_of
+        self._calls: dict[int, int] = {}
+
+    def locate(self, places: Sequence[int], is_backward: bool, call: int) -> CompiledPlace:
+        """Of what the call numbered ``call``, of a kernel that computes the operators at ``places``, is a part."""
+        if not is_backward:
+            self._calls.update(dict.fromkeys(places, call))
+            return CompiledPlace(_most([self.modules[p] for p in places], 0))
+        forward = [self.forward_of[p] for p in places]
+        found = _most([self._calls[p] for p in forward if p in self._calls], None)
+        return CompiledPlace(_most([self.modules[p] for p in places], 0), True, found,
+                             bool(places) and all(p == f for p, f in zip(places, forward)))
+
+
+def _most(values: Sequence[Any], default: Any) -> Any:
+    return Counter(values).most_common(1)[0][0] if values else default
 
 
 def _compile(joint: JointGraph, device: DeviceSpec) -> CompiledGraphs:
     with compiling_for(device, LoweredGraph("")):
         forward, backward = partition(joint)
-    half = "inference" if backward is None else "forward"
-    return CompiledGraphs(Program(lower(forward, joint.fake_mode, device, half, joint.results)),
-                          None if backward is None else Program(lower(backward, joint.fake_mode, device, "backward")),
-                          joint.results)
+    halves = [Program(lower(forward, joint.fake_mode, device, "inference" if backward is None else "forward",
+                            joint.results))]
+    if backward is not None:
+        halves.append(Program(lower(backward, joint.fake_mode, device, "backward")))
+    return CompiledGraphs(halves[0], halves[1] if backward is not None else None, joint.results,
+                          _describe(joint, forward, backward, halves))
+
+
+def _describe(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule | None,
+              halves: list[Program]) -> CompiledGraph:
+    first = sum([1 for node in joint.module.graph.nodes if node.op == "call_function"
+                 and node.meta.get("partitioner_tag") != "is_backward"])
+    if backward is None:
+        return CompiledGraph(first, fwd_kernels=len(halves[0].kernels), fwd_extern_kernels=halves[0].externs)
+    saved = forward.graph.output_node().args[0][joint.results:]  # type: ignore[index]
+    recomputed = sum([1 for node in backward.graph.nodes if node.op == "call_function"
+                      and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")])
+    sizes = [n.meta["val"].untyped_storage().nbytes() for n in saved
+             if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
+    return CompiledGraph(first, recomputed, sum(sizes), len(halves[0].kernels), len(halves[1].kernels),
+                         halves[0].externs, halves[1].externs)
 
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graphs: CompiledGraphs, modules: list[int], *primals: Tensor) -> Any:
-        found = graphs.forward.run(list(primals), modules)
-        ctx.graphs, ctx.modules = graphs, modules
+    def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, differentiated: list[int], *primals: Tensor) -> Any:
+        found = graphs.forward.run(list(primals), rows, is_backward=False)
+        ctx.graphs, ctx.rows, ctx.differentiated = graphs, rows, differentiated
         results, saved = found[:graphs.results], found[graphs.results:]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*[t for t in saved if isinstance(t, Tensor)])
+        ctx.constants = [(i, value) for i, value in enumerate(saved) if not isinstance(value, Tensor)]
+        ctx.mark_non_differentiable(*[t for i, t in enumerate(results)
+                                      if i not in differentiated and isinstance(t, Tensor)])
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
-        saved = list(ctx.saved_tensors)
+        args: list[Any] = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()
-        args = [*saved, *tangents]
-        del saved, tangents
-        return None, None, *ctx.graphs.backward.run(args, ctx.modules)
-
-
-def _number_modules(graph: fx.Graph) -> list[int]:
-    """The modules of a graph's nodes in the order of appearance; in the graph are their numbers in this list."""
-    numbers: dict[int, int] = {}
-    for node in graph.nodes:
-        if "module" in node.meta:
-            node.meta["module"] = numbers.setdefault(node.meta["module"], len(numbers))
-    return list(numbers)
+        for i, value in ctx.constants:
+            args.insert(i, value)
+        args += [tangents[i] for i in ctx.differentiated]
+        del tangents
+        return None, None, None, *ctx.graphs.backward.run(args, ctx.rows, is_backward=True)
 
 
 def _key_of(graph: fx.Graph, results: int) -> Any:

@@ -1,20 +1,25 @@
-"""The call of a compiled function under the mode, for the sake of the joint graph that is made of it."""
+"""The call of a compiled function under the mode, for the sake of the joint graphs that are made of it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodWrapperType
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from analyzer.meta.address_space import AddressSpace
-from analyzer.meta.state import MetaState
+from analyzer.meta.address_space import AddressSpace, MetaStorage
+from analyzer.meta.state import MetaState, mode_in_force
+from analyzer.meta.tensor import alias
+from analyzer.record.reference_count import next_sequence_number
 
-from .joint_graph import GraphTape, place_of
+from .joint_graph import GraphBreak, GraphTape, place_of
+from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
 
 Tensor = torch.Tensor
 
@@ -23,93 +28,336 @@ Tensor = torch.Tensor
 class JointGraph:
     """A functional graph of ``primals`` and ``tangents``, whose outputs are results, then gradients of the primals.
 
-    ``written`` are the primals that the function writes to, in the graph by a last ``copy_``.
+    Primals that the function writes to are written by a last ``copy_``, as AOTAutograd lets the graph do it
+    (``keep_input_mutations``). ``modules`` tells of each node the index of the module that ran, ``forward_of`` of each
+    the place of the forward operator whose gradient it is a part of: its own where it is of the forward pass, None
+    where it is of none. Nodes have their places among all as ``meta["place"]``.
     """
 
     module: fx.GraphModule
     primals: list[Tensor]
     given: int                 #: how many primals are arguments; others are parameters, buffers, tensors of closures
-    written: list[int]         #: indices of primals
     results: int               #: how many outputs belong to the forward pass
-    structure: Any             #: of what the function returns
-    outputs: list[Any]         #: what it returns, flattened: tensors of the trace, and constants
-    places: list[int | None]   #: of each tensor in ``outputs`` its index among the results, None: a view of a primal
     differentiated: list[int]  #: results whose gradients are the tangents
     fake_mode: FakeTensorMode
+    modules: list[int]
+    forward_of: list[int | None]
 
 
-@contextmanager
-def _apart(state: MetaState, tape: GraphTape) -> Iterator[None]:
-    """A block whose operators are in no log and whose tensors are in another memory."""
-    before = state.space, state.graph
-    state.space, state.graph = AddressSpace(), tape
-    try:
-        yield
-    finally:
-        state.space, state.graph = before
+class _Apart(torch.autograd.Function):
+    """The same contents, which may be written in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+@dataclass
+class _Replaced:
+    """A tensor with a history, which a graph's own history must not reach into: a leaf is in its place meanwhile."""
+
+    tensor: Tensor
+    other: Tensor  #: has the C++ tensor meanwhile
+    leaf: Tensor
+    node: Any      #: that the tensor is made by; another one after a write
+
+
+class FunctionTrace:
+    """One call of a compiled function. Its code runs once, in a memory of its own; where a graph ends, ``run`` is given
+    it and runs it for real, and tensors that the code still holds become the graph's results in place: whatever holds
+    them, the function's result, lists, attributes of modules, has the real ones.
+
+    ``end`` is told why a graph ends before the function does.
+    """
+
+    def __init__(self, state: MetaState, decompositions: Mapping[Any, Callable[..., Any]],
+                 run: Callable[[JointGraph], Sequence[Tensor | None]], end: Callable[[str], None]) -> None:
+        self.state, self.decompositions, self._run, self._end = state, decompositions, run, end
+        self.space, self._outside_space = AddressSpace(), state.space
+        self.tape: GraphTape | None = None
+        self._made: dict[int, weakref.ref[Tensor]] = {}
+        self._replaced: dict[int, _Replaced] = {}
+        self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
+        self._hooks: Hooks | None = None  # around the call
+        self._first_node = self.given = 0
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``function`` gives for these arguments."""
+        self._begin([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+        try:
+            result = function(*args, **kwargs)
+            self._note(tree_leaves(result))  # a transform's are not seen as they are made
+            self.cut()
+            return result
+        finally:
+            self._leave()
+
+    # ---- what the mode tells
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
+        """A torch function is called, or a custom function applied; one that needs contents runs between two graphs."""
+        if self.tape is None or self.tape.in_backward:
+            return call(func, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            for value in (*args, *kwargs.values()):
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(tensor, Tensor):
+                        self._replace(tensor)
+        try:
+            result = call(func, args, kwargs)
+        except GraphBreak as reason:
+            if is_in_transform():
+                raise
+            with self.outside(str(reason)):
+                return call(func, args, kwargs)
+        if type(func) is MethodWrapperType and getattr(func.__self__, "__name__", "") == "grad":
+            if len(args) > 1:
+                self._with_gradient[id(args[0])] = args[0]
+            return result  # it is another tensor's
+        self._note(result if isinstance(result, (list, tuple)) else (result,))
+        return result
+
+    def _note(self, results: Iterable[Any]) -> None:
+        for made in results:
+            if isinstance(made, Tensor) and _is_plain(made):
+                self._made[id(made)] = weakref.ref(made)
+
+    @contextmanager
+    def outside(self, reason: str) -> Iterator[None]:
+        """A block that runs as it is written, between two graphs."""
+        if self.tape is None:
+            yield
+            return
+        self._end(reason)
+        with self.between():
+            yield
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        """A block between two graphs, for which no compiler breaks them."""
+        if self.tape is None:
+            yield
+            return
+        self.cut()
+        try:
+            yield
+        finally:
+            self._begin([t for ref in self._made.values() if (t := ref()) is not None])
+
+    # ---- one graph
+
+    def _begin(self, tensors: Iterable[Tensor]) -> None:
+        state = self.state
+        self.tape = GraphTape(FakeTensorMode(allow_non_fake_inputs=True), self.decompositions,
+                              (lambda: 0) if state.recorder is None else state.recorder._running)
+        self._made, self._with_gradient, self._first_node = {}, {}, next_sequence_number()
+        state.space, state.graph, state.tracing = self.space, self.tape, self
+        hooks = take_saved_tensor_hooks()  # those around the call are for what the compiled graph saves
+        if self._hooks is None:
+            self._hooks = hooks
+        put_saved_tensor_hooks(hooks[len(self._hooks):])
+        with torch._C.DisableTorchFunction():
+            for tensor in tensors:
+                self._replace(tensor)
+                if _is_plain(tensor):
+                    self.tape.value(tensor)
+        self.given = len(self.tape.primals)
+
+    def _leave(self) -> None:
+        if self.tape is None:
+            return
+        state = self.state
+        state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
+        for replaced in self._replaced.values():
+            exchange(replaced.tensor, replaced.other)
+        self._replaced = {}
+        put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
+
+    def _replace(self, tensor: Tensor) -> None:
+        if not tensor.requires_grad or tensor.grad_fn is None and not tensor._backward_hooks:
+            return
+        if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= self._first_node:
+            return  # the graph made it
+        if id(tensor) in self._replaced or not _is_plain(tensor):
+            return
+        with torch.enable_grad():
+            leaf = alias(tensor).requires_grad_()
+            other: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
+        exchange(tensor, other)
+        self._replaced[id(tensor)] = _Replaced(tensor, other, leaf, tensor.grad_fn)
+
+    def cut(self) -> None:
+        """The graph ends here, and runs."""
+        if self.tape is None:
+            return
+        with torch._C.DisableTorchFunction(), _unheard(self.state):
+            end = _GraphEnd(self, self.tape)
+            joint = end.close()
+        self._leave()
+        with mode_in_force():
+            with torch._C._EnableTorchFunction():
+                results = self._run(joint) if joint is not None else ()
+            with torch._C.DisableTorchFunction():
+                end.finish(results)
+
+    def list_live(self) -> list[Tensor]:
+        """The tensors that were made and that Python code holds."""
+        found = []
+        for made in self._made.values():
+            tensor = made()
+            if tensor is not None and is_held(tensor):
+                found.append(tensor)
+        return found
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            and isinstance(tensor.untyped_storage(), MetaStorage))
 
 
 @contextmanager
 def _unheard(state: MetaState) -> Iterator[None]:
-    before, state.recorder = state.recorder, None
+    before, state.recorder, tracing, state.tracing = state.recorder, None, state.tracing, None
     try:
         yield
     finally:
-        state.recorder = before
+        state.recorder, state.tracing = before, tracing
 
 
-def trace_joint(state: MetaState, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-                decompositions: Mapping[Any, Callable[..., Any]]) -> JointGraph:
-    """The joint graph of a call of ``function`` under the mode of ``state``.
+@dataclass
+class _Put:
+    """A tensor that gets a part of a result, or of a primal."""
 
-    Where gradients are off, or no result needs one, the graph has no backward half. Tensors that the function reads and
-    was not given (parameters, buffers) are primals in the order in which it meets them, behind those that it was given.
-    """
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = state.recorder
-    tape = GraphTape(fake_mode, decompositions, (lambda: 0) if recorder is None else recorder._running)
-    with _apart(state, tape):
-        originals = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        args, kwargs = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), (args, kwargs))
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                tape.value(tensor)
-        flat, structure = tree_flatten(function(*args, **kwargs))
-        with torch._C.DisableTorchFunction(), _unheard(state):
-            given = len(tape.primals)
-            tensors = [t for t in flat if isinstance(t, Tensor)]
-            forward: list[fx.Node] = []
-            places: list[int | None] = []
-            differentiable: list[int] = []
-            for tensor in tensors:
-                node, number = tape.value(tensor), place_of(tensor)[0]
-                if number in tape.primal_of and tape.primal_of[number] < given:
-                    places.append(None)
-                    continue
-                if tensor.requires_grad:
-                    differentiable.append(len(forward))
-                places.append(len(forward))
-                forward.append(node)
-            given = len(tape.primals)
-            made = [t for t, place in zip(tensors, places) if place is not None]
-            for i in tape.written:  # the graph writes them itself, as AOTAutograd lets it (keep_input_mutations)
-                tape.write_back(i)
-            wanted = [t for t in tape.primals if t.requires_grad]
-            differentiated = differentiable if torch.is_grad_enabled() and wanted else []
-            gradients: list[fx.Node | None] = [None] * given
-            if differentiated:
-                tangents = []
-                for number, i in enumerate(differentiated, 1):
-                    with torch._C._EnableTorchFunction():
-                        tangents.append(torch.empty_like(made[i]))
-                    tape.placeholder(tangents[-1], f"tangents_{number}")
-                tape.in_backward = True
-                found = torch.autograd.grad([made[i] for i in differentiated], wanted, tangents, allow_unused=True)
-                values = iter([None if g is None else tape.value(g) for g in found])
-                gradients = [next(values) if t.requires_grad else None for t in tape.primals[:given]]
-    primals = [*originals, *tape.primals[len(originals):]]
-    tape.graph.output((*forward, *gradients))
-    module = fx.GraphModule(nn.Module(), tape.graph)
-    module.graph.eliminate_dead_code()
-    return JointGraph(module, primals, len(originals), tape.written, len(forward), structure, flat, places,
-                      differentiated, fake_mode)
+    tensor: Tensor
+    base: int | Tensor      #: index of the result, or the primal
+    part: Any = None        #: (offset from the result's own, shape, strides), None: all of it
+    is_leaf: bool = False
+
+    def make(self, results: Sequence[Any]) -> Tensor:
+        base: Tensor = self.base if isinstance(self.base, Tensor) else results[self.base]
+        if self.part is None:
+            return base
+        offset, shape, stride, needs_gradient = self.part
+        offset += 0 if isinstance(self.base, Tensor) else base.storage_offset()
+        with torch._C._EnableTorchFunction():
+            found = base.as_strided(shape, stride, offset)
+            return found if needs_gradient else found.detach()
+
+
+class _GraphEnd:
+    """Where a graph ends: what its results are, and which tensors get them."""
+
+    def __init__(self, trace: FunctionTrace, tape: GraphTape) -> None:
+        self.trace, self.tape = trace, tape
+        self.results: list[Tensor] = []  # of the trace
+        self._puts: list[_Put] = []
+        self._copies: list[tuple[Tensor, int]] = []  # primals that results are copied to
+        self._followed: list[tuple[int, Any, int]] = []
+        self._gradients = [(t, t.grad) for t in trace._with_gradient.values() if t.grad is not None]
+
+    def close(self) -> JointGraph | None:
+        """The graph; None where there is none."""
+        trace, tape = self.trace, self.tape
+        groups: dict[int, list[Tensor]] = {}
+        listed = {id(t): t for t in (*trace.list_live(), *[g for _, g in self._gradients])}
+        for tensor in listed.values():
+            number, offset, shape, stride, _ = place_of(tensor)
+            primal = tape.primal_of.get(number)
+            if getattr(tensor.untyped_storage(), "space", None) is trace.space:
+                groups.setdefault(number, []).append(tensor)
+            elif primal is not None and tensor.grad_fn is not None and id(tensor) not in trace._replaced and all(
+                    tensor is not p for p in tape.primals):
+                self._puts.append(_Put(tensor, tape.primals[primal], (offset, shape, stride, True)))
+        for group in groups.values():
+            self._add_group(group)
+        self._write_primals()
+        return self._make_graph() if self.results or tape.written else None
+
+    def _add_group(self, group: list[Tensor]) -> None:
+        """Tensors on one storage: one result, of which the others are views as AOTAutograd makes them again."""
+        base = next((t for t in group if t.requires_grad), group[0])
+        if len({place_of(t) for t in group}) > 1:
+            whole = next((t for t in group if not t._is_view()), base._base)
+            if whole is None:  # in inference mode views do not tell what they are of
+                for tensor in group:
+                    self._add_group([tensor])
+                return
+            base = whole
+        self.results.append(base)
+        index, storage, start = len(self.results) - 1, base.untyped_storage(), base.storage_offset()
+        assert isinstance(storage, MetaStorage)
+        if storage.followed != (None, None, None, None):
+            self._followed.append((index, storage.followed, storage.nbytes()))
+        for tensor in group:
+            part = None if tensor is base else (
+                tensor.storage_offset() - start, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+            self._puts.append(_Put(tensor, index, part, tensor.is_leaf and tensor.requires_grad))
+
+    def _write_primals(self) -> None:
+        """A primal that got a history is written outside of the graph, where autograd sees it."""
+        for i in self.tape.written:
+            primal = self.tape.primals[i]
+            replaced = self.trace._replaced.get(id(primal))
+            if primal.grad_fn is None or replaced is not None and primal.grad_fn is replaced.node:
+                self.tape.write_back(i)
+            else:
+                self.results.append(primal)
+                self._copies.append((primal, len(self.results) - 1))
+
+    def _make_graph(self) -> JointGraph:
+        tape, trace = self.tape, self.trace
+        forward = [tape.value(t) for t in self.results]
+        primals = list(tape.primals)
+        leaves = [trace._replaced[id(p)].leaf if id(p) in trace._replaced else p for p in primals]
+        is_wanted = [t.requires_grad and t.is_leaf for t in leaves]
+        differentiated = [i for i, t in enumerate(self.results) if t.grad_fn is not None]
+        if not torch.is_grad_enabled() or not any(is_wanted):
+            differentiated = []
+        gradients: list[fx.Node | None] = [None] * len(primals)
+        if differentiated:
+            tangents = []
+            for number, i in enumerate(differentiated, 1):
+                with torch._C._EnableTorchFunction():
+                    tangents.append(torch.empty_like(self.results[i]))
+                tape.placeholder(tangents[-1], f"tangents_{number}")
+            tape.in_backward = True
+            found = torch.autograd.grad([self.results[i] for i in differentiated],
+                                        [t for t, wanted in zip(leaves, is_wanted) if wanted], tangents,
+                                        allow_unused=True)
+            values = iter([None if g is None else tape.value(g) for g in found])
+            gradients = [next(values) if wanted else None for wanted in is_wanted]
+        for primal, _ in self._copies:
+            if id(primal) not in trace._replaced:  # it had no history before
+                exchange(primal, alias(primal))
+        tape.graph.output((*forward, *gradients))
+        module = fx.GraphModule(nn.Module(), tape.graph)
+        module.graph.eliminate_dead_code()
+        places = {node: place for place, node in enumerate(module.graph.nodes)}
+        for node, place in places.items():
+            node.meta["place"] = place
+        return JointGraph(
+            module, primals, min(trace.given, len(primals)), len(forward), differentiated, tape.fake_mode,
+            [node.meta.get("module", 0) for node in places],
+            [places.get(node.meta.get("forward")) if node.meta.get("partitioner_tag") == "is_backward" else place
+             for node, place in places.items()])
+
+    def finish(self, results: Sequence[Any]) -> None:
+        """Tensors that the code holds become the real ones."""
+        for index, followed, nbytes in self._followed:
+            storage = results[index].untyped_storage()
+            if storage.nbytes() == nbytes:
+                storage.followed = followed
+        for primal, index in self._copies:
+            with torch._C._EnableTorchFunction():
+                primal.copy_(results[index])
+        found = [put.make(results) for put in self._puts]
+        for put, real in zip(self._puts, found):
+            if put.is_leaf:
+                real.requires_grad_()
+            exchange(put.tensor, real)
+        for holder, gradient in self._gradients:
+            holder.grad = gradient

@@ -4,7 +4,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
 from .hooks import listen
-from .log import Shortage
+from .log import CompileBreak, CompiledCall, CompiledGraph, Shortage
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
 from .reference_count import current_backward_node, next_sequence_number
@@ -27,6 +27,17 @@ from .storage_lifetime import CALLED, OUTSIDE
 from .tensor_walk import local_part
 
 _DETACH = torch.ops.aten.detach.default
+
+
+class CompiledPlace(NamedTuple):
+    """Of what a kernel of a compiled graph is a part: most of its operators are of ``module``; in the backward half
+    they are gradients of the forward call ``forward``, or ``recomputed``.
+    """
+
+    module: int
+    is_backward: bool = False
+    forward: int | None = None
+    recomputed: bool = False
 
 
 def _no_leaf(module: torch.nn.Module) -> bool:
@@ -54,7 +65,7 @@ class Recorder(ModuleRecorder):
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.compiled: dict[int, dict[str, Any]] = {}  #: modules under torch.compile, by id, with what configures it
-        self.compiled_in: int | None = None  #: while a compiled graph runs: the module that its next call is of
+        self.compiled_in: CompiledPlace | None = None  #: while a compiled graph runs: what its next call is of
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
         self.history: str | None = None  #: what an optimizer will hold and does not yet
@@ -128,16 +139,19 @@ class Recorder(ModuleRecorder):
         owner, node = module_worked_for(), self.node
         module = self._module_index.get(id(owner), self._running())  # that a wrapper works for, else the one that runs
         index = len(log.call_slots)
-        if self.compiled_in is not None:
-            module = self.compiled_in
-            if phase == "backward":
-                forward, _, node = self._forward_of_gradient(module, communicates(signature))
-        elif phase == "backward":
+        place = self.compiled_in
+        if phase == "backward":
             recomputed = self._recomputes()
             if owner is not None:
                 node = self._gathered_at.get(module, OUTSIDE)
             elif not recomputed:
                 forward, module, node = self._forward_of_gradient(module, communicates(signature))
+        if place is not None:
+            module = place.module
+            if place.is_backward:
+                recomputed = place.recomputed
+                if place.forward is not None:
+                    forward, node = place.forward, self.place_of_call(place.forward)[1]
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
             # which has no gradient: a saved-tensor hook calls it
@@ -148,7 +162,7 @@ class Recorder(ModuleRecorder):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
             if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
                 node = self._add_operator(signature, inputs, outputs, module)
-            elif recomputed and node == OUTSIDE and owner is None:
+            elif recomputed and node == OUTSIDE and owner is None and place is None:
                 node = self._node_run_again(index)
         self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
@@ -184,6 +198,14 @@ class Recorder(ModuleRecorder):
         if signature not in self.log.groups:
             self.log.groups[signature] = find_group(signature)
             self.log.world = self.log.world or read_world()
+
+    def note_compiled(self, function: Any, graphs: tuple[CompiledGraph, ...], breaks: tuple[CompileBreak, ...],
+                      config: dict[str, Any]) -> None:
+        """A call of a function under torch.compile ended."""
+        function = getattr(function, "func", function)
+        name = "" if isinstance(getattr(function, "__self__", None), torch.nn.Module) else getattr(
+            function, "__qualname__", type(function).__name__)
+        self.log.compiled_calls.append(CompiledCall(self.step, self._running(), name, graphs, breaks, config=config))
 
     def count_calls(self) -> int:
         return len(self.log.call_slots)

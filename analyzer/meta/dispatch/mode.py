@@ -18,7 +18,7 @@ from analyzer.meta.operator_info import OperatorInfo, describe_operator, has_rul
 from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force
-from analyzer.meta.value.data_dependent import answer_data_dependent
+from analyzer.meta.value.data_dependent import answer_data_dependent, depends_on_data
 
 from .call import OperatorCall, find_entry, rebuild, resolve, result_device, storage_of
 from .kernel import check_devices, follow_met, run_kernel
@@ -102,11 +102,13 @@ class MetaDispatchMode(DirectDispatchMode):
         call = resolve(state, info, args, kwargs)
         if info.data_dependent:
             check_devices(state, call)
+            if state.graph is not None and depends_on_data(info, call.args):
+                state.graph.asked(func)
             answer = answer_data_dependent(state, info, call.args, call.kwargs, call.tensors)
             if answer is not NotImplemented:
                 _account_for_answer(state, call, answer)
-                if state.graph is not None:
-                    state.graph.answered(func, args, kwargs, answer)
+                if state.graph is not None and isinstance(answer, (Tensor, list, tuple)):
+                    state.graph.dispatched(func, args, kwargs, answer)
                 return answer
         if info.communicates and collective.impl is not None:
             given = name_arguments(info.op, call.args, call.kwargs)

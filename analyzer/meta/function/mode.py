@@ -38,8 +38,8 @@ class MetaFunctionMode(TorchFunctionMode):
                            kwargs: dict[str, Any] | None = None) -> Any:
         state = self.state
         assert state is not None
-        if type(func) is MethodWrapperType and state.tape is None and PLAIN_TENSORS.issuperset(
-                types) and func not in handlers:
+        if type(func) is MethodWrapperType and state.tape is None and state.tracing is None and (
+                PLAIN_TENSORS.issuperset(types) and func not in handlers):
             return func(*args, **(kwargs or {}))  # an attribute is read or written
         call: Callable[..., Any] = call_function
         if types and not PLAIN_TENSORS.issuperset(
@@ -50,6 +50,8 @@ class MetaFunctionMode(TorchFunctionMode):
         try:
             if state.tape is not None:
                 return state.tape.run(func, args, kwargs or {}, call)
+            if state.tracing is not None:
+                return state.tracing.dispatch(func, args, kwargs or {}, call)
             return call(func, args, kwargs or {})
         finally:
             state.arguments = before

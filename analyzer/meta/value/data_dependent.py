@@ -32,6 +32,11 @@ STAND_IN = "an unknown scalar"  #: how an assumption begins that says what it wa
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
+def depends_on_data(info: OperatorInfo, args: Any) -> bool:
+    """Whether contents decide what an operator that is data-dependent gives for these arguments."""
+    return info.name != "index" or any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1])
+
+
 def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any],
                           tensors: list[Tensor]) -> Any:
     """The result of a data-dependent operator, or NotImplemented where its result depends on specs only."""
@@ -40,7 +45,7 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         return _scalar(state, tensors[0])
     if name in ("equal", "allclose"):
         return _compare(state, info, args, kwargs)
-    if name == "index" and not any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1]):
+    if not depends_on_data(info, args):
         return NotImplemented
     storages = [t.untyped_storage() for t in tensors]
     if all(isinstance(s, MetaStorage) and s.exact is not None for s in storages):
