@@ -147,11 +147,9 @@ class Recorder(ModuleRecorder):
             elif not recomputed:
                 forward, module, node = self._forward_of_gradient(module, communicates(signature))
         if place is not None:
-            module = place.module
-            if place.is_backward:
-                recomputed = place.recomputed
-                if place.forward is not None:
-                    forward, node = place.forward, self.place_of_call(place.forward)[1]
+            module, recomputed = place.module, place.recomputed if place.is_backward else recomputed
+            if place.forward is not None:
+                forward, node = place.forward, self.place_of_call(place.forward)[1]
         if phase == "forward" or recomputed:
             sequence = next_sequence_number()
             # which has no gradient: a saved-tensor hook calls it
@@ -162,7 +160,7 @@ class Recorder(ModuleRecorder):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
             if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
                 node = self._add_operator(signature, inputs, outputs, module)
-            elif recomputed and node == OUTSIDE and owner is None and place is None:
+            elif recomputed and node == OUTSIDE and owner is place is None:
                 node = self._node_run_again(index)
         self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
