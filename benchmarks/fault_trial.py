@@ -263,6 +263,7 @@ _DISKS: dict[str, Callable[[int], AbstractContextManager[list[Any]]]] = {
 class Watched:  # a stage with all that is compared before and after a fault
     def __init__(self, stage: Stage) -> None:
         self.stage, self.folder = stage, Path(tempfile.mkdtemp(prefix="faults-"))
+        self.temporary = tempfile.mkdtemp(prefix="faults-")  # of the trials alone: other processes write into /tmp
         self.owned = stage.make(self.folder)
         self.old = {name: (self.folder / name).read_bytes() for name in stage.files}
         self.right = self.run()
@@ -363,6 +364,7 @@ def _try_in_fork(watched: Watched, trials: Sequence[Trial], writer: int, seconds
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         warnings.simplefilter("ignore")
+        os.environ["TMPDIR"] = tempfile.tempdir = watched.temporary
         gc.collect()
         for trial in trials:
             if time.process_time() - start > seconds:
