@@ -15,7 +15,7 @@ from torch import nn
 
 from analyzer.errors import DataDependentError, InputError, is_count
 from analyzer.fx.graph.interpreter import explain_call
-from analyzer.fx.module_borrow import exported_module
+from analyzer.fx.module_borrow import exported_module, uncompiled
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -187,6 +187,7 @@ def keep_flags(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
 def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
                    step: Callable[..., Any] | None = None) -> list[str]:
     """Names of the positional arguments of forward or ``step``. Raises InputError where the call fits neither."""
+    module = uncompiled(module)  # whose own forward takes whatever it is given
     try:
         signature = inspect.signature(module.forward)
         bound = signature.bind(*args, **kwargs)

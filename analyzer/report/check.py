@@ -14,6 +14,7 @@ from analyzer.output import print_error
 from analyzer.results.profile import Profile
 from analyzer.units import parse_bytes
 
+from .compiled import name_compiled
 from .module_tree import divide
 from .node_table import Column, check_layout, print_rows
 from .quantity import OF_MODEL, QUANTITIES, SETTINGS, find_quantity, read_quantity
@@ -204,6 +205,9 @@ def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:
     before, after = ([f"{name} {tensor}" for name, tensor in profile.inputs.items()] for profile in (baseline, now))
     if before != after:
         yield f"inputs ({', '.join(before) or None}, now {', '.join(after) or None})"
+    before, after = ([*name_compiled(profile.compiled or ())] for profile in (baseline, now))
+    if before != after:
+        yield f"under torch.compile ({', '.join(before) or 'nothing'}, now {', '.join(after) or 'nothing'})"
 
 
 def run_check(arguments: argparse.Namespace) -> int:

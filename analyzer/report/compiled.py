@@ -11,14 +11,14 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 
 from .node_table import Column, check_layout, format_quantity, print_rows
-from .quantity import read_quantity
+from .quantity import print_data, read_quantity
 from .text_width import escape_controls
 
-_COUNTS = (Column("calls", "Calls", "number"), Column("graphs", "Graphs", "number"),
-           Column("operators", "Operators", "number"), Column("recomputed", "Recomputed", "number"),
-           Column("saved_bytes", "Saved", "bytes"), Column("fwd_kernels", "Fwd kernels", "number"),
-           Column("fwd_extern_kernels", "and others", "number"), Column("bwd_kernels", "Bwd kernels", "number"),
-           Column("bwd_extern_kernels", "and others", "number"))
+_COLUMNS = (Column("name", "", "text"), Column("calls", "Calls", "number"), Column("graphs", "Graphs", "number"),
+            Column("operators", "Operators", "number"), Column("recomputed", "Recomputed", "number"),
+            Column("saved_bytes", "Saved", "bytes"), Column("fwd_kernels", "Fwd kernels", "number"),
+            Column("fwd_extern_kernels", "Fwd others", "number"), Column("bwd_kernels", "Bwd kernels", "number"),
+            Column("bwd_extern_kernels", "Bwd others", "number"))
 _WIDTH = 116
 
 #: Rows of the eager step beside the compiled one: what, a quantity (see `analyzer.report.quantity`), and its unit.
@@ -50,12 +50,12 @@ backward']
     others = sum([row.fwd_extern_kernels + row.bwd_extern_kernels for row in rows])
     again, operators = sum([row.recomputed for row in rows]), sum([row.operators for row in rows])
     graphs = sum([row.graphs for row in rows])
-    return [f"compiled: {', '.join(_name_kinds(rows))} in {graphs:,} graph{'' if graphs == 1 else 's'}, "
+    return [f"compiled: {', '.join(name_compiled(rows))} in {graphs:,} graph{'' if graphs == 1 else 's'}, "
             f"{breaks or 'no'} break{'' if breaks == 1 else 's'}; {generated:,} generated kernels and {others:,} others"
             + (f"; {again:,} of {operators:,} operators run again in backward" if again else "")]
 
 
-def _name_kinds(rows: Sequence[CompiledInfo]) -> Iterator[str]:
+def name_compiled(rows: Sequence[CompiledInfo]) -> Iterator[str]:
     """Classes and functions, with how many there are of each."""
     kinds = [row.function or row.type for row in rows]
     for kind in dict.fromkeys(kinds):
@@ -65,49 +65,44 @@ def _name_kinds(rows: Sequence[CompiledInfo]) -> Iterator[str]:
 @register_report.shipped("compile")
 def report_compiled(profile: Profile, fmt: str = "text") -> str:
     """What is compiled: a row for each module and function, breaks with their lines; then the eager step, which is
-    profiled for it, beside the compiled one. ``fmt`` is a format of `Profile.module_tree`.
+    profiled for it, beside the compiled one. ``fmt`` is a format of `Profile.module_tree`; CSV has the rows alone.
     """
     check_layout(None, 0, fmt, "compile")
     if not profile.compiled:
         return ("nothing is under torch.compile: profile(torch.compile(model), ...), model.compile(), or --compile of "
                 "`analyzer profile`")
+    if fmt == "csv":
+        return escape_controls(draw_compiled(profile, fmt))
     try:
         beside = draw_beside(profile.as_eager(), profile, fmt)
     except InputError as error:
         beside = textwrap.fill(f"The eager step is not known here: {error}. Of two saved profiles `analyzer compare "
                                "eager.json compiled.json` tells what differs", _WIDTH)
-    return escape_controls(f"{draw_compiled(profile, fmt)}\n\n{beside}")
+    return escape_controls("\n\n".join([*describe_compiled(profile), draw_compiled(profile, fmt), beside]))
 
 
 def draw_compiled(profile: Profile, fmt: str = "text") -> str:
     """A row for each module and function, those that are alike as one, and below it breaks and recompilations."""
-    rows = profile.compiled or ()
     groups: dict[str, list[CompiledInfo]] = {}
-    for row in rows:
+    for row in profile.compiled or ():
         groups.setdefault(repr(replace(row, path="")), []).append(row)
-    cells = [[_name(alike), *(_print_sum(column, alike) for column in _COUNTS)] for alike in groups.values()]
-    total = ["total", *(_print_sum(column, rows) for column in _COUNTS)] if len(groups) > 1 else None
-    parts = [print_rows(["", *(column.header for column in _COUNTS)], cells, total=total, fmt=fmt)]
+    parts = [print_data(_COLUMNS, [[_name(alike), *(_add_up(column, alike) for column in _COLUMNS[1:])]
+                                   for alike in groups.values()], fmt)]
     notes = [note for alike in groups.values() for note in _list_notes(alike)]
-    if notes:
+    if notes and fmt != "csv":
         parts.append("\n".join([textwrap.fill(f"- {note}", _WIDTH, subsequent_indent="  ", break_long_words=False)
                                 for note in dict.fromkeys(notes)]))
     return "\n\n".join(parts)
 
 
 def _name(rows: Sequence[CompiledInfo]) -> str:
-    first, last = rows[0], rows[-1]
-    place = first.path or "(model)"
-    if len(rows) > 1:
-        place = f"{place} to {last.path}, {len(rows)} {first.function or first.type}"
-        return place
-    return f"{place} {first.function or first.type}"
+    kind, first = rows[0].function or rows[0].type, rows[0].path or "(model)"
+    return f"{first} {kind}" if len(rows) == 1 else f"{first} to {rows[-1].path}, {len(rows)} {kind}"
 
 
-def _print_sum(column: Column, rows: Sequence[CompiledInfo]) -> str:
-    values = [getattr(row, column.field) for row in rows]
-    known = [value for value in values if value is not None]
-    return column.format(sum(known)) if known else ""
+def _add_up(column: Column, rows: Sequence[CompiledInfo]) -> int | None:
+    known = [value for row in rows if (value := getattr(row, column.field)) is not None]
+    return sum(known) if known else None
 
 
 def _list_notes(rows: Sequence[CompiledInfo]) -> Iterator[str]:

@@ -103,7 +103,7 @@ def test_names_are_those_of_both_profiles() -> None:
     ("phases.foward.flops +2%", ["no quantity 'phases.foward.flops'; did you mean phases.forward.flops"]),
     ("phases.backward.flops +2%", ["no quantity 'phases.backward.flops'", "phases.forward."]),
     ("zzz +1", ["no quantity 'zzz'; quantities are params, ",
-                "hfu, saved_bytes, comm_bytes; paths begin with peak_by_category., phases."]),
+                "hfu, saved_bytes, comm_bytes, kernels; paths begin with peak_by_category., phases."]),
     ("peak_allocated_bytes", ["write a limit as 'FIELD +N%', 'FIELD +N' or 'FIELD N'"]),
     ("peak_allocated_bytes <= 40GiB", ["no quantity 'peak_allocated_bytes <='; did you mean peak_allocated_bytes"]),
     ("", ["write a limit as"]),

@@ -212,7 +212,7 @@ def _outline(module: AlignedModule) -> tuple[object, ...]:
 
 #: Quantities of the step that are always looked at.
 TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds", "fwd_seconds", "bwd_seconds",
-          "optimizer_seconds", "hardware_flops", "recompute_flops", "params", "param_bytes", "buffer_bytes",
+          "optimizer_seconds", "kernels", "hardware_flops", "recompute_flops", "params", "param_bytes", "buffer_bytes",
           "optimizer_bytes", "saved_bytes", "comm_bytes", "host_peak_bytes")
 
 
