@@ -35,21 +35,8 @@ def code_of(row: Settings) -> Code:  # by the date of the row's commit
                     date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
 
 
-class CompiledCrossEntropy(torch.autograd.Function):
-    """What torch.compile makes of a cross entropy on float32 logits: no float32 copy is stored.
-
-    It keeps the 16-bit logits and two float32 numbers a token; the gradient is written in 16 bits by one kernel.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        statistics = [torch.empty(logits.shape[0], 1, dtype=torch.float32, device=logits.device) for _ in range(2)]
-        ctx.save_for_backward(logits, labels, *statistics)
-        return torch.empty((), dtype=torch.float32, device=logits.device)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return torch.empty_like(ctx.saved_tensors[0]), None
+def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:  # of torchtitan/components/loss.py
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
 
 def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the row's model
@@ -65,6 +52,7 @@ class Job:  # one rank of a row: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row, self.code = row, code_of(row)
         self.logits: Tensor | None = None
+        self.loss: Any = torch.compile(cross_entropy_loss) if self.code.compiled_loss else cross_entropy_loss
 
     def build(self) -> nn.Module:  # the model parallelized, its weights made, and its optimizer
         from torchtitan.config import JobConfig
@@ -86,6 +74,7 @@ class Job:  # one rank of a row: its model, and a step of it
         config.parallelism.context_parallel_degree = parallel["cp"]
         if "reshard_after_forward True everywhere" in parallel["fsdp"]["kind"]:
             config.parallelism.fsdp_reshard_after_forward = "always"
+        config.compile.enable, config.compile.components = bool(training["compile"]), ["model"]
         checkpointing = config.activation_checkpoint
         kind = training["activation_checkpointing"]
         checkpointing.mode = next(mode for mode in ("full", "selective", "none") if kind.startswith(mode))
@@ -132,11 +121,7 @@ class Job:  # one rank of a row: its model, and a step of it
                 logits = self.model(ids)
                 if self.code.keeps_logits:
                     logits = self.logits = logits.float()  # by the model itself
-                if self.code.compiled_loss:  # `torch.compile(cross_entropy_loss)`
-                    loss = CompiledCrossEntropy.apply(  # type: ignore[no-untyped-call]
-                        logits.flatten(0, 1), labels.flatten(0, 1))
-                else:  # `cross_entropy_loss` of torchtitan/components/loss.py
-                    loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+                loss = self.loss(logits, labels)
                 del logits
                 loss.backward()
         self.utils.clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True)
