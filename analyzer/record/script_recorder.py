@@ -189,7 +189,8 @@ class ScriptRecorder(Recorder):
         shapes: dict[str, tuple[int, ...]] = {}
         names: list[str] = []
         with suppress(TypeError, ValueError):
-            names += inspect.signature(module.forward).parameters
+            forward = getattr(module, "_torchdynamo_orig_callable", module.forward)  # a compiled module's own
+            names += inspect.signature(forward).parameters
         for i, (name, value) in enumerate([*((None, a) for a in args), *kwargs.items()]):
             label = name or (names[i] if i < len(names) else f"input_{i}")
             inputs = [t for t in tensors_in(value) if self._is_input(t)]

@@ -1,7 +1,6 @@
 """What a dry run replaces besides the mode: threads, launchers, and what would need data."""
 from __future__ import annotations
 
-import functools
 import importlib.util
 import inspect
 import os
@@ -345,25 +344,6 @@ def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
-def _compile_nothing(original: Any, model: Any = None, **kwargs: Any) -> Any:
-    if model is None:
-        return functools.partial(_compile_nothing, original)
-    if isinstance(model, torch.nn.Module):
-        _compile_nothing_in_place(None, model)
-        return model
-
-    @functools.wraps(model)
-    def run(*args: Any, **kwargs: Any) -> Any:  # libraries have compiled functions that a script never calls
-        _compile_nothing_in_place(None, None)
-        return model(*args, **kwargs)
-
-    return run
-
-
-def _compile_nothing_in_place(original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    assume("torch.compile was left out: what it would compile runs as written")
-
-
 def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
     """Unknown data is taken as finite, as the scalars are that stand for it."""
     if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
@@ -386,6 +366,5 @@ _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
     (torch, "randint", _draw_integers), (torch, "save", _save_nothing), (torch, "load", _load_on_host),
     *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),
-    (torch, "compile", _compile_nothing), (torch.nn.Module, "compile", _compile_nothing_in_place),
     *((owner, name, partial(_tell, name == "isfinite")) for owner in (torch, torch.Tensor)
       for name in ("isnan", "isinf", "isposinf", "isneginf", "isfinite")))

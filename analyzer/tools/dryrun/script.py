@@ -112,10 +112,10 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
 
     It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars
     that only data could give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save``
-    writes nothing, ``torch.compile`` compiles nothing; `Profile.assumptions` lists what was taken so. What the script
-    does besides torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it
-    would run out. An error of the script's own is in the result, not raised. Raises InputError for a script that is not
-    there or steps below 1, UnknownDeviceError.
+    writes nothing; `Profile.assumptions` lists what was taken so. What is under ``torch.compile`` is profiled as the
+    compiler makes it. What the script does besides torch it does. By default memory is limited to the device's:
+    `Profile.out_of_memory` tells where it would run out. An error of the script's own is in the result, not raised.
+    Raises InputError for a script that is not there or steps below 1, UnknownDeviceError.
 
     In a ``world`` the script runs as the rank of that world that ``torchrun`` started: it finds the environment and
     initialises `torch.distributed` itself, no other rank is waited for, and the profile is of this rank. Libraries keep
