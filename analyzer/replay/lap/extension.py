@@ -72,6 +72,12 @@ class Extension:
                 log.layouts.update(((naming.own[other, name], shape), placements) for other in layout.skipped)
         log.outer_calls = [call._replace(position=naming.calls.get(call.position, len(log.call_slots)))
                            for call in source.outer_calls]
+        log.compiled_calls.clear()
+        for compiled in source.compiled_calls:
+            log.compiled_calls.append(compiled)
+            place, path = layout.block_of_module.get(compiled.module, (-1, ""))
+            for other in layout.skipped if place == REFERENCE else ():
+                log.compiled_calls.append(compiled._replace(module=naming.modules[other, path]))
         for index, module in enumerate(log.modules):
             place, path = layout.block_of_module.get(index, (-1, ""))
             run = source.modules[naming.modules[REFERENCE, path] if place in layout.skipped else index]
