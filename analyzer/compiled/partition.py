@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._functorch import partitioners
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 from torch._inductor.virtualized import V
@@ -35,6 +36,16 @@ def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]
         for graph in halves:  # what passes put in has no strides yet, and views share no storage
             compile_fx.fake_tensor_prop(graph, _fake_inputs(graph))
     return halves[0], halves[1] if len(halves) > 1 else None
+
+
+def partition_plainly(joint: JointGraph, saves_all: bool) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+    """The halves without Inductor's passes; where it ``saves_all``, nothing is recomputed."""
+    if not joint.differentiated:
+        return joint.module, None
+    cut = partitioners.default_partition if saves_all else partitioners.min_cut_rematerialization_partition
+    halves: tuple[fx.GraphModule, fx.GraphModule] = cut(
+        joint.module, _fake_inputs(joint.module), num_fwd_outputs=joint.results)
+    return halves
 
 
 def _fake_inputs(graph: fx.GraphModule) -> list[Any]:

@@ -9,18 +9,22 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch._inductor.decomposition import select_decomp_table
+from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.source_line import user_line
-from analyzer.meta.spec import Signature, spec_of
+from analyzer.meta.spec import Signature, TensorSpec, spec_of
 from analyzer.meta.state import MetaState, active_state
-from analyzer.record.log import CompileBreak, CompiledGraph
+from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 from analyzer.record.recorder import CompiledPlace
 
 from .lowering import LoweredGraph, compiling_for, lower
-from .partition import partition
+from .partition import partition, partition_plainly
 from .trace import FunctionTrace, JointGraph
 
 Tensor = torch.Tensor
@@ -70,7 +74,9 @@ class Program:
         names: dict[str, Any] = {
             "torch": torch, "aten": torch.ops.aten, "launch": launch, "at": at, "reinterpret_tensor": reinterpret,
             "extern_kernels": _EXTERN, "assert_size_stride": _nothing, "assert_alignment": _nothing,
-            "get_raw_stream": _nothing, "inf": float("inf"), "nan": float("nan"), **self.constants}
+            "get_raw_stream": _nothing, "inf": float("inf"), "nan": float("nan")}
+        for name, value in self.constants.items():
+            names[name] = _factory(str(value.device))(value.shape, value.stride(), value.dtype)
         for device in ("cuda", "cpu"):
             names[f"empty_strided_{device}"] = _factory(device)
         exec(self._code, names)
@@ -80,6 +86,40 @@ class Program:
         finally:
             recorder.compiled_in = None
         return found
+
+
+class OperatorProgram(Program):
+    """A graph whose operators run one by one."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module, self.kernels = module, []
+        self.externs = sum([1 for node in module.graph.nodes if node.op == "call_function"])
+        last = {n: node for node in module.graph.nodes for n in node.all_input_nodes}
+        self._dying: dict[fx.Node, list[fx.Node]] = {}
+        for node, user in last.items():
+            self._dying.setdefault(user, []).append(node)
+
+    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool) -> Sequence[Tensor | None]:
+        """As `Program.run`."""
+        recorder = active_state().recorder
+        values: dict[fx.Node, Any] = dict(zip(self.module.graph.find_nodes(op="placeholder"), args))
+        args.clear()
+        try:
+            for node in self.module.graph.nodes:
+                if node.op == "output":
+                    return fx.map_arg(node.args[0], values.__getitem__)  # type: ignore[no-any-return]
+                if node.op == "call_function":
+                    place = node.meta.get("place")
+                    recorder.compiled_in = rows.locate(
+                        () if place is None else (place,), is_backward, recorder.count_calls())
+                    given = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*given[0], **given[1])
+                    del given
+                for dead in self._dying.get(node, ()):
+                    del values[dead]
+        finally:
+            recorder.compiled_in = None
+        raise AssertionError("the graph has no output")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> int:
@@ -116,30 +156,48 @@ _made: dict[Any, CompiledGraphs] = {}
 def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
                   config: dict[str, Any]) -> Any:
     """What a call of ``function`` gives under torch.compile with its ``config``, on a ``device``."""
-    state = active_state()
-    if state.graph is not None or state.recorder is None:  # inside another compiled function
+    state, backend = active_state(), config.get("backend", "inductor")
+    if state.graph is not None or state.recorder is None or backend == "eager":  # or inside another compiled function
+        return function(*args, **kwargs)
+    if backend not in _BACKENDS:
+        state.assume(f"torch.compile(backend={backend!r}): what it compiles runs as written, since what this backend "
+                     "does is unknown")
         return function(*args, **kwargs)
     call = _Call(device, function, config)
+    decompositions = select_decomp_table() if _BACKENDS[backend] else {}
     with state.recorder.tracing():
-        result = FunctionTrace(state, select_decomp_table(), call.run_graph, call.note_break).call(
-            function, args, kwargs)
-    call.note(state.recorder)
+        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break).call(function, args, kwargs)
+    call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     return result
+
+
+#: What of a call's settings Inductor is not told: a replay of its kernels is another matter than which they are.
+_NO_OPTIONS = frozenset({"backend", "fullgraph", "dynamic", "triton.cudagraphs"})
+#: Backends whose graphs are known, and whether they decompose operators as Inductor does. All take AOTAutograd's graphs
+#: and but for Inductor run their operators one by one: ``torch/_dynamo/backends/debugging.py``, ``cudagraphs.py``.
+_BACKENDS = {"inductor": True, "aot_eager": False, "aot_eager_default_partitioner": False,
+             "aot_eager_decomp_partition": True, "cudagraphs": False}
 
 
 class _Call:
     """What a call of a compiled function comes to."""
 
     def __init__(self, device: DeviceSpec, function: Callable[..., Any], config: dict[str, Any]) -> None:
-        self.device, self.function, self.config = device, function, config
+        self.device, self.function, self.config = device, getattr(function, "func", function), config
+        self.keys: list[Any] = []
         self.graphs: list[CompiledGraph] = []
         self.breaks: list[CompileBreak] = []
 
     def run_graph(self, joint: JointGraph) -> Sequence[Tensor | None]:
-        key = _key_of(joint.module.graph, joint.results), self.device
-        graphs = _made.get(key)
-        if graphs is None:
-            graphs = _made[key] = _compile(joint, self.device)
+        backend = self.config.get("backend", "inductor")
+        options = {name: value for name, value in self.config.items() if name not in _NO_OPTIONS}
+        with inductor_config.patch(options):
+            key = (_key_of(joint.module.graph, joint.results), joint.given, self.device, backend,
+                   inductor_config.get_hash(), functorch_config.get_hash())
+            graphs = _made.get(key)
+            if graphs is None:
+                graphs = _made[key] = _compile(joint, self.device, backend)
+        self.keys.append(key)
         self.graphs.append(graphs.description)
         rows = Rows(joint)
         if graphs.backward is None:
@@ -156,8 +214,53 @@ class _Call:
                              f"{active_state().where()}: {reason}. Leave fullgraph out, or change the line")
         self.breaks.append(CompileBreak(reason, source))
 
-    def note(self, recorder: Any) -> None:
-        recorder.note_compiled(self.function, tuple(self.graphs), tuple(self.breaks), self.config)
+    def note(self, recorder: Any, given: list[TensorSpec]) -> None:
+        """Write down the call, to which tensors of ``given`` specs were passed."""
+        owner, name = getattr(self.function, "__self__", None), getattr(self.function, "__qualname__", "")
+        code = getattr(self.function, "__code__", type(self.function))
+        known = recorder.compiled_graphs.setdefault((code, id(owner)), _Known())
+        recompiled = known.compare(tuple(self.keys), given, self.config.get("dynamic"))
+        if recompiled is not None and "size" in recompiled:
+            active_state().assume("torch.compile: graphs for sizes that change are taken to be those of the sizes that "
+                                  "they run with")
+        recorder.log.compiled_calls.append(CompiledCall(
+            recorder.step, recorder._running(), "" if isinstance(owner, torch.nn.Module) else name, tuple(self.graphs),
+            tuple(self.breaks), recompiled, bool(self.config.get("triton.cudagraphs")), self.config))
+
+
+class _Known:
+    """The graphs that calls of a function came to."""
+
+    def __init__(self) -> None:
+        self.keys: set[Any] = set()
+        self.given: list[TensorSpec] = []
+        self.dynamic: set[tuple[int, int]] = set()  #: (tensor, dimension) of sizes that a graph takes as they come
+
+    def compare(self, keys: Any, given: list[TensorSpec], dynamic: bool | None) -> str | None:
+        """Why a call with these graphs compiles again; None where it does not, or is the first. Source: a size that is
+        another than before makes a graph for any (``automatic_dynamic_shapes`` of ``torch/_dynamo/config.py``).
+        """
+        before, self.given, is_first = self.given, given, not self.keys
+        is_known = keys in self.keys
+        self.keys.add(keys)
+        if is_known or is_first:
+            return None
+        if len(before) != len(given) or any((a.dtype, len(a.shape)) != (b.dtype, len(b.shape))
+                                            for a, b in zip(before, given)):
+            return "it is given other tensors"
+        changed = {(i, d) for i, (a, b) in enumerate(zip(before, given)) for d in range(len(a.shape))
+                   if a.shape[d] != b.shape[d]}
+        if not changed:
+            return "its code takes another path, or another constant"
+        adapts = dynamic is None and dynamo_config.automatic_dynamic_shapes
+        new = sorted(changed - self.dynamic)
+        is_special = any(given[i].shape[d] < 2 for i, d in changed)
+        if not is_special and (dynamic or adapts and not new):
+            return None
+        if adapts:
+            self.dynamic |= changed
+        i, d = (new or sorted(changed))[0]
+        return f"size {d} of tensor {i} is {given[i].shape[d]}, it was {before[i].shape[d]}"
 
 
 class Rows:
@@ -182,13 +285,18 @@ def _most(values: Sequence[Any], default: Any) -> Any:
     return Counter(values).most_common(1)[0][0] if values else default
 
 
-def _compile(joint: JointGraph, device: DeviceSpec) -> CompiledGraphs:
+def _compile(joint: JointGraph, device: DeviceSpec, backend: str) -> CompiledGraphs:
+    is_inductor = backend == "inductor"
     with compiling_for(device, LoweredGraph("")):
-        forward, backward = partition(joint)
-    halves = [Program(lower(forward, joint.fake_mode, device, "inference" if backward is None else "forward",
-                            joint.results))]
-    if backward is not None:
-        halves.append(Program(lower(backward, joint.fake_mode, device, "backward")))
+        forward, backward = partition(joint) if is_inductor else partition_plainly(
+            joint, backend.endswith("default_partitioner"))
+    halves: list[Program] = []
+    for half, kind in ((forward, "inference" if backward is None else "forward"), (backward, "backward")):
+        if half is not None and is_inductor:
+            results = joint.results if half is forward else 0
+            halves.append(Program(lower(half, joint.fake_mode, device, kind, results)))
+        elif half is not None:
+            halves.append(OperatorProgram(half))
     return CompiledGraphs(halves[0], halves[1] if backward is not None else None, joint.results,
                           _describe(joint, forward, backward, halves))
 

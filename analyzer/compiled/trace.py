@@ -13,9 +13,12 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from analyzer.errors import AnalyzerError
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace, MetaStorage
+from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import MetaState, mode_in_force
-from analyzer.meta.tensor import alias
+from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
 from .joint_graph import GraphBreak, GraphTape, place_of
@@ -93,6 +96,10 @@ class FunctionTrace:
             self._note(tree_leaves(result))  # a transform's are not seen as they are made
             self.cut()
             return result
+        except Exception as error:
+            if not isinstance(error, (AnalyzerError, DeviceOutOfMemoryError)):
+                self.cut()  # what the function did until then has its tensors, as where nothing is compiled
+            raise
         finally:
             self._leave()
 
@@ -126,6 +133,10 @@ class FunctionTrace:
             if isinstance(made, Tensor) and _is_plain(made):
                 self._made[id(made)] = weakref.ref(made)
 
+    def is_transforming(self) -> bool:
+        """Whether a transform of ``torch.func`` runs, whose gradients are a part of the graph."""
+        return is_in_transform()
+
     @contextmanager
     def outside(self, reason: str) -> Iterator[None]:
         """A block that runs as it is written, between two graphs."""
@@ -151,6 +162,10 @@ class FunctionTrace:
     # ---- one graph
 
     def _begin(self, tensors: Iterable[Tensor]) -> None:
+        with InterruptsHeld():
+            self._enter(tensors)
+
+    def _enter(self, tensors: Iterable[Tensor]) -> None:
         state = self.state
         self.tape = GraphTape(FakeTensorMode(allow_non_fake_inputs=True), self.decompositions,
                               (lambda: 0) if state.recorder is None else state.recorder._running)
@@ -171,11 +186,12 @@ class FunctionTrace:
         if self.tape is None:
             return
         state = self.state
-        state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
-        for replaced in self._replaced.values():
-            exchange(replaced.tensor, replaced.other)
-        self._replaced = {}
-        put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
+        with InterruptsHeld():
+            state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
+            for replaced in self._replaced.values():
+                exchange(replaced.tensor, replaced.other)
+            self._replaced = {}
+            put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
 
     def _replace(self, tensor: Tensor) -> None:
         if not tensor.requires_grad or tensor.grad_fn is None and not tensor._backward_hooks:
@@ -200,6 +216,9 @@ class FunctionTrace:
         self._leave()
         with mode_in_force():
             with torch._C._EnableTorchFunction():
+                for i, primal in enumerate(() if joint is None else joint.primals):
+                    if primal.untyped_storage().space is self.space:  # type: ignore[attr-defined]
+                        joint.primals[i] = _place_constant(self.state, primal)
                 results = self._run(joint) if joint is not None else ()
             with torch._C.DisableTorchFunction():
                 end.finish(results)
@@ -212,6 +231,14 @@ class FunctionTrace:
             if tensor is not None and is_held(tensor):
                 found.append(tensor)
         return found
+
+
+def _place_constant(state: MetaState, tensor: Tensor) -> Tensor:
+    """What stands for a tensor that the function made of numbers, as torch.tensor does: the compiler has it ready."""
+    with _unheard(state):
+        found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device_of(tensor))
+        found.untyped_storage().followed = tensor.untyped_storage().followed  # type: ignore[attr-defined]
+    return found
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.patch import settings_of_module
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import MetaState, active, current, indexed_device
@@ -78,8 +79,8 @@ class Borrowed:
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
         self.root, self._state, self._claim = uncompiled(root), state, claim
         walked = walk_modules(root)
-        #: the compiler's configuration of each module under torch.compile, by id
-        self.compiled: dict[int, dict[str, Any]] = {}
+        #: how each module under torch.compile is compiled, by id; None for one under torch.compiler.disable
+        self.compiled: dict[int, dict[str, Any] | None] = {}
         for _, module in walked:
             self._note_compiled(module)
         # where tensors made under a mode were put on an accelerator, others are on the host on purpose
@@ -144,10 +145,9 @@ class Borrowed:
         self.fakes.let_go()
 
     def _note_compiled(self, module: nn.Module) -> None:
-        inner, call = uncompiled(module), module.__dict__.get("_compiled_call_impl")
-        configured = module if inner is not module else call
-        if configured is not None:
-            self.compiled[id(inner)] = dict(getattr(configured, "get_compiler_config", dict)() or {})
+        inner = uncompiled(module)
+        if inner is not module or module.__dict__.get("_compiled_call_impl") is not None:
+            self.compiled[id(inner)] = settings_of_module(module)
 
     def _walk(self, module: nn.Module) -> None:
         if id(module) in self._seen:

@@ -3,19 +3,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from analyzer.meta.intercept.patch import compiling_forward
+from analyzer.meta.intercept.patch import compiling_forward, outside_of_graph
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
 
-from .optimizer_step import describe_history, observed_steps
+from .optimizer_step import begin_compiled, describe_history, observed_steps
 
 _STAGES = "torch.distributed.pipelining.stage"
 _BACKWARD_OF_STAGE = ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
@@ -79,13 +79,16 @@ def _backward(create_graph_at: int, inputs_at: int) -> Any:
         def argument(name: str, at: int) -> Any:
             return kwargs.get(name, args[at] if len(args) > at else None)
 
+        state = current()
+        if state is not None and state.tracing is not None and state.tracing.is_transforming():
+            return original(*args, **kwargs)  # a part of the graph
         before = recorder.recomputing, recorder.creates_graph
         recorder.recomputing = 0
         recorder.creates_graph = bool(argument("create_graph", create_graph_at))
         recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
                                  and not argument("retain_graph", create_graph_at - 1))
         try:
-            with recorder.during("backward"):
+            with outside_of_graph("a backward pass runs inside"), recorder.during("backward"):
                 return original(*args, **kwargs)
         finally:
             recorder.recomputing, recorder.creates_graph = before
@@ -124,8 +127,11 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
             try:
                 impl = recorder.find_leaf_impl(module)
                 state = current()
-                if recorder.compiled and state is not None and state.graph is None and id(module) in recorder.compiled:
-                    with compiling_forward(state, module, recorder.compiled[id(module)]):
+                if recorder.compiled and id(module) in recorder.compiled and state is not None:
+                    settings = recorder.compiled[id(module)]
+                    with (outside_of_graph("torch.compiler.disable keeps the compiler out of a module")
+                          if settings is None else nullcontext() if state.graph is not None
+                          else compiling_forward(state, module, settings)):
                         result = original(module, *args, **kwargs)
                     return result
                 if impl is None and recorder.replay_block is not None:
@@ -152,28 +158,19 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
 
     def before(optimizer: Any) -> None:
         if recorder.hears():
-            if current() is not None and recorder.phase != "backward":
+            state = current()
+            if state is not None and recorder.phase != "backward":
                 recorder.check_optimizer(optimizer)
             interrupted.append(recorder.phase)
-            recorder.begin("optimizer")
+            with _between_graphs() as is_compiled:
+                recorder.begin("optimizer")
+                if is_compiled:
+                    begin_compiled(optimizer)
 
     def after(optimizer: Any) -> None:
         if recorder.hears():
-            phase = interrupted.pop()
-            if isinstance(optimizer, torch.optim.LBFGS):
-                recorder.history = describe_history(optimizer)
-            if phase == "backward" or recorder.has_own_steps:
-                with torch._C.DisableTorchFunction():
-                    recorder.mark_states(optimizer)
-            if interrupted:  # it is the one inside another, which may communicate afterwards
-                recorder.resume("optimizer")
-                return
-            if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
-                state, held = current(), (p for group in optimizer.param_groups for p in group["params"])
-                if state is not None and any(recorder.storage_of(p) is None for p in held):
-                    state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "
-                                 "parameters of the profiled model: its updates are not counted")
-            recorder.resume(phase if phase == "backward" else "forward")
+            with _between_graphs():
+                _end_step(recorder, optimizer, interrupted.pop(), bool(interrupted))
 
     def around(closure: Any) -> Any:
         def evaluate() -> Any:
@@ -186,3 +183,32 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
         return evaluate if recorder.hears() else closure
 
     return before, after, around
+
+
+@contextmanager
+def _between_graphs() -> Iterator[bool]:
+    """A block in which another phase begins, with which a graph of a compiled function ends; whether one does."""
+    state = current()
+    if state is None or state.tracing is None:
+        yield False
+        return
+    with state.tracing.between():
+        yield True
+
+
+def _end_step(recorder: Any, optimizer: Any, phase: str, is_inner: bool) -> None:
+    """A step ended that interrupted ``phase``."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        recorder.history = describe_history(optimizer)
+    if phase == "backward" or recorder.has_own_steps:
+        with torch._C.DisableTorchFunction():
+            recorder.mark_states(optimizer)
+    if is_inner:  # it is the one inside another, which may communicate afterwards
+        recorder.resume("optimizer")
+        return
+    if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
+        state, held = current(), (p for group in optimizer.param_groups for p in group["params"])
+        if state is not None and any(recorder.storage_of(p) is None for p in held):
+            state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "
+                         "parameters of the profiled model: its updates are not counted")
+    recorder.resume(phase if phase == "backward" else "forward")

@@ -69,6 +69,21 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         observer[1](optimizer)
 
 
+def begin_compiled(optimizer: torch.optim.Optimizer) -> None:
+    """What Dynamo does to an optimizer before it compiles its step, ``OptimizerVariable`` in
+    ``torch/_dynamo/variables/optimizer.py``: steps are counted on the accelerator where nothing was counted yet, and
+    states are made outside of the graph.
+    """
+    make = getattr(optimizer, "_init_group", None)
+    for group in optimizer.param_groups if make is not None else ():
+        held = group["params"]
+        if "capturable" in group and all(p.is_cuda and p not in optimizer.state for p in held):
+            group["capturable"] = True
+        lists: list[list[Any]] = [[] for _ in list(inspect.signature(make).parameters)[1:]]  # type: ignore[arg-type]
+        with torch.no_grad():
+            make(group, *lists)  # type: ignore[misc]
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether hooks run before or after its step, besides those of `observed_steps`."""
     own = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)

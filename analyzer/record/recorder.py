@@ -19,7 +19,7 @@ from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
 from .hooks import listen
-from .log import CompileBreak, CompiledCall, CompiledGraph, Shortage
+from .log import Shortage
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
 from .reference_count import current_backward_node, next_sequence_number
@@ -64,7 +64,8 @@ class Recorder(ModuleRecorder):
         self._last_sequence = -1
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
-        self.compiled: dict[int, dict[str, Any]] = {}  #: modules under torch.compile, by id, with what configures it
+        self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
+        self.compiled_graphs: dict[Any, Any] = {}  #: what calls of each compiled function came to, for the next ones
         self.compiled_in: CompiledPlace | None = None  #: while a compiled graph runs: what its next call is of
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
@@ -196,14 +197,6 @@ class Recorder(ModuleRecorder):
         if signature not in self.log.groups:
             self.log.groups[signature] = find_group(signature)
             self.log.world = self.log.world or read_world()
-
-    def note_compiled(self, function: Any, graphs: tuple[CompiledGraph, ...], breaks: tuple[CompileBreak, ...],
-                      config: dict[str, Any]) -> None:
-        """A call of a function under torch.compile ended."""
-        function = getattr(function, "func", function)
-        name = "" if isinstance(getattr(function, "__self__", None), torch.nn.Module) else getattr(
-            function, "__qualname__", type(function).__name__)
-        self.log.compiled_calls.append(CompiledCall(self.step, self._running(), name, graphs, breaks, config=config))
 
     def count_calls(self) -> int:
         return len(self.log.call_slots)

@@ -1,6 +1,7 @@
 """What is replaced in torch while a mode is active anywhere; threads without one get torch's own behaviour."""
 from __future__ import annotations
 
+import builtins
 import concurrent
 import gc
 import inspect
@@ -12,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from types import MethodWrapperType
@@ -33,7 +34,7 @@ from torch.utils._pytree import tree_leaves
 from analyzer.errors import InputError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.simulated_device import devices, gate_keys
-from analyzer.meta.source_line import first_frame, is_user_code
+from analyzer.meta.source_line import first_frame, is_called_by_user, is_user_code
 from analyzer.meta.state import MetaState, active, active_state, current, mode_in_force
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
@@ -78,9 +79,10 @@ def _replacements() -> Iterator[Undo]:
     yield replace(sys, "unraisablehook", _note_failure)
     yield from _higher_order_operators()
     yield supply(torch._compile, "getattr", _get_without_dynamo)
-    if "torch._dynamo.eval_frame" in sys.modules:  # nothing was compiled before, where it is not there
-        _run_eagerly()
     yield _run_compiled
+    _run_eagerly()
+    yield answer(builtins, "print", _print, passes_original=True, where=lambda: getattr(current(), "tracing", None))
+    yield replace(torch.autograd.Function, "apply", _applying)
     yield answer(torch, "compile", _compile, passes_original=True)
     for name in ("is_compiling", "is_dynamo_compiling"):
         yield answer(torch.compiler, name, _is_compiling, passes_original=True)
@@ -118,7 +120,12 @@ def _run_with_mode(original: Any, outputs: Any, *args: Any, **kwargs: Any) -> An
     """Torch takes the function mode off; zeros for outputs without a gradient, which C++ makes, are where these are."""
     with torch._C.DisableTorchFunction():
         device = next((device_of(t) for t in outputs if isinstance(t, torch.Tensor)), None)
-    with mode_in_force(), active_state().meaning(device):
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    without_compiler: AbstractContextManager[Any] = nullcontext()
+    if compiler is not None and compiler.compiled_autograd_enabled:
+        active_state().assume("compiled autograd is not followed: each backward graph runs by itself, as without it")
+        without_compiler = compiler._disable()
+    with without_compiler, mode_in_force(), active_state().meaning(device):
         return original(outputs, *args, **kwargs)
 
 
@@ -182,14 +189,14 @@ def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
 # compiler (`MetaState.compile`) gets the call.
 
 _compiled: list[Undo] = []  # what lets functions that are compiled run so again
+_DYNAMO = "torch._dynamo.eval_frame"
 
 
 def _run_eagerly() -> None:
     """Keep Dynamo from looking at frames; each function is given to the mode's compiler where it is first called."""
-    if not _compiled:
-        stance = torch.compiler.set_stance("force_eager")
-        _compiled.append(lambda: stance.__exit__(None, None, None))
-        _compiled.append(replace(sys.modules["torch._dynamo.eval_frame"], "_callback_from_stance", _redirecting))
+    if not _compiled and _DYNAMO in sys.modules:
+        _compiled.append(replace(sys.modules[_DYNAMO], "_callback_from_stance", _redirecting))
+        _compiled.append(answer(torch._dynamo, "graph_break", _break_graph))
 
 
 def _run_compiled() -> None:
@@ -200,40 +207,112 @@ def _run_compiled() -> None:
 def _redirecting(original: Any) -> Any:
     """What each compiled function calls before it calls the one that it was made of, which its closure holds."""
     def ask(callback: Any) -> Any:
+        if current() is None:
+            return original(callback)
         frame = sys._getframe(1)
-        if current() is not None and frame.f_code.co_name == "compile_wrapper":
+        if frame.f_code.co_name in ("compile_wrapper", "_fn"):
             _redirect(frame)
-        return original(callback)
+        return None
     return ask
 
 
 def _redirect(frame: Any) -> None:
     function = frame.f_locals["fn"]
-    if isinstance(function, _CompiledCall):
+    is_compiled = frame.f_code.co_name == "compile_wrapper"
+    if isinstance(function, (_CompiledCall, _DisabledCall)) or not is_compiled and (
+            getattr(function, "__module__", None) or "").startswith("torch."):
         return
     for wrapper in gc.get_referrers(frame.f_code):  # a frame does not tell its function
-        if getattr(wrapper, "__wrapped__", None) is function and getattr(wrapper, "__code__", None) is frame.f_code:
+        if getattr(wrapper, "_torchdynamo_orig_callable", None) is function and wrapper.__code__ is frame.f_code:
             cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
-            config = getattr(wrapper, "get_compiler_config", dict)()
-            cell.cell_contents = _CompiledCall(function, dict(config or {}))
             _compiled.append(partial(setattr, cell, "cell_contents", function))
+            settings = compiler_settings(frame.f_locals["self"])
+            cell.cell_contents = _DisabledCall(function) if settings is None else _CompiledCall(function, settings)
+
+
+def compiler_settings(context: Any) -> dict[str, Any] | None:
+    """How Dynamo's ``context`` compiles what it is around, as far as the user said it: the backend, ``fullgraph``,
+    ``dynamic`` and Inductor's options by name; None where it keeps the compiler out.
+    """
+    frames: Any = sys.modules[_DYNAMO]
+    if isinstance(context, frames.DisableContext):
+        return None
+    backend = frames.innermost_backend(context.callback)
+    found = {"backend": getattr(backend, "compiler_name", getattr(backend, "__name__", str(backend)))}
+    if context.fullgraph:
+        found["fullgraph"] = True
+    if context._dynamic is not None:
+        found["dynamic"] = context._dynamic
+    return {**found, **getattr(backend, "config", {})}
+
+
+def settings_of_module(module: torch.nn.Module) -> dict[str, Any] | None:
+    """How a module under torch.compile is compiled, or one of `torch.compiler.disable`, for which it is None."""
+    call = module.__dict__.get("_compiled_call_impl")
+    context = module.dynamo_ctx if call is None else inspect.getclosurevars(call.get_compiler_config).nonlocals["self"]
+    return compiler_settings(context)
 
 
 class _CompiledCall:
-    """Calls a function as the mode's compiler compiles it; as it is where no mode is."""
+    """Calls a function as the mode's compiler compiles it; as it is where no mode is, or the user wants it so."""
 
     def __init__(self, function: Any, config: dict[str, Any]) -> None:
         self.function, self.config = function, config
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = current()
-        if state is None:
+        frames: Any = sys.modules[_DYNAMO]
+        if state is None or frames._stance.stance == "force_eager":
             return self.function(*args, **kwargs)
+        if self.config.get("fullgraph"):
+            frames.set_fullgraph_compiled_frame_count(-1)  # for afterwards torch asks whether Dynamo compiled any
         module = getattr(self.function, "__self__", None)
         if isinstance(module, torch.nn.Module) and self.function.__name__ != "forward":
             with compiling_forward(state, module, self.config):
                 return self.function(*args, **kwargs)
         return state.compile(self.function, args, kwargs, self.config)
+
+
+class _DisabledCall:
+    """Calls a function that the compiler is kept out of."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        with outside_of_graph(f"torch.compiler.disable keeps the compiler out of {name}"):
+            return self.function(*args, **kwargs)
+
+
+def outside_of_graph(reason: str) -> AbstractContextManager[None]:
+    """A block in which what is called runs as it is written, also where a compiled function calls it."""
+    state = current()
+    if state is None or state.tracing is None:
+        return nullcontext()
+    return state.tracing.outside(reason)  # type: ignore[no-any-return]
+
+
+def _break_graph(msg: str = "") -> None:
+    state = current()
+    assert state is not None
+    if state.tracing is not None and is_called_by_user():
+        with state.tracing.outside(f"torch._dynamo.graph_break({msg!r})" if msg else "torch._dynamo.graph_break()"):
+            pass
+
+
+def _print(original: Any, *args: Any, **kwargs: Any) -> None:
+    with outside_of_graph("print is called"):
+        original(*args, **kwargs)
+
+
+def _applying(original: Any) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None or state.tracing is None or cls.__module__.startswith("analyzer."):
+            return original.__func__(cls, *args, **kwargs)
+        return state.tracing.dispatch(cls.apply, args, kwargs, lambda function, a, k: original.__func__(cls, *a, **k))
+    return classmethod(apply)
 
 
 def compiled_from(function: Any) -> tuple[Any, ...] | None:
