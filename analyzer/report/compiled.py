@@ -11,7 +11,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 
 from .node_table import Column, check_layout, format_quantity, print_rows
-from .quantity import print_data, read_quantity
+from .quantity import ROOT, print_data, read_quantity
 from .text_width import escape_controls
 
 _COLUMNS = (Column("name", "", "text"), Column("calls", "Calls", "number"), Column("graphs", "Graphs", "number"),
@@ -96,8 +96,22 @@ def draw_compiled(profile: Profile, fmt: str = "text") -> str:
 
 
 def _name(rows: Sequence[CompiledInfo]) -> str:
-    kind, first = rows[0].function or rows[0].type, rows[0].path or "(model)"
-    return f"{first} {kind}" if len(rows) == 1 else f"{first} to {rows[-1].path}, {len(rows)} {kind}"
+    kind = rows[0].function or rows[0].type
+    if len(rows) == 1:
+        return f"{rows[0].path or ROOT} {kind}"
+    return f"{_fold([row.path for row in rows])} ({len(rows)}) {kind}"
+
+
+def _fold(paths: Sequence[str]) -> str:
+    """The first of several paths, with the last in the place where they differ.
+
+    >>> _fold(["h.0.mlp", "h.1.mlp", "h.11.mlp"]), _fold(["encoder.0", "decoder.0.x"])
+    ('h.{0-11}.mlp', 'encoder.0 to decoder.0.x')
+    """
+    first, last = paths[0].split("."), paths[-1].split(".")
+    if len(first) != len(last) or sum([a != b for a, b in zip(first, last)]) != 1:
+        return f"{paths[0]} to {paths[-1]}"
+    return ".".join([a if a == b else f"{{{a}-{b}}}" for a, b in zip(first, last)])
 
 
 def _add_up(column: Column, rows: Sequence[CompiledInfo]) -> int | None:

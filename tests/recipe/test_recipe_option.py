@@ -35,7 +35,7 @@ def test_a_compiled_model_is_told(tmp_path, capsys, small):
     assert p.made_by.options["compile"] == "reduce-overhead" and [row.path for row in p.compiled] == ["_orig_mod"]
     blocks = profiled(tmp_path, small, "--compile", "blocks").compiled
     assert [row.path for row in blocks] == ["transformer.h.0", "transformer.h.1"] and blocks[0].recomputed
-    assert "transformer.h.0 to transformer.h.1, 2 GPT2Block  " in capsys.readouterr().out
+    assert "transformer.h.{0-1} (2) GPT2Block  " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [
