@@ -128,8 +128,9 @@ def _list_notes(rows: Sequence[CompiledInfo]) -> Iterator[str]:
         yield f"{_name(rows)}: compiled again: {reason}"
     if first.cuda_graphs:
         yield f"{_name(rows)}: each pass is launched as one CUDA graph"
-    if first.config:
-        yield f"{_name(rows)}: " + ", ".join([f"{name}={value}" for name, value in first.config.items()])
+    settings = [f"{name}={value}" for name, value in first.config.items() if name != "triton.cudagraphs"]
+    if settings:
+        yield f"{_name(rows)}: {', '.join(settings)}"
 
 
 def draw_beside(eager: Profile, compiled: Profile, fmt: str = "text") -> str:

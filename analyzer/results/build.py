@@ -159,7 +159,8 @@ class ProfileBuilder:
                             breaks=tuple(dict.fromkeys([BreakInfo(*at) for call in every for at in call.breaks])),
                             recompilations=tuple([c.recompiled for c in every if c.recompiled is not None]),
                             cuda_graphs=any([call.cuda_graphs for call in calls]),
-                            config={name: str(value) for name, value in sorted(every[-1].config.items())})
+                            config={name: str(value) for name, value in sorted(every[-1].config.items())
+                                    if (name, value) != ("backend", "inductor")})
 
     def _find_bounds(self, assumptions: list[str]) -> dict[str, Any]:
         """What peaks of memory rest on, and all that was taken for granted."""
