@@ -26,6 +26,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from analyzer.cuda.workspaces.convolution import suggests_channels_last
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.generated import INNER, MIXED, OUTER, PERSISTENT, POINTWISE
 from analyzer.hardware.kernel_time.pointwise import MULTIPROCESSORS, RESIDENT_THREADS
@@ -116,6 +117,12 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
 
     Properties.major, Properties.minor = major, minor  # type: ignore[attr-defined]
 
+    def lay_out(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        """``determine_backend_memory_format`` of Convolution.cpp, which has no answer where cuDNN is not built in."""
+        specs = [TensorSpec.of(tuple(t.shape), t.stride(), t.dtype, "cuda") for t in (x, weight)]
+        last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+        return last if suggests_channels_last(*specs) else torch.contiguous_format
+
     make_patterns = joint_graph.lazy_init
 
     def create_backend(self: Any, place: torch.device) -> Any:
@@ -127,9 +134,10 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)
     yield torch.cuda, "current_device", lambda: 0
     # these methods, written in C++, ask for the device of their tensor; their operators do not
-    yield FakeTensor, "__invert__", lambda self: torch.bitwise_not(self)
     yield FakeTensor, "contiguous", lambda self, **order: torch.ops.aten.contiguous(self, **order)
     yield FakeTensor, "copy_", lambda self, source, waits=False: torch.ops.aten.copy_(self, source, waits)
+    if device.kind != "cpu":
+        yield torch._C, "_conv_determine_backend_memory_format", lay_out
     yield scheduler.Scheduler, "create_backend", create_backend
     yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # whose binding asks no driver
     yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
