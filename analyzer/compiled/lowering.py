@@ -141,6 +141,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield scheduler.Scheduler, "create_backend", create_backend
     yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # whose binding asks no driver
     yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
+    yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # the same, whatever the tensor's device
     yield pad_mm, "has_triton", lambda: True
     # a product that padding would align is timed with and without by Inductor; padded was the faster on an H200
     yield pad_mm, "get_cached_should_pad", lambda key: True
