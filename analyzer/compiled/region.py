@@ -26,6 +26,7 @@ from analyzer.record.recorder import CompiledPlace
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
 from .trace import FunctionTrace, JointGraph
+from .wrapped_tensor import GraphShape
 
 Tensor = torch.Tensor
 
@@ -202,9 +203,9 @@ class _Call:
         rows = Rows(joint)
         if graphs.backward is None:
             with torch.no_grad():
-                return graphs.forward.run(list(joint.primals), rows, is_backward=False)
+                return joint.shape.join_results(graphs.forward.run(list(joint.primals), rows, is_backward=False))
         found: Sequence[Tensor | None] = _CompiledFunction.apply(  # type: ignore[no-untyped-call]
-            graphs, rows, joint.differentiated, *joint.primals)
+            graphs, rows, joint.differentiated, joint.shape, list(joint.primals), *joint.inputs)
         return found
 
     def note_break(self, reason: str) -> None:
@@ -318,10 +319,11 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModu
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, differentiated: list[int], *primals: Tensor) -> Any:
-        found = graphs.forward.run(list(primals), rows, is_backward=False)
-        ctx.graphs, ctx.rows, ctx.differentiated = graphs, rows, differentiated
-        results, saved = found[:graphs.results], found[graphs.results:]
+    def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, differentiated: list[int], shape: GraphShape,
+                primals: list[Tensor], *inputs: Tensor) -> Any:
+        found = graphs.forward.run(primals, rows, is_backward=False)
+        ctx.graphs, ctx.rows, ctx.differentiated, ctx.shape = graphs, rows, differentiated, shape
+        results, saved = shape.join_results(found[:graphs.results]), found[graphs.results:]
         ctx.save_for_backward(*[t for t in saved if isinstance(t, Tensor)])
         ctx.constants = [(i, value) for i, value in enumerate(saved) if not isinstance(value, Tensor)]
         ctx.mark_non_differentiable(*[t for i, t in enumerate(results)
@@ -334,9 +336,10 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         for i, value in ctx.constants:
             args.insert(i, value)
-        args += [tangents[i] for i in ctx.differentiated]
+        args += ctx.shape.split_tangents([tangents[i] for i in ctx.differentiated])
         del tangents
-        return None, None, None, *ctx.graphs.backward.run(args, ctx.rows, is_backward=True)
+        found = ctx.graphs.backward.run(args, ctx.rows, is_backward=True)
+        return None, None, None, None, None, *ctx.shape.join_gradients(found)
 
 
 def _key_of(graph: fx.Graph, results: int) -> Any:

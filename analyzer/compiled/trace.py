@@ -23,6 +23,7 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .joint_graph import GraphBreak, GraphTape, place_of
 from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
+from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor
 
@@ -45,6 +46,8 @@ class JointGraph:
     fake_mode: FakeTensorMode
     modules: list[int]
     forward_of: list[int | None]
+    inputs: list[Tensor]       #: what may get a gradient: primals, and tensors around others
+    shape: GraphShape
 
 
 class _Apart(torch.autograd.Function):
@@ -84,6 +87,7 @@ class FunctionTrace:
         self.tape: GraphTape | None = None
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._replaced: dict[int, _Replaced] = {}
+        self._wrapped: dict[int, Tensor] = {}  # from before the graph, that need a gradient
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
         self._hooks: Hooks | None = None  # around the call
         self._first_node = self.given = 0
@@ -130,7 +134,7 @@ class FunctionTrace:
 
     def _note(self, results: Iterable[Any]) -> None:
         for made in results:
-            if isinstance(made, Tensor) and _is_plain(made):
+            if isinstance(made, Tensor) and (is_wrapped(made) or _is_plain(made)):
                 self._made[id(made)] = weakref.ref(made)
 
     def is_transforming(self) -> bool:
@@ -170,6 +174,7 @@ class FunctionTrace:
         self.tape = GraphTape(FakeTensorMode(allow_non_fake_inputs=True), self.decompositions,
                               (lambda: 0) if state.recorder is None else state.recorder._running)
         self._made, self._with_gradient, self._first_node = {}, {}, next_sequence_number()
+        self._wrapped = {}
         state.space, state.graph, state.tracing = self.space, self.tape, self
         hooks = take_saved_tensor_hooks()  # those around the call are for what the compiled graph saves
         if self._hooks is None:
@@ -178,8 +183,9 @@ class FunctionTrace:
         with torch._C.DisableTorchFunction():
             for tensor in tensors:
                 self._replace(tensor)
-                if _is_plain(tensor):
-                    self.tape.value(tensor)
+                for part in parts_of(tensor):
+                    if _is_plain(part):
+                        self.tape.value(part)
         self.given = len(self.tape.primals)
 
     def _leave(self) -> None:
@@ -194,14 +200,18 @@ class FunctionTrace:
             put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
 
     def _replace(self, tensor: Tensor) -> None:
-        if not tensor.requires_grad or tensor.grad_fn is None and not tensor._backward_hooks:
+        if not tensor.requires_grad or tensor.grad_fn is None and not tensor._backward_hooks and not is_wrapped(tensor):
             return
         if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= self._first_node:
             return  # the graph made it
-        if id(tensor) in self._replaced or not _is_plain(tensor):
+        if is_wrapped(tensor):
+            self._wrapped[id(tensor)] = tensor
+            if tensor.grad_fn is None:
+                return
+        if id(tensor) in self._replaced or not is_wrapped(tensor) and not _is_plain(tensor):
             return
         with torch.enable_grad():
-            leaf = alias(tensor).requires_grad_()
+            leaf = (tensor.detach() if is_wrapped(tensor) else alias(tensor)).requires_grad_()
             other: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
         exchange(tensor, other)
         self._replaced[id(tensor)] = _Replaced(tensor, other, leaf, tensor.grad_fn)
@@ -292,6 +302,9 @@ class _GraphEnd:
         groups: dict[int, list[Tensor]] = {}
         listed = {id(t): t for t in (*trace.list_live(), *[g for _, g in self._gradients])}
         for tensor in listed.values():
+            if is_wrapped(tensor):
+                self._add_wrapped(tensor)
+                continue
             number, offset, shape, stride, _ = place_of(tensor)
             primal = tape.primal_of.get(number)
             if getattr(tensor.untyped_storage(), "space", None) is trace.space:
@@ -303,6 +316,12 @@ class _GraphEnd:
             self._add_group(group)
         self._write_primals()
         return self._make_graph() if self.results or tape.written else None
+
+    def _add_wrapped(self, tensor: Tensor) -> None:
+        is_made = any(getattr(part.untyped_storage(), "space", None) is self.trace.space for part in parts_of(tensor))
+        if is_made or tensor.grad_fn is not None and id(tensor) not in self.trace._wrapped:
+            self._puts.append(_Put(tensor, len(self.results)))
+            self.results.append(tensor)
 
     def _add_group(self, group: list[Tensor]) -> None:
         """Tensors on one storage: one result, of which the others are views as AOTAutograd makes them again."""
@@ -337,26 +356,32 @@ class _GraphEnd:
 
     def _make_graph(self) -> JointGraph:
         tape, trace = self.tape, self.trace
-        forward = [tape.value(t) for t in self.results]
+        forward = [tape.value(part) for t in self.results for part in parts_of(t)]
         primals = list(tape.primals)
-        leaves = [trace._replaced[id(p)].leaf if id(p) in trace._replaced else p for p in primals]
-        is_wanted = [t.requires_grad and t.is_leaf for t in leaves]
+        inputs, own = self._list_inputs(primals)
+        leaves = [trace._replaced[id(p)].leaf if id(p) in trace._replaced else p for p in inputs]
+        wanted = [i for i, t in enumerate(leaves) if t.requires_grad and t.is_leaf]
         differentiated = [i for i, t in enumerate(self.results) if t.grad_fn is not None]
-        if not torch.is_grad_enabled() or not any(is_wanted):
+        if not torch.is_grad_enabled() or not wanted:
             differentiated = []
         gradients: list[fx.Node | None] = [None] * len(primals)
+        shape = GraphShape([(len(parts_of(t)), rebuild_like(t)) for t in self.results],
+                           [coerce_like(self.results[i]) for i in differentiated], [None] * len(inputs))
         if differentiated:
             tangents = []
-            for number, i in enumerate(differentiated, 1):
+            for i in differentiated:
                 with torch._C._EnableTorchFunction():
                     tangents.append(torch.empty_like(self.results[i]))
-                tape.placeholder(tangents[-1], f"tangents_{number}")
+            for number, part in enumerate([part for t in tangents for part in parts_of(t)], 1):
+                tape.placeholder(part, f"tangents_{number}")
             tape.in_backward = True
-            found = torch.autograd.grad([self.results[i] for i in differentiated],
-                                        [t for t, wanted in zip(leaves, is_wanted) if wanted], tangents,
-                                        allow_unused=True)
-            values = iter([None if g is None else tape.value(g) for g in found])
-            gradients = [next(values) if wanted else None for wanted in is_wanted]
+            found = torch.autograd.grad([self.results[i] for i in differentiated], [leaves[i] for i in wanted],
+                                        tangents, allow_unused=True)
+            for i, gradient in zip(wanted, found):
+                if gradient is not None:
+                    shape.gradients[i] = own[i], rebuild_like(gradient)
+                    for place, part in zip(own[i], parts_of(gradient), strict=True):
+                        gradients[place] = tape.value(part)
         for primal, _ in self._copies:
             if id(primal) not in trace._replaced:  # it had no history before
                 exchange(primal, alias(primal))
@@ -370,7 +395,17 @@ class _GraphEnd:
             module, primals, min(trace.given, len(primals)), len(forward), differentiated, tape.fake_mode,
             [node.meta.get("module", 0) for node in places],
             [places.get(node.meta.get("forward")) if node.meta.get("partitioner_tag") == "is_backward" else place
-             for node, place in places.items()])
+             for node, place in places.items()], inputs, shape)
+
+    def _list_inputs(self, primals: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
+        """The tensors that may get a gradient, and of which primals each consists."""
+        index = {id(primal): i for i, primal in enumerate(primals)}
+        wrapped = {id(t): [index[id(part)] for part in parts_of(t) if id(part) in index]
+                   for t in self.trace._wrapped.values()}
+        found = [t for t in self.trace._wrapped.values() if wrapped[id(t)]]
+        parts = {i for t in found for i in wrapped[id(t)]}
+        plain = [i for i in range(len(primals)) if i not in parts]
+        return [*[primals[i] for i in plain], *found], [*[[i] for i in plain], *[wrapped[id(t)] for t in found]]
 
     def finish(self, results: Sequence[Any]) -> None:
         """Tensors that the code holds become the real ones."""
@@ -385,6 +420,8 @@ class _GraphEnd:
         for put, real in zip(self._puts, found):
             if put.is_leaf:
                 real.requires_grad_()
+            for part, other in zip(parts_of(put.tensor), parts_of(real)) if is_wrapped(real) else ():
+                exchange(part, other)
             exchange(put.tensor, real)
         for holder, gradient in self._gradients:
             holder.grad = gradient

@@ -1,0 +1,85 @@
+"""Tensors around tensors (`DTensor`, quantized ones), of which a graph has the parts, as AOTAutograd takes them apart:
+torch/_functorch/_aot_autograd/subclass_utils.py.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+Rebuild = Callable[[Iterator[Tensor]], Tensor]  #: takes its parts from an iterator, and makes a tensor around them
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a tensor is one around others that torch's compiler takes apart."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """The plain tensors inside, in order; a plain one itself. One that a collective writes is waited for."""
+    if not is_wrapped(tensor):
+        return [tensor]
+    if hasattr(tensor, "trigger_wait"):
+        return parts_of(tensor.trigger_wait())
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [part for name in names if isinstance(inner := getattr(tensor, name), Tensor) for part in parts_of(inner)]
+
+
+def rebuild_like(tensor: Tensor) -> Rebuild:
+    """What makes such a tensor of other parts, that no gradient is asked of."""
+    if hasattr(tensor, "trigger_wait"):
+        tensor = tensor.trigger_wait()
+    if not is_wrapped(tensor):
+        return next
+    tensor = tensor.detach()
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    inner = {name: getattr(tensor, name) for name in names}
+    makers = {name: rebuild_like(value) for name, value in inner.items() if isinstance(value, Tensor)}
+    others = {name: None if name in makers else value for name, value in inner.items()}  # keeps no tensor
+    cls: Any = type(tensor)
+    size, stride = tensor.size(), tensor.stride()
+
+    def rebuild(parts: Iterator[Tensor]) -> Tensor:
+        held = {name: makers[name](parts) if name in makers else value for name, value in others.items()}
+        found: Tensor = cls.__tensor_unflatten__(held, context, size, stride)
+        return found
+
+    return rebuild
+
+
+def coerce_like(tensor: Tensor) -> Callable[[Tensor], Tensor]:
+    """What lays a tangent out as ``tensor`` is, for which the backward graph was made."""
+    if not is_wrapped(tensor) or not hasattr(tensor, "__coerce_same_metadata_as_tangent__"):
+        return lambda tangent: tangent
+    _, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return lambda tangent: tangent.__coerce_same_metadata_as_tangent__(context)  # type: ignore[attr-defined,no-any-return]
+
+
+@dataclass
+class GraphShape:
+    """How a graph's results, tangents and gradients are put together from what its two halves give and take."""
+
+    results: list[tuple[int, Rebuild]]                  #: of how many parts each is
+    tangents: list[Callable[[Tensor], Tensor]]          #: what lays out the gradient of each result that has one
+    gradients: list[tuple[list[int], Rebuild] | None]   #: the primals that each input has as parts; None: it gets none
+
+    def join_results(self, parts: Sequence[Any]) -> list[Any]:
+        """The results of the forward half's first outputs."""
+        taken, found = iter(parts), []
+        for count, make in self.results:
+            own = list(islice(taken, count))
+            found.append(make(iter(own)) if all(isinstance(part, Tensor) for part in own) else None)
+        return found
+
+    def split_tangents(self, tangents: Sequence[Tensor]) -> list[Tensor]:
+        """What the backward half is given of the results' gradients."""
+        return [part for coerce, tangent in zip(self.tangents, tangents) for part in parts_of(coerce(tangent))]
+
+    def join_gradients(self, parts: Sequence[Any]) -> list[Any]:
+        """The gradients of the inputs, of what the backward half gives for each primal."""
+        return [None if one is None or any(parts[i] is None for i in one[0]) else one[1](iter([
+            parts[i] for i in one[0]])) for one in self.gradients]
