@@ -320,7 +320,7 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModu
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, differentiated: list[int], shape: GraphShape,
-                primals: list[Tensor], *inputs: Tensor) -> Any:
+                primals: list[Tensor | None], *inputs: Tensor) -> Any:
         found = graphs.forward.run(primals, rows, is_backward=False)
         ctx.graphs, ctx.rows, ctx.differentiated, ctx.shape = graphs, rows, differentiated, shape
         results, saved = shape.join_results(found[:graphs.results]), found[graphs.results:]
