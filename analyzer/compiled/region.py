@@ -167,7 +167,8 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     call = _Call(device, function, config)
     decompositions = select_decomp_table() if _BACKENDS[backend] else {}
     with state.recorder.tracing():
-        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break).call(function, args, kwargs)
+        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config).call(
+            function, args, kwargs)
     call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     return result
 

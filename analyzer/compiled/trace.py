@@ -81,8 +81,10 @@ class FunctionTrace:
     """
 
     def __init__(self, state: MetaState, decompositions: Mapping[Any, Callable[..., Any]],
-                 run: Callable[[JointGraph], Sequence[Tensor | None]], end: Callable[[str], None]) -> None:
+                 run: Callable[[JointGraph], Sequence[Tensor | None]], end: Callable[[str], None],
+                 config: dict[str, Any]) -> None:
         self.state, self.decompositions, self._run, self._end = state, decompositions, run, end
+        self.config = config  #: of the compiler
         self.space, self._outside_space = AddressSpace(), state.space
         self.tape: GraphTape | None = None
         self._made: dict[int, weakref.ref[Tensor]] = {}

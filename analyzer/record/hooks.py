@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from analyzer.meta.intercept.patch import compiling_forward, outside_of_graph
+from analyzer.meta.intercept.patch import compiling_forward, module_behind, outside_of_graph
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
@@ -132,6 +132,12 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                     with (outside_of_graph("torch.compiler.disable keeps the compiler out of a module")
                           if settings is None else nullcontext() if state.graph is not None
                           else compiling_forward(state, module, settings)):
+                        result = original(module, *args, **kwargs)
+                    return result
+                tracing = None if state is None else state.tracing
+                if tracing is not None and module_behind(module) is not None:
+                    with (tracing.outside(f"{type(module).__name__} gathers parameters or gradients of other ranks"),
+                          compiling_forward(state, module, tracing.config)):
                         result = original(module, *args, **kwargs)
                     return result
                 if impl is None and recorder.replay_block is not None:

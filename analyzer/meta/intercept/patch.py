@@ -325,11 +325,26 @@ def compiled_from(function: Any) -> tuple[Any, ...] | None:
             context._dynamic, context.compiler_config)
 
 
+def module_behind(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Of a module whose frames Dynamo skips (one of DDP or FSDP; one of ``fully_shard``, whose hooks it leaves alone),
+    the module whose forward it compiles next; None of any other.
+    """
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        return module.module
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        return module._fsdp_wrapped_module  # type: ignore[no-any-return]
+    return module if fsdp is not None and isinstance(module, fsdp.FSDPModule) else None
+
+
 @contextmanager
 def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[str, Any]) -> Iterator[None]:
     """A block in which the forward of a compiled ``module`` is compiled. Its hooks are outside of the graph, as are
     those of FSDP: Dynamo skips the frame of ``Module._call_impl`` (torch/_dynamo/trace_rules.py) and looks at forward.
     """
+    while (behind := module_behind(module)) not in (None, module):
+        assert behind is not None
+        module = behind
     attributes, forward = object.__getattribute__(module, "__dict__"), module.forward  # of which no watch is told
     before = attributes.get("forward")
 
