@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.tensor import alias, device_of
+from analyzer.record.reference_count import next_sequence_number
 
 _aten = torch.ops.aten
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype
@@ -44,7 +45,7 @@ class GraphTape:
         self.placeholders: list[fx.Node] = []                 #: of the primals
         self._last_placeholder: fx.Node | None = None
         self._forward_of: dict[int, fx.Node] = {}             # by number of the autograd node that it made
-        self._sequence = 0
+        self._sequence = next_sequence_number()
 
     def fake(self, tensor: Tensor) -> FakeTensor:
         """A tensor of torch's own compiler, on the device that ``tensor`` claims."""
@@ -144,7 +145,7 @@ class GraphTape:
             node.meta["forward"] = origin
             return node
         node.meta["module"] = self.locate()
-        sequence = torch._C._get_sequence_nr() if hasattr(torch._C, "_get_sequence_nr") else 0
+        sequence = next_sequence_number()
         for number in range(self._sequence, sequence):
             self._forward_of[number] = node
         self._sequence = sequence

@@ -129,6 +129,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
         return common.get_scheduling_for_device(place.type)(self)  # type: ignore[misc]
 
     yield from BINDINGS
+    yield fx.proxy, "_COPY_META_FIELDS", [*fx.proxy._COPY_META_FIELDS, "place"]  # what takes a node's place has its
     yield hints.DeviceProperties, "create", staticmethod(lambda place: properties)
     yield torch.cuda, "get_device_properties", lambda place=None: Properties
     yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)
@@ -186,7 +187,9 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         return made
 
     def call_extern(self: Any, node: Any) -> None:
-        V.graph.wrapper_code.writeline(f"at({_places_of(() if node.node is None else node.node.get_origins())})")
+        own = None if node.node is None else node.node.get_origin_node()  # its origins are of what it reads, too
+        origins = [own] if own is not None else () if node.node is None else node.node.get_origins()
+        V.graph.wrapper_code.writeline(f"at({_places_of(origins)})")
         extern_call(self, node)
 
     yield triton.TritonKernel, "codegen_kernel", write_no_code

@@ -271,16 +271,22 @@ class Rows:
     def __init__(self, joint: JointGraph) -> None:
         self.modules, self.forward_of = joint.modules, joint.forward_of
         self._calls: dict[int, int] = {}
+        self._last = CompiledPlace(self.modules[0] if self.modules else 0)
 
     def locate(self, places: Sequence[int], is_backward: bool, call: int) -> CompiledPlace:
         """Of what the call numbered ``call``, of a kernel that computes the operators at ``places``, is a part."""
+        if not places:  # passes made it of nothing that was there: it is a part of what runs before it
+            return self._last._replace(is_backward=is_backward, recomputed=False)
+        module = _most([self.modules[p] for p in places], 0)
         if not is_backward:
-            self._calls.update(dict.fromkeys(places, call))
-            return CompiledPlace(_most([self.modules[p] for p in places], 0))
-        forward = [self.forward_of[p] for p in places]
-        found = _most([self._calls[p] for p in forward if p in self._calls], None)
-        return CompiledPlace(_most([self.modules[p] for p in places], 0), True, found,
-                             bool(places) and all(p == f for p, f in zip(places, forward)))
+            for place in places:  # a product comes before the sum that it is taken apart into
+                self._calls.setdefault(place, call)
+            self._last = CompiledPlace(module)
+        else:
+            forward = [self.forward_of[p] for p in places]
+            self._last = CompiledPlace(module, True, _most([self._calls[p] for p in forward if p in self._calls], None),
+                                       all(p == f for p, f in zip(places, forward)))
+        return self._last
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:
