@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch._inductor import compile_fx, config, cpu_vec_isa, scheduler, select_algorithm
+from torch._inductor import compile_fx, config, cpu_vec_isa, ir, scheduler, select_algorithm
 from torch._inductor.codegen import common, cpp, mps, simd, simd_kernel_features, triton, triton_combo_kernel, wrapper
 from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import joint_graph, pad_mm
@@ -259,12 +259,27 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
             elements, reduced = sizes
     workspaces = {a.outer_name: int(a.count) * a.dtype.itemsize
                   for a in getattr(kernel, "args", kernel).workspace_args}
+    origins = _drop_made_before(origins, read)
     signatures = tuple([_signature_of(origin) for origin in origins if origin.op == "call_function"])
     kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
                                tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
                                tuple([str(signature.op) for signature in signatures]), signatures,
                                _kind_of(kernel), again))
     return _places_of(origins)
+
+
+def _drop_made_before(origins: Mapping[fx.Node, None], read: Iterable[str]) -> dict[fx.Node, None]:
+    """Of the nodes that Inductor names as a kernel's origins those that it computes, not those behind what it reads."""
+    buffers = [V.graph.try_get_buffer(name) for name in read]
+    given = {buffer.get_origin_node() for buffer in buffers if isinstance(buffer, ir.Buffer)}
+    found = {node for node in origins if not any(user in origins for user in node.users)}
+    stack = list(found)
+    while stack:
+        for node in stack.pop().all_input_nodes:
+            if node in origins and node not in given and node not in found:
+                found.add(node)
+                stack.append(node)
+    return {node: None for node in origins if node in found}
 
 
 def _kind_of(kernel: Any) -> str:
