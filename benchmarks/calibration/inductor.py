@@ -1,25 +1,42 @@
-"""The host's pace in compiled code: what TorchInductor's generated Python takes beside its kernels.
+"""Compiled code: the host's pace beside its kernels, and what bounds the kernels that TorchInductor generates.
 
-Measured on the machine at hand, on CPU, with tensors of 4 elements, so that what is timed is not arithmetic: compiled
-functions of few and of many kernels, of few and of many parameters. The wrapper that TorchInductor generates is the
-same Python for CPU and GPU, but for the driver's launch, which ``fitted/host.json`` has. What launching a CUDA graph
-takes cannot be measured so; it is NVIDIA's figure for one without branches on Ampere and later, 2.5 microseconds
-("Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements", its technical blog, 2024).
+The pace is measured on the machine at hand, on CPU, with tensors of 4 elements, so that what is timed is not
+arithmetic: compiled functions of few and of many kernels, of few and of many parameters. The wrapper that TorchInductor
+generates is the same Python for CPU and GPU, but for the driver's launch, which ``fitted/host.json`` has. What
+launching a CUDA graph takes cannot be measured so; it is NVIDIA's figure for one without branches on Ampere and later,
+2.5 microseconds ("Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements", its technical
+blog, 2024).
 
-``python -m benchmarks.calibration.inductor`` writes ``fitted/inductor.json``; it takes about two minutes and needs a
-C++ compiler.
+Kernels are those of ``benchmarks/truth/kernels/generated.csv.gz``: training steps of seven models on one H200, which no
+other fit has. Rates, floors and latencies are those of the device's other kernels that memory bounds.
+
+``python -m benchmarks.calibration.inductor`` writes ``fitted/inductor.json``; it takes about three minutes and needs a
+C++ compiler. With ``kernels`` the pace stays as it was.
 """
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
 import platform
+import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from benchmarks.truth_table import write_constants
+from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.kernel_time.estimate import read_fitted
+from analyzer.hardware.kernel_time.generated import FAMILY, generated_time
+from benchmarks.truth_table import read_rows, rounded, write_constants
+
+from .memory_bound_fit import Bounds, Constants, descend
 
 FEW, MANY = 4, 36  #: kernels, parameters
 RUNS, CALLS = 100, 20
@@ -84,14 +101,127 @@ def measure() -> dict[str, float]:  # the constants of the family, all in second
             "extern_seconds": extern, "graph_launch_seconds": GRAPH_LAUNCH_SECONDS, "spread": 1.0}
 
 
+# ---- generated kernels
+
+#: What stands at the start, least and most: instructions of an element of a loop, of each function that it computes,
+#: and of one in a kernel that goes over rows and columns at once; latencies of memory until a kernel is under way.
+BOUNDS: Bounds = {
+    "element_instructions": (15, 2, 60), "mixed_instructions": (25, 2, 100), "erf_instructions": (35, 5, 100),
+    "exp_instructions": (15, 2, 60), "sine_instructions": (90, 20, 200), "random_instructions": (50, 10, 200),
+    "online_instructions": (35, 5, 150), "variance_instructions": (100, 10, 300),
+    "column_variance_instructions": (20, 5, 100),
+    "atomic_instructions": (70, 5, 300), "start_latencies": (6, 1, 20)}
+FUNCTIONS = ("erf", "exp", "sine", "random", "online", "variance", "column_variance", "atomic")
+DEVICE = "h200"
+
+
+class Generated(NamedTuple):  # a kernel that was measured
+    model: str
+    kind: str
+    elements: int
+    reduced: int
+    nbytes: int
+    again: int
+    functions: dict[str, int]  # evaluations for each element of the loops
+    launches: int
+    seconds: float
+
+    def predict(self, device: DeviceSpec, constants: Constants) -> float:
+        instructions = sum(constants[f"{name}_instructions"] * n for name, n in self.functions.items())
+        time = generated_time(self.kind, self.elements, self.reduced, self.nbytes, self.again,
+                              instructions * self.elements * self.reduced, device)
+        assert time is not None
+        return time.seconds
+
+
+@cache
+def read_generated() -> tuple[Generated, ...]:
+    return tuple(Generated(row["case"].partition("/")[0], row["kind"], int(row["elements"]), int(row["reduced"]),
+                           int(row["nbytes"]), int(row["again"]), {name: int(row[name]) for name in FUNCTIONS},
+                           int(row["launches"]), float(row["us"]) * 1e-6) for row in read_rows("generated"))
+
+
+def calibrated(constants: Constants) -> DeviceSpec:
+    return dataclasses.replace(find_device(DEVICE), calibration={FAMILY: constants})
+
+
+def fit(kernels: Sequence[Generated]) -> Constants:
+    """The constants that make the errors of all models' kernels least, each model's as heavy as another's. Of a model
+    the kernels count by the root of their seconds; errors beyond a half count no more (what reads memory out of order).
+    """
+    def weight(kernel: Generated) -> float:
+        return math.sqrt(kernel.launches * kernel.seconds)
+
+    totals: Counter[str] = Counter()
+    for kernel in kernels:
+        totals[kernel.model] += weight(kernel)  # type: ignore[assignment]
+
+    def loss(constants: Constants) -> float:
+        device = calibrated(constants)
+        return sum(weight(kernel) / totals[kernel.model]
+                   * min(abs(math.log(kernel.predict(device, constants) / kernel.seconds)), 0.5) for kernel in kernels)
+
+    return descend(loss, BOUNDS, {"kernel_spread": 1.0}, rounds=12)
+
+
+@cache
+def leave_models_out() -> tuple[tuple[Generated, float], ...]:
+    """Each kernel with its seconds by constants that the others' models are fitted to."""
+    found = []
+    for model in dict.fromkeys(kernel.model for kernel in read_generated()):
+        constants = fit([kernel for kernel in read_generated() if kernel.model != model])
+        device = calibrated(constants)
+        found += [(kernel, kernel.predict(device, constants)) for kernel in read_generated() if kernel.model == model]
+    return tuple(found)
+
+
+def find_spread() -> float:
+    """What kernels stay within that take nine tenths of the seconds of all kernels, their models left out."""
+    errors = sorted((max(predicted / kernel.seconds, kernel.seconds / predicted) - 1, kernel.launches * kernel.seconds)
+                    for kernel, predicted in leave_models_out())
+    total, sums = sum(seconds for _, seconds in errors), itertools.accumulate(seconds for _, seconds in errors)
+    return next(error for (error, _), reached in zip(errors, sums) if reached >= 0.9 * total)
+
+
+def cross_validate() -> Iterator[tuple[str, str, str, float, float, float, float | None]]:
+    """Kernels with their model left out: family, device, scheme, measured, predicted, spread and roofline."""
+    spread, bandwidth = find_spread(), find_device(DEVICE).memory_bandwidth
+    assert bandwidth is not None
+    for kernel, predicted in leave_models_out():
+        yield "generated", DEVICE, "fold", kernel.seconds, predicted, spread, kernel.nbytes / bandwidth
+
+
+def describe_models() -> str:
+    found = leave_models_out()
+    parts = []
+    for model in dict.fromkeys(kernel.model for kernel, _ in found):
+        own = [(kernel, predicted) for kernel, predicted in found if kernel.model == model]
+        error = statistics.median(abs(predicted / kernel.seconds - 1) for kernel, predicted in own)
+        total = (sum(kernel.launches * predicted for kernel, predicted in own)
+                 / sum(kernel.launches * kernel.seconds for kernel, _ in own))
+        parts.append(f"{model} {error:.1%}, sum {total - 1:+.1%}")
+    error = statistics.median(abs(predicted / kernel.seconds - 1) for kernel, predicted in found)
+    return f"kernels of models left out one at a time: median {error:.1%} ({'; '.join(parts)})"
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    values = {name: float(f"{value:.3g}") for name, value in measure().items()}
-    machine = f"{platform.machine()}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"
-    write_constants("inductor", {
-        "data": "timed on the machine that wrote this file", "licence": "none needed",
-        "note": "a spread of 1: another host may be twice as fast or as slow", "machine": machine}, values)
-    print(json.dumps(values))
+    before = read_fitted(FAMILY)
+    kernels = {**fit(read_generated()), "kernel_spread": find_spread()}
+    if "kernels" in sys.argv:
+        pace = {name: value for name, value in before["generic"].items() if name not in kernels}
+        machine = before["provenance"]["machine"]
+    else:
+        pace = {name: float(f"{value:.3g}") for name, value in measure().items()}
+        machine = f"{platform.machine()}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"
+    values = {**pace, **rounded(kernels)}
+    write_constants(FAMILY, {
+        "data": "the host's pace: timed on the machine that wrote this file; kernels: "
+                "benchmarks/truth/kernels/generated.csv.gz, measured on one H200 for this project",
+        "licence": "none needed; that of this project",
+        "note": f"a spread of 1: another host may be twice as fast or as slow; {describe_models()}",
+        "machine": machine}, values)
+    print(json.dumps(values), describe_models())
 
 
 if __name__ == "__main__":

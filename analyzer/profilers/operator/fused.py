@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime, find_constants
-from analyzer.hardware.kernel_time.generated import FAMILY, INNER, generated_time
+from analyzer.hardware.kernel_time.generated import FAMILY, INNER, OUTER, generated_time
 from analyzer.hardware.kernel_time.pointwise import FAMILY as MEMORY_BOUND
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
@@ -24,6 +24,7 @@ FUNCTIONS = {name: f"{cost}_instructions" for cost, names in {
     "online": "prepare_softmax_online",
     "atomic": "index_put _unsafe_index_put scatter_add scatter_reduce index_add"}.items() for name in names.split()}
 VARIANCES = frozenset(("var", "var_mean", "std", "std_mean"))
+_VARIANCES = {INNER: "variance_instructions", OUTER: "column_variance_instructions"}  #: by Welford's algorithm
 #: Operators that look at many neighbours of each element: their loops take what PyTorch's own kernels do.
 WINDOWS = ("max_pool", "avg_pool", "upsample", "_upsample", "_low_memory_max_pool")
 
@@ -55,8 +56,8 @@ def count_instructions(kernel: FusedKernel, device: DeviceSpec) -> float:
             total += constants[FUNCTIONS[name]] * min(largest, loops)
         elif name == "pow" and not isinstance(part.args[-1], (int, float)):
             total += find_constants(MEMORY_BOUND, device)["pow_instructions"] * min(part.outputs[0].numel, loops)
-        elif name in VARIANCES and kernel.kind == INNER:
-            total += constants["variance_instructions"] * loops
+        elif name in VARIANCES and kernel.kind in _VARIANCES:  # others take the mean first
+            total += constants[_VARIANCES[kernel.kind]] * loops
     return total
 
 
