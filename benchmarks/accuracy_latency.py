@@ -1,5 +1,5 @@
 """How right predicted times are, cross-validated: `python -m benchmarks.accuracy_latency` writes into docs/accuracy.md;
-with `kernels` or `steps` that part alone. Steps under `torch.compile` are in `benchmarks.fused_check`.
+with `kernels` or `steps` that part alone. Steps under `torch.compile` are in `benchmarks.accuracy_compiled`.
 
 No case is predicted with constants that it helped to fit: kernels by folds of shapes and with their device left out
 (`benchmarks/calibration`), the steps on the H200 with their model left out of every fit, the host's included. The steps

@@ -16,7 +16,7 @@ from analyzer.record.log import Log, Tally
 
 from .annotation import WAYS, Annotation, operator_key
 from .flop_registry import NO_FLOPS, apply_formula, count_call
-from .operator.fused import count_parts
+from .operator.fused import count_parts, list_uncounted
 from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, kept_with_signature, per_input
 from .traffic import traffic_bytes
 
@@ -201,9 +201,10 @@ class _Count:
             count = self._count(call)
             if count is None:
                 if step == last:
-                    row = uncounted.setdefault(str(call.signature.op), [0, 0])
-                    row[0] += number
-                    row[1] += number * traffic_bytes(call, storages)
+                    for name in list_uncounted(call.signature, self.convention.rule):
+                        row = uncounted.setdefault(name, [0, 0])
+                        row[0] += number
+                        row[1] += number * traffic_bytes(call, storages)
                 continue
             if not count.flops:
                 continue

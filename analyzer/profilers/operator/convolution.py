@@ -113,6 +113,9 @@ for _dims, _names in {1: "avg_pool1d max_pool1d max_pool1d_with_indices quantize
     register_each(f"_adaptive_avg_pool{_dims}d_backward mkldnn_adaptive_avg_pool{_dims}d_backward "
                   f"adaptive_avg_pool{_dims}d_backward",
                   lambda grad, x, *_, dims=_dims, **__: grad.numel + adaptive_elements(x, grad, dims))
+# TorchInductor's, of as many dimensions as the window is given
+register_flop_impl.add("prims::_low_memory_max_pool_with_offsets", lambda x, kernel_size, *_, out, **__: (
+    first(out).numel * prod(kernel_size)))
 
 
 # FLOPs of interpolation and grid sampling, per output element and tap. Coordinates and weights are shared by batch and

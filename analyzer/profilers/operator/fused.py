@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime, find_constants
-from analyzer.hardware.kernel_time.generated import FAMILY, INNER, OUTER, generated_time
+from analyzer.hardware.kernel_time.generated import FAMILY, INNER, OUTER, PERSISTENT, generated_time
 from analyzer.hardware.kernel_time.pointwise import FAMILY as MEMORY_BOUND
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 
-from .registration import FlopCount
+from .registration import FlopCount, per_input, per_output, register_flop_impl
 
 Count = Callable[[Signature], "FlopCount | None"]
 
@@ -22,7 +23,8 @@ FUNCTIONS = {name: f"{cost}_instructions" for cost, names in {
     "sine": "sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh lgamma digamma erfinv",
     "random": "inductor_random",
     "online": "prepare_softmax_online",
-    "atomic": "index_put _unsafe_index_put scatter_add scatter_reduce index_add"}.items() for name in names.split()}
+    "atomic": "index_put _unsafe_index_put _unsafe_masked_index_put_accumulate scatter_add scatter_reduce index_add",
+    }.items() for name in names.split()}
 VARIANCES = frozenset(("var", "var_mean", "std", "std_mean"))
 _VARIANCES = {INNER: "variance_instructions", OUTER: "column_variance_instructions"}  #: by Welford's algorithm
 #: Operators that look at many neighbours of each element: their loops take what PyTorch's own kernels do.
@@ -40,6 +42,14 @@ def count_parts(kernel: FusedKernel, count: Count) -> FlopCount | None:
     return total
 
 
+def list_uncounted(signature: Signature, count: Count) -> list[str]:
+    """The operators of a call whose FLOPs are unknown: its own, or those of a generated kernel's parts."""
+    op: Any = signature.op
+    if not isinstance(op, FusedKernel):
+        return [str(op)]
+    return list(dict.fromkeys(str(part.op) for part in op.parts if count(part) is None))
+
+
 def name_of(part: Signature) -> str:
     """The operator's name without its namespace and overload."""
     return str(getattr(getattr(part.op, "_schema", None), "name", part.op)).rpartition("::")[2]
@@ -51,9 +61,12 @@ def count_instructions(kernel: FusedKernel, device: DeviceSpec) -> float:
     total = 0.0
     for part in kernel.parts:
         name = name_of(part)
+        if name.endswith("index_put") and True not in part.args[3:]:  # it adds to nothing
+            continue
         if name in FUNCTIONS:
             largest = max((spec.numel for spec in (*part.outputs, *part.inputs)), default=0)
-            total += constants[FUNCTIONS[name]] * min(largest, loops)
+            is_plain = name == "prepare_softmax_online" and kernel.kind == PERSISTENT  # the largest, then the sum
+            total += constants["exp_instructions" if is_plain else FUNCTIONS[name]] * min(largest, loops)
         elif name == "pow" and not isinstance(part.args[-1], (int, float)):
             total += find_constants(MEMORY_BOUND, device)["pow_instructions"] * min(part.outputs[0].numel, loops)
         elif name in VARIANCES and kernel.kind in _VARIANCES:  # others take the mean first
@@ -79,3 +92,11 @@ def fused_time(signature: Signature, device: DeviceSpec,
         if parts and found.seconds > eager > 0:
             found = KernelTime(eager, found.spread, found.bound)
     return found
+
+
+# FLOPs of operators that only graphs of TorchInductor have.
+register_flop_impl.add("prims::fma", per_output(2))
+register_flop_impl.add("prims::prepare_softmax_online", per_input(4))  # largest, its difference, exp, sum
+# u, or a normal number by Box and Muller, as ``rand`` and ``randn``
+register_flop_impl.add("prims::inductor_random",
+    lambda _size, _seed, mode, *, out, **__: out.numel * (7 if mode == "randn" else 1))

@@ -64,7 +64,7 @@ TimeRule = Callable[[Signature, DeviceSpec], KernelTime | None]
 
 
 V = TypeVar("V", bound=Callable[..., Any])
-FAMILIES = ("attention", "convolution", "linear_algebra", "matmul", "normalization", "optimizer", "pointwise",
+FAMILIES = ("attention", "convolution", "fused", "linear_algebra", "matmul", "normalization", "optimizer", "pointwise",
             "recurrent", "reduction")
 
 

@@ -37,7 +37,7 @@ ZERO_FLOP_OPS = {
         _dyn_quant_pack_4bit_weight int_repr q_per_channel_scales q_per_channel_zero_points
         _make_per_channel_quantized_tensor _make_per_tensor_quantized_tensor _cslt_compress
         _sparse_semi_structured_tile _sparse_semi_structured_apply _sparse_semi_structured_apply_dense
-        _to_sparse_semi_structured""",
+        _to_sparse_semi_structured inductor_force_stride_order""",
     "addresses elements by index or mask": """
         embedding gather index index_select index_copy index_fill take take_along_dim masked_fill masked_select
         masked_scatter masked_scatter_backward _unsafe_index _unsafe_masked_index where nonzero nonzero_static
@@ -47,11 +47,13 @@ ZERO_FLOP_OPS = {
         _empty_per_channel_affine_quantized new_empty new_empty_strided new_full new_ones new_zeros zeros zeros_like
         ones ones_like full full_like fill zero eye scalar_tensor from_file _efficientzerotensor
         _new_zeros_with_same_feature_meta lift_fresh _cudnn_init_dropout_state _make_dep_token _make_token
-        _sink_tokens iota fill_diagonal""",
+        _sink_tokens iota fill_diagonal maximum_value minimum_value inductor_seed inductor_seeds
+        inductor_lookup_seed inductor_rand_eager_offset inductor_rand_eager_offsets""",
     "works on integers or on bits (random integers among them)": """
         __and__ __or__ __xor__ __lshift__ __rshift__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ bitwise_and
         bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift gcd lcm shift_left
-        shift_right_arithmetic xor_sum randint randint_like randperm random _fill_mem_eff_dropout_mask
+        shift_right_arithmetic xor_sum randint randint_like inductor_randint
+        _low_memory_max_pool_offsets_to_indices randperm random _fill_mem_eff_dropout_mask
         _philox_key_fold_in _philox_key_split hash_tensor _convert_indices_from_coo_to_csr
         _convert_indices_from_csr_to_coo _nested_compute_contiguous_strides_offsets _nested_tensor_size
         _nested_tensor_strides _nested_tensor_storage_offsets""",
