@@ -221,8 +221,9 @@ memory, and runs as little as possible again. The plan is replayed before it is 
 those of the planned program.
 
 TARGET and --input are those of `analyzer profile`.
-""", {"recipe": "dtype, quantize, lora, attention, loss-chunks, optimizer"}, """\
+""", {"recipe": "dtype, quantize, lora, attention, loss-chunks, compile, optimizer"}, """\
 analyzer plan vit_b_16 --budget 50%
+analyzer plan gpt2 --budget 50% --device h100 --compile     # the partitioner's budget for the same memory too
 analyzer plan torchvision:resnet152 --input 64x3x224x224 --device a100 --optimizer adamw --budget 20GiB
 analyzer plan gpt2 --budget 40% --granularity module --json plan.json
 analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --html plan.html

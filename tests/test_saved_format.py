@@ -123,9 +123,9 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
      "10 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
-     "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 of a saved plan: read it "
-     "with the analyzer that wrote it, or solve again"),
-    (Plan.from_json, '{"format": "analyzer.plan", "version": 5}', "or a newer one than this, or solve again"),
+     "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 of a saved plan: "
+     "read it with the analyzer that wrote it, or solve again"),
+    (Plan.from_json, '{"format": "analyzer.plan", "version": 6}', "or a newer one than this, or solve again"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": true}', "format version True, and"),
     (GenerationProfile.from_json, '{"format": "analyzer.generation", "version": 1}',
      "GenerationProfile.from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved "

@@ -12,7 +12,7 @@ import torch
 
 from analyzer.distributed.world import World, current_entered
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.module_borrow import borrow_module, uncompiled
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
@@ -96,7 +96,7 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
                "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": device,
                "optimizer": optimizer, "autocast": autocast, "loss_fn": loss_fn, "step": step, "options": options,
-               "profilers": profilers, "eval": eval}
+               "profilers": profilers, "eval": eval, _WRITTEN: weakref.ref(uncompiled(module))}
     flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
     with noting_failures(), flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
@@ -111,24 +111,29 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         return run_model(session, call, reuse).remember(request)
 
 
-def read_request(found: Profile, caller: str) -> dict[str, Any]:
-    """The arguments with which `profile` made ``found``. Raises InputError, which begins with ``caller``, where they
-    are not known: of a saved profile, of a rank's, of a module that is gone.
+_WRITTEN = "written"  # in a request: the module behind torch.compile(module)
+
+
+def read_request(found: Profile, caller: str, written: bool = False) -> dict[str, Any]:
+    """The arguments with which `profile` made ``found``; with the module as it is ``written``, where what was given is
+    one under ``torch.compile``. Raises InputError, which begins with ``caller``, where they are not known: of a saved
+    profile, of a rank's, of a module that is gone.
     """
     if found.request is None:
         raise InputError(f"{caller}: {found.name}: only `analyzer.profile` knows the model, in the process that it ran "
                          "in, outside of a world")
-    model = found.request["model"]
+    request = dict(found.request)
+    model, inner = request["model"], request.pop(_WRITTEN)
     if isinstance(model, weakref.ref):
-        model = model()
+        model = inner() if written else model()
         if model is None:
             raise InputError(f"{caller}: {found.name}: the model is gone; keep it, or call analyzer.profile again")
-    return {**found.request, "model": model}
+    return {**request, "model": model}
 
 
 def profile_eagerly(found: Profile) -> Profile:
     """What `Profile.as_eager` gives."""
-    request = read_request(found, "as_eager()")
+    request = read_request(found, "as_eager()", written=True)
     return profile(**{**request, "options": replace(request["options"] or ProfileOptions(), compiles=False)})
 
 

@@ -1,9 +1,10 @@
 """What uses a profile to decide: plans of checkpointing, and the largest batch that fits."""
 from .application import PlanRegion
+from .partitioner import find_memory_budget
 from .plan import InfeasibleBudgetError, Plan
-from .recorded_step import FrontierPoint, SavedBytes, StepInfo, StepMemory, measure_step
+from .recorded_step import FrontierPoint, PartitionedStep, SavedBytes, StepInfo, StepMemory, measure_step
 from .solve import Planner, solve
 
 __all__ = [
-    "FrontierPoint", "InfeasibleBudgetError", "Plan", "PlanRegion", "Planner", "SavedBytes",
-    "StepInfo", "StepMemory", "measure_step", "solve"]
+    "FrontierPoint", "InfeasibleBudgetError", "PartitionedStep", "Plan", "PlanRegion", "Planner", "SavedBytes",
+    "StepInfo", "StepMemory", "find_memory_budget", "measure_step", "solve"]

@@ -22,7 +22,7 @@ from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
 from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
-from .recorded_step import FrontierPoint, StepInfo, StepMemory
+from .recorded_step import FrontierPoint, PartitionedStep, StepInfo, StepMemory
 
 _SHOWN = 20  # checkpoints in a notebook
 
@@ -40,7 +40,7 @@ class Plan:
     True
     """
 
-    format_version: ClassVar[int] = 4  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 5  #: of the JSON text; a change of any field below raises it
 
     model: str
     budget_bytes: int
@@ -59,6 +59,8 @@ class Plan:
     frontier: tuple[FrontierPoint, ...] = field(default=())
     held_bytes: int = 0                 #: held besides all along: the optimizer's states
     update_bytes: int = 0               #: everything at the peak of the optimizer's update, which no plan changes
+    #: compiled steps by their budgets, up to the first within what the plan takes; see `find_memory_budget`
+    partitioned: tuple[PartitionedStep, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -76,6 +78,16 @@ class Plan:
             return self.planned.recompute_flops
         before, after = self.unplanned.seconds, self.planned.seconds
         return None if before is None or after is None else after - before
+
+    @property
+    def memory_budget(self) -> float | None:
+        """The ``torch._functorch.config.activation_memory_budget`` with which the compiled step takes no more than the
+        plan; None where there is none, or none was sought.
+        """
+        last = self.partitioned[-1] if self.partitioned else None
+        if last is None or self.planned is None or last.peak_bytes > self.whole_step_bytes(self.planned):
+            return None
+        return last.activation_memory_budget
 
     def whole_step_bytes(self, step: StepInfo) -> int:
         """The peak of the whole training step of which ``step`` is the forward and backward pass."""
@@ -160,9 +172,21 @@ class Plan:
         if after is not None and before.seconds is not None and after.seconds is not None:
             yield (f"time on {self.device}, predicted: {format_seconds(before.seconds)}, "
                    f"{format_seconds(after.seconds)} with the plan")
+        if self.partitioned:
+            yield from self._describe_partitioned()
         if self.gap is not None:
             yield ("proven optimal among divisions into these units" if self.gap == 0 else
                    f"at most {self.gap:.1%} of the overhead is more than the least possible")
+
+    def _describe_partitioned(self) -> Iterator[str]:
+        found = self.memory_budget
+        step = self.partitioned[-1] if found is not None else min(self.partitioned, key=lambda step: step.peak_bytes)
+        again = "" if step.recompute_flops is None else f", {format_flops(step.recompute_flops)} run again"
+        took = "" if step.seconds is None else f", {format_seconds(step.seconds)}"
+        if found is None:
+            yield "torch.compile takes more than the plan, whatever its activation_memory_budget"
+        yield (f"torch.compile, activation_memory_budget = {step.activation_memory_budget}: "
+               f"{format_bytes(step.peak_bytes)}{again}{took}")
 
     def _repr_html_(self) -> str:
         before, after = self.unplanned, self.planned
@@ -239,7 +263,8 @@ def _without_memory(plan: Fields) -> Fields:
 _FORMAT = SavedFormat("analyzer.plan", Plan.format_version, "plan", "solve again",
                       # in version 3 results could wait on the host
                       {2: _without_memory, 3: lambda plan: {name: value for name, value in plan.items()
-                                                            if name not in ("offloads", "offload_seconds")}})
+                                                            if name not in ("offloads", "offload_seconds")},
+                       4: lambda plan: {**plan, "partitioned": []}})
 
 
 def _percent(part: float, whole: float | None) -> str:

@@ -69,6 +69,16 @@ class StepInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionedStep:
+    """What the step under torch.compile takes, whose partitioner saves what ``activation_memory_budget`` allows."""
+
+    activation_memory_budget: float
+    peak_bytes: int                     #: of the whole step, with the optimizer of the plan
+    recompute_flops: int | None
+    seconds: float | None               #: forward and backward
+
+
+@dataclass(frozen=True, slots=True)
 class FrontierPoint:
     """A budget, and the plan found for it."""
 

@@ -31,6 +31,7 @@ from analyzer.zoo.target import load_target
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .chain import least_limit
+from .partitioner import find_memory_budget
 from .plan import InfeasibleBudgetError, Plan, format_frontier
 from .problem import Problem, read_problem
 from .recorded_step import FrontierPoint, StepInfo, record_step
@@ -273,10 +274,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     register_solver.look_up(arguments.method, f"--method {arguments.method}")  # which the target's file may add
     recipe = read_recipe(arguments)
+    if recipe.compile is not None and arguments.device is None:
+        raise InputError(f"--compile {recipe.compile}: for what device? add --device, e.g. --device h200")
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
     autocast = find_autocast(arguments)
     with model_errors(arguments.target):
-        model = build_model(partial(recipe.build, target.build)).train()
+        model = build_model(partial(replace(recipe, compile=None).build, target.build)).train()
         names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
         place = "cpu" if arguments.device is None else find_device(arguments.device).kind
         with progress_part(0.0, 0.2, "tracing"), casting(place, autocast):
@@ -298,6 +301,9 @@ def run_plan(arguments: argparse.Namespace) -> int:
         except InfeasibleBudgetError as error:
             print_error(str(error))
             return 3
+        if recipe.compile is not None:
+            compiled = build_model(partial(recipe.build, target.build)).train()
+            plan = find_memory_budget(plan, compiled, args, kwargs, autocast=autocast)
         if arguments.frontier:
             with progress_part(0.5, 1.0, "frontier"):
                 points = planner.frontier(arguments.frontier.split(","), arguments.method)
