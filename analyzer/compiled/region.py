@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_leaves
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.source_line import user_line
-from analyzer.meta.spec import Signature, TensorSpec, spec_of
+from analyzer.meta.spec import Launch, Signature, TensorSpec, spec_of
 from analyzer.meta.state import MetaState, active_state
 from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 from analyzer.record.recorder import CompiledPlace
 
+from .cuda_graph import capturing, find_obstacle
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
 from .trace import FunctionTrace, JointGraph
@@ -51,8 +52,18 @@ class Program:
         self.externs = self.source.count("at(") - self.source.count("\"at(")
         self._signatures: dict[Any, Signature] = {}
 
-    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool) -> Sequence[Tensor | None]:
-        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them."""
+    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
+            fresh: Sequence[int] | None = None) -> Sequence[Tensor | None]:
+        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them. With ``fresh``
+        it runs as a CUDA graph, which is given other tensors at these indices each time.
+        """
+        if fresh is None:
+            return self._run(args, rows, is_backward, Launch(inputs=len(args)))
+        with capturing(active_state(), args, fresh):
+            return self._run(args, rows, is_backward, Launch(True, len(args)))
+
+    def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
+             launched: Launch) -> Sequence[Tensor | None]:
         state = active_state()
         recorder = state.recorder
 
@@ -82,10 +93,11 @@ class Program:
             names[f"empty_strided_{device}"] = _factory(device)
         exec(self._code, names)
         at(())
+        recorder.launch = launched
         try:
             found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
         finally:
-            recorder.compiled_in = None
+            recorder.compiled_in = recorder.launch = None
         return found
 
 
@@ -100,9 +112,10 @@ class OperatorProgram(Program):
         for node, user in last.items():
             self._dying.setdefault(user, []).append(node)
 
-    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool) -> Sequence[Tensor | None]:
-        """As `Program.run`."""
+    def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
+             launched: Launch) -> Sequence[Tensor | None]:
         recorder = active_state().recorder
+        recorder.launch = launched if launched.captured else None  # else PyTorch dispatches them
         values: dict[fx.Node, Any] = dict(zip(self.module.graph.find_nodes(op="placeholder"), args))
         args.clear()
         try:
@@ -119,7 +132,7 @@ class OperatorProgram(Program):
                 for dead in self._dying.get(node, ()):
                     del values[dead]
         finally:
-            recorder.compiled_in = None
+            recorder.compiled_in = recorder.launch = None
         raise AssertionError("the graph has no output")
 
 
@@ -187,6 +200,7 @@ class _Call:
     def __init__(self, device: DeviceSpec, function: Callable[..., Any], config: dict[str, Any]) -> None:
         self.device, self.function, self.config = device, getattr(function, "func", function), config
         self.keys: list[Any] = []
+        self.captured = False
         self.graphs: list[CompiledGraph] = []
         self.breaks: list[CompileBreak] = []
 
@@ -201,13 +215,24 @@ class _Call:
                 graphs = _made[key] = _compile(joint, self.device, backend)
         self.keys.append(key)
         self.graphs.append(graphs.description)
-        rows = Rows(joint)
+        rows, fresh = Rows(joint), range(joint.given) if self.captures(joint, backend) else None
         if graphs.backward is None:
             with torch.no_grad():
-                return joint.shape.join_results(graphs.forward.run(list(joint.primals), rows, is_backward=False))
+                return joint.shape.join_results(
+                    graphs.forward.run(list(joint.primals), rows, is_backward=False, fresh=fresh))
         found: Sequence[Tensor | None] = _CompiledFunction.apply(  # type: ignore[no-untyped-call]
-            graphs, rows, joint.differentiated, joint.shape, list(joint.primals), *joint.inputs)
+            graphs, rows, fresh, joint.differentiated, joint.shape, list(joint.primals), *joint.inputs)
         return found
+
+    def captures(self, joint: JointGraph, backend: str) -> bool:
+        """Whether the graph runs as a CUDA graph."""
+        if backend != "cudagraphs" and not self.config.get("triton.cudagraphs", inductor_config.triton.cudagraphs):
+            return False
+        obstacle = find_obstacle(joint) if self.device.kind == "cuda" else f"{self.device.name} has none"
+        if obstacle is not None:
+            active_state().assume(f"CUDA graphs: a graph runs kernel by kernel, since {obstacle}")
+        self.captured |= obstacle is None
+        return obstacle is None
 
     def note_break(self, reason: str) -> None:
         source = user_line()
@@ -227,7 +252,7 @@ class _Call:
                                   "they run with")
         recorder.log.compiled_calls.append(CompiledCall(
             recorder.step, recorder._running(), "" if isinstance(owner, torch.nn.Module) else name, tuple(self.graphs),
-            tuple(self.breaks), recompiled, bool(self.config.get("triton.cudagraphs")), self.config))
+            tuple(self.breaks), recompiled, self.captured, self.config))
 
 
 class _Known:
@@ -326,10 +351,11 @@ def _describe(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModu
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, differentiated: list[int], shape: GraphShape,
-                primals: list[Tensor | None], *inputs: Tensor) -> Any:
-        found = graphs.forward.run(primals, rows, is_backward=False)
+    def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, fresh: Sequence[int] | None, differentiated: list[int],
+                shape: GraphShape, primals: list[Tensor | None], *inputs: Tensor) -> Any:
+        found = graphs.forward.run(primals, rows, is_backward=False, fresh=fresh)
         ctx.graphs, ctx.rows, ctx.differentiated, ctx.shape = graphs, rows, differentiated, shape
+        ctx.is_captured = fresh is not None
         results, saved = shape.join_results(found[:graphs.results]), found[graphs.results:]
         ctx.save_for_backward(*[t for t in saved if isinstance(t, Tensor)])
         ctx.constants = [(i, value) for i, value in enumerate(saved) if not isinstance(value, Tensor)]
@@ -343,10 +369,12 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         for i, value in ctx.constants:
             args.insert(i, value)
+        saved = len(args)
         args += ctx.shape.split_tangents([tangents[i] for i in ctx.differentiated])
         del tangents
-        found = ctx.graphs.backward.run(args, ctx.rows, is_backward=True)
-        return None, None, None, None, None, *ctx.shape.join_gradients(found)
+        found = ctx.graphs.backward.run(args, ctx.rows, is_backward=True,
+                                        fresh=range(saved, len(args)) if ctx.is_captured else None)
+        return None, None, None, None, None, None, *ctx.shape.join_gradients(found)
 
 
 def _key_of(graph: fx.Graph, results: int) -> Any:

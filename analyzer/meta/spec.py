@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Container
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.library import CustomOpDef  # type: ignore[attr-defined]  # public, and not in its __all__
@@ -151,17 +151,35 @@ def name_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dic
     return {**dict(zip(_argument_names(op), args)), **kwargs}
 
 
-class Signature:
-    """Shared by all calls of one operator with the same specs, scalars and outputs: a `TensorSpec` is in place of every
-    tensor. ``memo`` is where a profiler keeps what it derived, under a key of its own.
+class Launch(NamedTuple):
+    """How a compiled graph launches the kernels of a call: one by one from its own program, or ``captured`` in a CUDA
+    graph. The first call of a graph has the number of ``inputs`` that the graph is given, others None.
     """
 
-    __slots__ = ("op", "args", "kwargs", "inputs", "outputs", "memo")
+    captured: bool = False
+    inputs: int | None = None
+
+
+class Signature:
+    """Shared by all calls of one operator with the same specs, scalars and outputs: a `TensorSpec` is in place of every
+    tensor. ``memo`` is where a profiler keeps what it derived, under a key of its own. ``launch``: None where PyTorch
+    dispatches the operator.
+    """
+
+    __slots__ = ("op", "args", "kwargs", "inputs", "outputs", "launch", "memo")
 
     def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+                 inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], launch: Launch | None = None) -> None:
         self.op, self.args, self.kwargs, self.inputs, self.outputs = op, args, kwargs, inputs, outputs
+        self.launch = launch
         self.memo: dict[Any, Any] = {}
+
+    def launched(self, launch: Launch) -> Signature:
+        """The same call, made by a compiled graph."""
+        found: Signature | None = self.memo.get(launch)
+        if found is None:
+            found = self.memo[launch] = Signature(self.op, self.args, self.kwargs, self.inputs, self.outputs, launch)
+        return found
 
     @property
     def is_sparse(self) -> bool:

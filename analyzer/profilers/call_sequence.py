@@ -9,7 +9,6 @@ from itertools import repeat
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.cluster_spec import host_of
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamMark
@@ -49,7 +48,7 @@ class CallTimer:
 
     def __init__(self, log: Log, device: DeviceSpec) -> None:
         self.log, self.device = log, device
-        self.host = HostTime(host_of(device), log)
+        self.host = HostTime(device, log)
         self.gap = self.host.host.gap_seconds
         self.is_host = device.kind == "cpu"
         self.timed: list[TimedCall] = []  #: one of each kind, in the order in which they were met

@@ -1,8 +1,12 @@
 """Picoseconds of the host for each operator call of a step."""
 from __future__ import annotations
 
-from analyzer.hardware.cluster_spec import HostSpec
-from analyzer.meta.spec import Signature
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.cluster_spec import HostSpec, host_of
+from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.hardware.kernel_time.generated import FAMILY
+from analyzer.meta.fused_kernel import FusedKernel
+from analyzer.meta.spec import Launch, Signature
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
@@ -19,8 +23,9 @@ _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzer
 class HostTime:
     """The host's share of each call: dispatch, launches, and an even part of the Python of modules and hooks."""
 
-    def __init__(self, host: HostSpec, log: Log) -> None:
-        self.host = host
+    def __init__(self, device: DeviceSpec, log: Log) -> None:
+        self.host = host = host_of(device)
+        self._compiled = find_constants(FAMILY, device)
         steady = [(call, number) for step, call, _, number in log.tallies() if step == log.steps - 1]
         self._paces = find_paces(
             host, sum(number for call, number in steady if call.phase == "forward"),
@@ -31,9 +36,22 @@ class HostTime:
 
     def picoseconds(self, call: OpCall, kernels: int) -> int:
         """The host's time for a call that launches ``kernels``."""
+        if call.signature.launch is not None:
+            return round(self._launch_seconds(call.signature, call.signature.launch, kernels) * PICOSECONDS)
         pace = self._paces.get("recompute" if call.recomputed else call.phase, self.host.update_seconds)
         convolutions, listed, _ = _read(call.signature)
         return round(add_launches(self.host, pace, kernels, convolutions, listed) * PICOSECONDS)
+
+    def _launch_seconds(self, signature: Signature, launch: Launch, kernels: int) -> float:
+        """A compiled graph's share of a call: with the first one the checks of what the graph is given."""
+        constants, seconds = self._compiled, 0.0
+        if launch.inputs is not None:
+            seconds = constants["graph_seconds"] + launch.inputs * constants["tensor_seconds"]
+            seconds += constants["graph_launch_seconds"] if launch.captured else 0.0
+        if launch.captured:
+            return seconds
+        seconds += constants["kernel_seconds" if isinstance(signature.op, FusedKernel) else "extern_seconds"]
+        return add_launches(self.host, seconds, kernels, count_convolutions(signature), 0)
 
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""

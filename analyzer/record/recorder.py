@@ -14,7 +14,7 @@ from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.spec import Signature
+from analyzer.meta.spec import Launch, Signature
 from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
@@ -67,6 +67,7 @@ class Recorder(ModuleRecorder):
         self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
         self.compiled_graphs: dict[Any, Any] = {}  #: what calls of each compiled function came to, for the next ones
         self.compiled_in: CompiledPlace | None = None  #: while a compiled graph runs: what its next call is of
+        self.launch: Launch | None = None  #: how it launches that
         self.creates_graph = False  #: the running backward pass is itself differentiated
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
         self.history: str | None = None  #: what an optimizer will hold and does not yet
@@ -141,6 +142,7 @@ class Recorder(ModuleRecorder):
         module = self._module_index.get(id(owner), self._running())  # that a wrapper works for, else the one that runs
         index = len(log.call_slots)
         place = self.compiled_in
+        signature = self._as_launched(signature)
         if phase == "backward":
             recomputed = self._recomputes()
             if owner is not None:
@@ -187,6 +189,13 @@ class Recorder(ModuleRecorder):
             self.call_of_sequence.setdefault(around, call)
         self.call_of_sequence[sequence - 1] = call
         self._last_sequence = sequence
+
+    def _as_launched(self, signature: Signature) -> Signature:
+        """The signature of a call that a compiled graph makes, with how it does; of any other as it is."""
+        if self.launch is None:
+            return signature
+        launch, self.launch = self.launch, self.launch._replace(inputs=None)
+        return signature.launched(launch)
 
     def _note_group(self, signature: Signature, module: int | None, node: int) -> None:
         """Read a call's process group while it is there, and keep the node where a wrapper of ``module`` gathers."""
