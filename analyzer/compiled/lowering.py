@@ -54,7 +54,8 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
     ``half`` is "forward", "backward" or "inference". The first ``results`` outputs are seen outside of the compiled
     function and keep their strides. ``options`` is what configures Inductor, besides its defaults.
     """
-    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    inputs = [node.meta["val"] for node in placeholders]
     for node in graph.graph.nodes:
         node.meta.setdefault("original_aten", node.target if node.op == "call_function" else None)
     found = LoweredGraph("")
@@ -68,6 +69,7 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
         compile_fx._recursive_post_grad_passes(graph, is_inference=half == "inference")
         lowered = GraphLowering(graph, example_inputs=inputs, shape_env=None, is_inference=half == "inference",
                                 is_backward=half == "backward")
+        lowered.bw_donated_idxs = [i for i, node in enumerate(placeholders) if "donated" in node.meta]
         with V.set_graph_handler(lowered):
             lowered.run(*inputs)
             found.source = lowered.codegen()[0].value

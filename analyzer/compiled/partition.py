@@ -6,7 +6,7 @@ from seeds, padding), then the partition at the least cost of saved bytes. What 
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.graph_compile import collect_fw_donated_buffer_idxs
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 from torch._inductor.virtualized import V
@@ -35,7 +36,28 @@ def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]
                 static_lifetime_input_indices=list(range(joint.given, len(joint.primals))))
         for graph in halves:  # what passes put in has no strides yet, and views share no storage
             compile_fx.fake_tensor_prop(graph, _fake_inputs(graph))
+    if len(halves) > 1:
+        _mark_donated(*halves, joint.results)
     return halves[0], halves[1] if len(halves) > 1 else None
+
+
+def _mark_donated(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """The backward half may write to what was saved for it alone: no alias of an input, a result or a gradient
+    (``collect_bw_donated_buffer_idxs`` in AOTAutograd's ``graph_compile.py``). Such inputs of it are marked.
+    """
+    if not torch._functorch.config.donated_buffer:
+        return
+
+    def values(nodes: Iterable[Any]) -> list[Any]:
+        return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in nodes]
+
+    outputs: Any = forward.graph.output_node().args[0]
+    gradients: Any = backward.graph.output_node().args[0]
+    saved = backward.graph.find_nodes(op="placeholder")[:len(outputs) - results]
+    unseen = collect_fw_donated_buffer_idxs(
+        _fake_inputs(forward), values(outputs[:results]), [], values(outputs[results:]))
+    for i in set(unseen).intersection(collect_fw_donated_buffer_idxs([], [], values(gradients), values(saved))):
+        saved[i].meta["donated"] = True
 
 
 def partition_plainly(joint: JointGraph, saves_all: bool) -> tuple[fx.GraphModule, fx.GraphModule | None]:
