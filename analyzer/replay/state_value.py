@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from analyzer.meta.address_space import MetaStorage, find_storage
+from analyzer.meta.intercept.patch import written_function
 from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import read_slot
 from analyzer.meta.value.known_value import Watched
@@ -120,7 +121,7 @@ def look_up(holder: Any, name: str) -> Any:
     """What a dictionary, cell, class, module or object holds under a name; MISSING where it holds nothing."""
     if type(holder) is CellType:
         try:
-            return holder.cell_contents
+            return written_function(holder.cell_contents)
         except ValueError:  # not set yet
             return MISSING
     if type(holder) is dict:

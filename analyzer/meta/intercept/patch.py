@@ -285,6 +285,11 @@ class _DisabledCall:
             return self.function(*args, **kwargs)
 
 
+def written_function(value: Any) -> Any:
+    """The function that is compiled, or kept from it, where its own call is in its place meanwhile; else ``value``."""
+    return value.function if isinstance(value, (_CompiledCall, _DisabledCall)) else value
+
+
 def outside_of_graph(reason: str) -> AbstractContextManager[None]:
     """A block in which what is called runs as it is written, also where a compiled function calls it."""
     state = current()
