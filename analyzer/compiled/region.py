@@ -106,7 +106,8 @@ class OperatorProgram(Program):
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module, self.kernels = module, []
-        self.externs = sum([1 for node in module.graph.nodes if node.op == "call_function"])
+        self.externs = sum([1 for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+                            and not any(result.alias_info for result in node.target._schema.returns)])
         last = {n: node for node in module.graph.nodes for n in node.all_input_nodes}
         self._dying: dict[fx.Node, list[fx.Node]] = {}
         for node, user in last.items():

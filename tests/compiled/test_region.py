@@ -1,0 +1,390 @@
+"""What a call of a compiled function does: its results, its graphs and breaks, its rows, and what it leaves behind."""
+from __future__ import annotations
+
+import gc
+import json
+import queue
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import MetaTensorMode, ProfileOptions, profile
+from analyzer.compiled.live_tensor import exchange, is_held
+from analyzer.errors import InputError
+
+ROWS, WIDTH = 64, 32
+X = torch.rand(ROWS, WIDTH)
+BYTES = ROWS * WIDTH * 4
+told: queue.SimpleQueue = queue.SimpleQueue()  # which no profile puts back
+
+
+class Around(nn.Module):
+    """Calls ``function`` with what a layer gives and a parameter, and tells what the results look like."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH, WIDTH))
+        self.functions = [function]
+
+    def forward(self, x):
+        found = self.functions[0](self.layer(x), self.weight)
+        tensors = list(find_tensors(found))
+        told.put([look(t) for t in tensors])
+        return sum(t.float().sum() for t in tensors)
+
+
+def find_tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    parts = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else vars(
+        value).values() if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor) else ()
+    for part in parts:
+        yield from find_tensors(part)
+
+
+def look(tensor):
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, tensor.is_leaf, str(tensor.device)
+
+
+def run(function, **options):
+    found = profile(Around(function), args=(X,), device="h100", **options)
+    return found, take_told()[-1]
+
+
+def take_told():
+    found = []
+    while not told.empty():
+        found.append(told.get())
+    return found
+
+
+def run_compiled(function, settings=None, **options):
+    return run(torch.compile(function, **settings or {}), **options)
+
+
+def forward_bytes(p):
+    return p.phases["forward"].allocated_bytes
+
+
+@dataclass
+class Result:
+    first: torch.Tensor
+    others: list
+
+
+class Plain:
+    pass
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].exp()
+
+
+def give_object(x, w):
+    found = Plain()
+    found.a, found.b = x.sin(), [x.cos(), {"c": x * 2}]
+    return found
+
+
+def write_inside(x, w):
+    x = x * 1
+    x.mul_(2)
+    x[:, 0].add_(1)
+    return x.sin()
+
+
+def write_argument(x, w):
+    x.add_(1)
+    return x * 2, x
+
+
+def append_outside(x, w):
+    kept.clear()
+    kept.append(x.sin())
+    return kept[0] * 2, kept
+
+
+kept: list[torch.Tensor] = []
+
+RESULTS = {
+    "one": lambda x, w: F.gelu(x @ w),
+    "views of one": lambda x, w: (x.t(), (y := x * 2), y.view(-1), y[0]),
+    "parts of one storage as arguments": lambda x, w: torch.compile(lambda a, b: a * b)(*x.chunk(2, -1)),
+    "an object": give_object,
+    "a dataclass": lambda x, w: Result(x * 2, [x.sin()]),
+    "a write to what was made": write_inside,
+    "a write to an argument": write_argument,
+    "a list of the caller": append_outside,
+    "arguments": lambda x, w: (x, w),
+    "some without gradient": lambda x, w: (x * 2, x.detach() * 2, (x * 2).detach()),
+    "made of numbers": lambda x, w: (x * torch.tensor(2.0), torch.tensor([1.0, 2.0], device=x.device)),
+    "known contents": lambda x, w: (x * 2, torch.arange(4, device=x.device)),
+    "a custom function": lambda x, w: Exp.apply(x) * 2,
+    "a checkpoint": lambda x, w: checkpoint(lambda a: F.gelu(a @ w), x, use_reentrant=False),
+    "vmap": lambda x, w: torch.func.vmap(lambda row: (row * 2).sin())(x),
+    "a gradient of torch.func": lambda x, w: torch.func.grad(lambda a: a.sin().sum())(x),
+    "autocast": lambda x, w: torch.autocast("cuda", torch.bfloat16)(lambda: F.gelu(x @ w))(),
+    "nested": lambda x, w: torch.compile(lambda a: a.sin())(x) @ w,
+    "rows by a mask": lambda x, w: (x.sin()[x > 0.5].cos(), x * 2),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_look_as_eager_ones(name):
+    function = RESULTS[name]
+    assert run_compiled(function)[1] == run(function)[1]
+    assert run_compiled(function, mode="infer")[1] == run(function, mode="infer")[1]
+
+
+def test_the_graph_saves_what_the_partitioner_chooses():
+    # eager saves x for sin and sin(x) for cos; the graph saves x alone, from which backward computes both
+    eager, compiled = run(lambda x, w: x.sin().cos())[0], run_compiled(lambda x, w: x.sin().cos())[0]
+    assert forward_bytes(eager) - forward_bytes(compiled) == BYTES
+    call, = compiled.compiled
+    assert (call.graphs, call.breaks, call.saved_bytes, call.fwd_kernels, call.bwd_kernels) == (1, (), BYTES, 1, 1)
+    assert call.recomputed == 1  # sin(x); what only backward needs is no recomputation
+
+
+def make_breaks():
+    disabled = torch.compiler.disable(lambda x: x * 3)
+
+    def by_print(x, w):
+        y = x @ w
+        print(end="")
+        return y.sin()
+
+    def by_item(x, w):
+        y = x @ w
+        return y.sin() if y.sum() > 0 else y
+
+    def by_disabled(x, w):
+        return disabled(x @ w).sin()
+
+    def by_graph_break(x, w):
+        y = x @ w
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    return {by_print: "print is called", by_item: "needs the contents of a tensor",
+            by_disabled: "torch.compiler.disable keeps the compiler out of make_breaks.<locals>.<lambda>",
+            by_graph_break: "torch._dynamo.graph_break()"}
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_break_ends_a_graph_and_is_named_with_its_line(index):
+    function, reason = list(make_breaks().items())[index]
+    options = ProfileOptions(unknown_condition="true")
+    p, seen = run_compiled(function, options=options)
+    eager, expected = run(function, options=options)
+    assert seen == expected and p.fwd_flops == eager.fwd_flops
+    call, = p.compiled
+    broken, = call.breaks
+    assert reason in broken.reason and call.graphs == 2
+    first = function.__code__.co_firstlineno
+    assert broken.source.startswith(f"{__file__}:") and first < int(broken.source.rpartition(":")[2]) < first + 4
+
+
+def test_fullgraph_refuses_a_break():
+    with pytest.raises(InputError, match=r"fullgraph=True.*breaks.*test_region.py:\d+: print is called"):
+        run_compiled(next(iter(make_breaks())), {"fullgraph": True})
+    assert run_compiled(RESULTS["one"], {"fullgraph": True})[0].compiled[0].graphs == 1
+
+
+def test_backends_are_what_they_are():
+    function = RESULTS["one"]
+    eager, inductor = run(function)[0], run_compiled(function)[0]
+
+    def mine(graph, inputs):
+        return graph.forward
+
+    for backend in ("eager", mine):
+        p = run_compiled(function, {"backend": backend})[0]
+        assert (forward_bytes(p), p.fwd_flops, p.bwd_flops) == (forward_bytes(eager), eager.fwd_flops, eager.bwd_flops)
+        assert not p.compiled
+    assert p.assumptions == ("torch.compile(backend='mine'): what it compiles runs as written, since what this backend "
+                             "does is unknown",)
+    plain = run_compiled(function, {"backend": "aot_eager"})[0].compiled[0]
+    assert (plain.fwd_kernels, plain.saved_bytes) == (0, inductor.compiled[0].saved_bytes)
+    assert plain.fwd_extern_kernels == plain.operators
+
+
+def test_the_user_may_turn_the_compiler_off():
+    def function(x, w):
+        return x.sin().cos()
+    compiled = torch.compile(function)
+
+    def step(model, optimizer, x):
+        with torch.compiler.set_stance("force_eager"):
+            model(x).backward()
+    assert not profile(Around(compiled), args=(X,), step=step, device="h100").compiled
+
+
+def test_an_error_in_the_function_leaves_everything_as_it_was():
+    held = []
+
+    def function(x, w):
+        held.append(x.sin())
+        raise KeyError("mine")
+    compiled = torch.compile(function)
+    model = Around(compiled)
+    layer, weight = model.layer.weight, model.weight
+    for _ in range(2):
+        with pytest.raises(Exception, match="mine"):
+            profile(model, args=(X,), device="h100")
+        assert model.layer.weight is layer and model.weight is weight and weight.grad is None
+        assert not torch.compiler.is_compiling() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__))
+        assert cells["fn"].cell_contents is function
+    with pytest.raises(KeyError):
+        compiled.__wrapped__(X, weight)
+
+
+def test_an_error_that_the_model_catches_keeps_what_was_done():
+    held = []
+
+    def fail(x, w):
+        held[:] = [x.sin()]
+        raise KeyError
+
+    def catch(x, w):
+        try:
+            torch.compile(fail)(x, w)
+        except KeyError:
+            return held[0] * 2
+    compiled, eager = run(catch), run(lambda x, w: x.sin() * 2)
+    assert compiled[1] == eager[1] and compiled[0].bwd_flops == eager[0].bwd_flops
+
+
+def test_two_threads_compile_on_their_own():
+    function = torch.compile(RESULTS["one"])
+    expected, found = forward_bytes(run(function)[0]), []
+
+    def work():
+        found.append(forward_bytes(profile(Around(function), args=(X,), device="h100")))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected, expected]
+    assert dict(zip(function.__code__.co_freevars, function.__closure__))["fn"].cell_contents is RESULTS["one"]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def compile_blocks(model):
+    for block in model:
+        block.compile()
+    return model
+
+
+def compile_forwards(model):
+    for block in model:
+        block.forward = torch.compile(block.forward)
+    return model
+
+
+WAYS = {"the model": torch.compile, "its blocks": compile_blocks, "their forward functions": compile_forwards}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_add_up_and_a_replayed_step_is_the_same(way):
+    p, again = [profile(WAYS[way](nn.Sequential(Block(), Block())), args=(X,), device="h100", optimizer="adamw",
+                        reuse=reuse) for reuse in (True, False)]
+    for column, total in (("fwd_flops", p.fwd_flops), ("bwd_flops", p.bwd_flops)):
+        assert sum(getattr(node, column) for node in p.nodes) == total
+    assert sum(node.incremental_bytes for node in p.nodes) == p.nodes[-1].accumulate_bytes
+    products = [node for node in p.nodes if "mm" in node.name and "fused" not in node.name]
+    assert len(products) == 4
+    for node in products:  # each has two products in backward, and the gradient of its bias
+        assert 2 * node.fwd_flops <= node.bwd_flops < 2.1 * node.fwd_flops
+        assert node.module_path.rpartition(".")[2] in ("up", "down")
+    one, other = json.loads(p.to_json()), json.loads(again.to_json())
+    assert [name for name in one if one[name] != other[name]] == ["replay"]
+    assert [row.replayed for row in p.replay if row.kind == "step"] == [True]
+
+
+def test_a_step_compiled_whole_breaks_at_its_backward_pass():
+    def step(model, optimizer, x):
+        model(x).backward()
+    model, plain = nn.Sequential(Block(), nn.Flatten(0), nn.Linear(ROWS * WIDTH, 1)), {}
+    for name, one in (("eager", step), ("compiled", torch.compile(step))):
+        plain[name] = profile(model, args=(X,), step=one, device="h100")
+    p = plain["compiled"]
+    call, = p.compiled
+    assert [b.reason for b in call.breaks] == ["a backward pass runs inside"] and call.graphs == 1
+    assert p.phases["backward"].allocated_bytes == plain["eager"].phases["backward"].allocated_bytes
+
+
+def test_hooks_are_called_as_without_a_compiler():
+    def build(way):
+        model = nn.Sequential(Block())
+        model[0].register_forward_hook(lambda module, args, output: told.put("module"))
+        model[0].up.weight.register_hook(lambda gradient: told.put("gradient"))
+        model[0].up.weight.register_post_accumulate_grad_hook(lambda parameter: told.put("accumulated"))
+        return way(model)
+    options = ProfileOptions(steps=1)
+    take_told()
+    for way in (lambda model: model, compile_blocks):
+        profile(build(way), args=(X,), options=options, reuse=False)
+        assert take_told() == ["module", "gradient", "accumulated"]
+
+
+def test_a_size_that_changes_compiles_once_more():
+    class Sizes(nn.Module):
+        def __init__(self, **settings):
+            super().__init__()
+            self.layer, self.part = nn.Linear(WIDTH, WIDTH), [torch.compile(lambda x: x.sin(), **settings)]
+
+        def forward(self, x):
+            return sum(self.part[0](self.layer(x[:rows])).sum() for rows in (16, 32, 48, 48))
+    for settings, sizes in (({}, [(32, 16)]), ({"dynamic": True}, []), ({"dynamic": False}, [(32, 16), (48, 32)])):
+        p = profile(Sizes(**settings), args=(X,), device="h100")
+        assert [r for call in p.compiled for r in call.recompilations] == [
+            f"size 0 of tensor 0 is {now}, it was {before}" for now, before in sizes]
+
+
+def test_compiled_optimizers_have_states_as_dynamo_makes_them():
+    def make(parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        optimizer.step = torch.compile(optimizer.step)
+        return optimizer
+    eager = profile(nn.Sequential(Block()), args=(X,), device="h100", optimizer="momentum")
+    p = profile(nn.Sequential(Block()), args=(X,), device="h100", optimizer=make)
+    assert p.optimizer_bytes == eager.optimizer_bytes
+    assert p.phases["optimizer"].allocated_bytes == eager.phases["optimizer"].allocated_bytes
+
+
+def test_what_python_holds_is_told_from_what_autograd_does():
+    with MetaTensorMode():
+        x = torch.rand(3, device="cuda", requires_grad=True)
+        y = x * 2
+        saved = y.sin()
+        with torch._C.DisableTorchFunction():
+            assert not is_held(y)  # but for this variable
+            other = y
+            assert is_held(y)
+            identity, node = id(y), saved.grad_fn
+            exchange(y, torch.zeros(5))
+            assert id(other) == identity and other.shape == (5,) and node is saved.grad_fn
+    gc.collect()
