@@ -145,6 +145,8 @@ class _Attempt:
         mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
               borrow_module(module) as borrowed, tracing_patches(self.outlined)):
+            if borrowed.compiled:
+                mode.state.assume("a module under torch.compile is traced as the module that it wraps")
             self.put_back = found.put_back_all
             lazy = [path for path, _, original in (*borrowed.parameters, *borrowed.buffers) if is_lazy(original)]
             if lazy:
