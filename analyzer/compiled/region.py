@@ -230,8 +230,9 @@ class _Call:
         if backend != "cudagraphs" and not self.config.get("triton.cudagraphs", inductor_config.triton.cudagraphs):
             return False
         obstacle = find_obstacle(joint) if self.device.kind == "cuda" else f"{self.device.name} has none"
-        if obstacle is not None:
-            active_state().assume(f"CUDA graphs: a graph runs kernel by kernel, since {obstacle}")
+        active_state().assume(
+            "CUDA graphs: what lives in their pool counts as allocated, which PyTorch's counters leave out"
+            if obstacle is None else f"CUDA graphs: a graph runs kernel by kernel, since {obstacle}")
         self.captured |= obstacle is None
         return obstacle is None
 
