@@ -2,22 +2,27 @@
 
 AOTAutograd makes this graph with tensors that claim the device of the step, for which it needs that device. Here the
 function runs under the mode, in a memory of its own: the mode already takes the path of the claimed device (attention
-kernels, autocast's casts), and each operator that Inductor decomposes is decomposed where it is dispatched.
+kernels, autocast's casts), and each operator that Inductor decomposes is decomposed where it is dispatched. A write is
+made functional before, as torch's functionalization does it (``torch/csrc/functionalization`` and torchgen's kernels).
 """
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
+
+from .functional import functional_of, is_view, view_inverse
 
 _aten = torch.ops.aten
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype
@@ -28,13 +33,24 @@ class GraphBreak(Exception):
     """The function cannot be one graph."""
 
 
+class View(NamedTuple):
+    """How a tensor was made of another part of its storage: ``func(*args, **kwargs)``, and which of the results."""
+
+    source: Tensor
+    func: Any
+    args: tuple[Any, ...]  #: behind the source
+    kwargs: dict[str, Any]
+    part: int | None
+
+
 class GraphTape:
     """Writes down each operator that is dispatched. A write to a tensor is a new value of its storage."""
 
     def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable[..., Any]],
-                 locate: Callable[[], int]) -> None:
+                 locate: Callable[[], int], region: Callable[[], Any]) -> None:
         self.graph = fx.Graph()
         self.fake_mode, self.decompositions, self.locate = fake_mode, decompositions, locate
+        self.region = region                                  #: the checkpoint that is under way: `checkpoint.Region`
         self.primals: list[Tensor] = []
         self.written: list[int] = []
         self.in_backward = False
@@ -42,13 +58,18 @@ class GraphTape:
         self._values: dict[_Place, tuple[fx.Node, int]] = {}  # with the version of the storage that it is of
         self._versions: dict[int, int] = {}
         self._bases: dict[int, tuple[fx.Node, Tensor]] = {}   # value of a whole storage, and a tensor that is all of it
+        self._views: dict[_Place, View] = {}
         self.placeholders: list[fx.Node] = []                 #: of the primals
         self._last_placeholder: fx.Node | None = None
         self._forward_of: dict[int, fx.Node] = {}             # by number of the autograd node that it made
         self._sequence = next_sequence_number()
+        self.called: Any = None                               #: the operator of the user's that runs
+        self._pauses = False
 
     def fake(self, tensor: Tensor) -> FakeTensor:
         """A tensor of torch's own compiler, on the device that ``tensor`` claims."""
+        if tensor.layout is not torch.strided:
+            raise GraphBreak(f"a tensor of layout {tensor.layout}")
         with without_modes():
             plain = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
             return FakeTensor(self.fake_mode, plain, device_of(tensor))
@@ -67,89 +88,179 @@ class GraphTape:
         """The node whose value ``tensor`` is now; one that the graph has not met is an input."""
         place = place_of(tensor)
         version = self._versions.get(place[0])
+        known = self._values.get(place)
+        if known is not None and known[1] == version:
+            return known[0]
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
-        is_part = version == 0 and place[0] in self.primal_of and place not in self._values
+        is_part = version == 0 and place[0] in self.primal_of and place not in self._views
         if version is None or is_part and not self.in_backward:
             assert not self.in_backward, place
             self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
             self.placeholders.append(self.placeholder(tensor, f"primals_{len(self.primals)}"))
             return self.placeholders[-1]
-        known = self._values.get(place)
-        if known is not None and known[1] == version:
-            return known[0]
-        base, whole = self._bases[place[0]]
-        offset = int(tensor.storage_offset() - whole.storage_offset())
-        node = self._call(_aten.as_strided.default, (base, place[2], place[3], offset), {}, tensor)
+        view = self._views.get(place)
+        if view is not None:
+            node = self._look(view, self.value(view.source), tensor)
+        else:
+            base, whole = self._bases[place[0]]
+            offset = int(tensor.storage_offset() - whole.storage_offset())
+            node = self._call(_aten.as_strided.default, (base, place[2], place[3], offset), {}, tensor)
         self._values[place] = node, version
         return node
 
     def write_back(self, primal: int) -> None:
         """The present contents of a primal are put where it is."""
-        number = place_of(self.primals[primal])[0]
-        node, whole = self._bases[number]
-        self._call(_aten.copy_.default, (self.placeholders[primal], node), {}, whole)
+        tensor = self.primals[primal]
+        self._call(_aten.copy_.default, (self.placeholders[primal], self.value(tensor)), {}, tensor)
+
+    def composition(self, func: Any) -> Callable[..., Any] | None:
+        """What takes an operator apart: the compiler's decomposition, or its functional form and a write."""
+        if self._pauses:
+            return None
+        if func._schema.is_mutable:
+            return partial(self._write_functionally, func)
+        return self.decompositions.get(func)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
+        """An operator of the user's runs, with all that it is made of."""
+        self.called, last = func, self.graph._root.prev
+        try:
+            result = run(func, args, kwargs, False)
+        finally:
+            self.called = None
+        region = self.region()
+        if region is not None:
+            made = []
+            while last.next is not self.graph._root:
+                last = last.next
+                made.append(last)
+            region.tag(made, func, args, kwargs, result)
+        return result
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operator ran."""
-        if func is _aten.detach.default or func is _aten.alias.default:
+        """An operator ran that is one in the graph."""
+        if self._pauses or func is _aten.detach.default or func is _aten.alias.default:
             return  # the same place in the same storage
-        schema = func._schema
-        if not schema.is_mutable:
-            if isinstance(result, Tensor) and args and result is args[0]:
-                return  # a conversion to what it is already
-            args, kwargs = tree_map_only(Tensor, self.value, (args, kwargs))
-            self._record(func, args, kwargs, result)
+        if isinstance(result, Tensor) and args and result is args[0]:
+            return  # a conversion to what it is already
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for tensor in tensors:
+            self.value(tensor)  # before the call's own node, in the order in which they are read
+        views = is_view(func)
+        source = next((t for t in tensors if isinstance(result, Tensor) or views), None)
+        if views and isinstance(result, Tensor) and source is not None and (
+                place_of(result) == place_of(source)):
             return
-        written = [a for a, argument in zip(args, schema.arguments)
-                   if argument.alias_info is not None and argument.alias_info.is_write and isinstance(a, Tensor)]
-        written += [kwargs[argument.name] for argument in schema.arguments if argument.name in kwargs and (
-            argument.alias_info is not None and argument.alias_info.is_write)]
-        func, keep = _functional(func)
-        before = args
-        args, kwargs = tree_map_only(Tensor, self.value, (args[:keep], kwargs))
-        if func is _aten.copy.default and before[0].dtype == before[1].dtype and before[0].shape == before[1].shape:
-            self._write(before[0], args[1])
-            return
-        node = self._call(func, args, kwargs, written[0] if len(written) == 1 else tuple(written))
-        if len(written) == 1:
-            self._write(written[0], node)
-            return
-        for i, tensor in enumerate(written):
-            self._write(tensor, self._call(operator.getitem, (node, i), {}, tensor))
+        nodes: Any = tree_map_only(Tensor, self.value, (args, kwargs))
+        node = self._call(func, nodes[0], nodes[1], result)
+        parts = [(None, result)] if isinstance(result, Tensor) else list(
+            enumerate(result)) if isinstance(result, (list, tuple)) else []
+        for index, part in parts:
+            if not isinstance(part, Tensor):
+                continue
+            place = place_of(part)
+            one = node if index is None else self._call(operator.getitem, (node, index), {}, part)
+            if place[0] in self._bases and place not in self._views and place != place_of(self._bases[place[0]][1]):
+                origin = next((t for t in tensors if place_of(t)[0] == place[0]), None)
+                if origin is not None and args and origin is args[0]:
+                    self._views[place] = View(alias(origin), func, args[1:], kwargs, index)
+            self._keep(part, one)
 
     def asked(self, func: Any) -> None:
         """The contents of a tensor are asked for, or decide a size: torch's compiler breaks the graph there."""
         if not self.in_backward:
             raise GraphBreak(f"{func} needs the contents of a tensor")
 
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        node = self._call(func, args, kwargs, result)
-        if isinstance(result, Tensor):
-            self._keep(result, node)
-        elif isinstance(result, (list, tuple)):
-            for i, part in enumerate(result):
-                if isinstance(part, Tensor):
-                    self._keep(part, self._call(operator.getitem, (node, i), {}, part))
+    def _write_functionally(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result of an operator that writes to its arguments, which the graph has as one that returns them."""
+        schema = func._schema
+        given = {a.name: value for a, value in zip(schema.arguments, args)} | kwargs
+        written = [(a, t) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+                   for t in tree_leaves(given.get(a.name)) if isinstance(t, Tensor)]
+        if torch.Tag.inplace_view in func.tags:
+            return self._change_geometry(func, args, kwargs)
+        functional = functional_of(func)
+        if functional is None:
+            return self._write_as_given(func, given, [t for _, t in written])
+        outputs = {a.name for a in schema.arguments if a.is_out}
+        keep = len(args) - sum(a.name in outputs for a in schema.arguments[:len(args)])
+        found = tree_leaves(functional(*args[:keep], **{k: v for k, v in kwargs.items() if k not in outputs}))
+        answer = self._unrecorded(func, args, kwargs)
+        own, news = found[:len(found) - len(written)], found[len(found) - len(written):]
+        for (_, tensor), new in zip(written, news):
+            if new.dtype != tensor.dtype:
+                new = _aten._to_copy.default(new, dtype=tensor.dtype)
+            self.write(tensor, self.value(new))
+        if not own:
+            return answer
+        return tuple(own) if len(own) > 1 else own[0]
+
+    def _write_as_given(self, func: Any, given: dict[str, Any], written: list[Tensor]) -> Any:
+        """An operator without a functional form, as the higher-order operator that copies what it writes to before."""
+        if not can_auto_functionalize(func):
+            raise GraphBreak(f"{func}, which writes to its arguments and has no functional form")
+        nodes = tree_map_only(Tensor, self.value, given)
+        answer = self._unrecorded(func, (), given)
+        own = [] if answer is None else list(answer) if isinstance(answer, (list, tuple)) else [answer]
+        node = self._call(auto_functionalized, (func,), nodes, (*(own or [None]), *written))
+        for i, tensor in enumerate(own):
+            self._keep(tensor, self._call(operator.getitem, (node, i), {}, tensor))
+        for i, tensor in enumerate(written, max(1, len(own))):
+            self.write(tensor, self._call(operator.getitem, (node, i), {}, tensor))
+        return answer
+
+    def _change_geometry(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``unsqueeze_`` and its like: the tensor is another view from now on."""
+        functional = functional_of(func)
+        if functional is None:
+            raise GraphBreak(str(func))
+        functional(*args, **kwargs)
+        return self._unrecorded(func, args, kwargs)
+
+    def _unrecorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call as the mode has it, for what it tells of contents."""
+        self._pauses = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._pauses = False
+
+    def _look(self, view: View, source: fx.Node, tensor: Tensor) -> fx.Node:
+        """A view of another value than the one that it was made of."""
+        if view.part is None:
+            return self._call(view.func, (source, *view.args), view.kwargs, tensor)
+        with without_modes(), self.fake_mode:
+            parts = view.func(source.meta["val"], *view.args, **view.kwargs)
+        node = self.graph.call_function(view.func, (source, *view.args), view.kwargs)
+        self._describe(node, parts)
+        return self._call(operator.getitem, (node, view.part), {}, tensor)
 
     def _call(self, func: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
         if isinstance(result, Tensor):  # the mode calls factories on meta
             args, kwargs = tree_map_only(torch.device, lambda _: device_of(result), (args, kwargs))
         node = self.graph.call_function(func, tuple(args), dict(kwargs))
-        node.meta["val"] = tree_map_only(Tensor, self.fake, result)
+        self._describe(node, tree_map_only(Tensor, self.fake, result))
+        return node
+
+    def _describe(self, node: fx.Node, value: Any) -> None:
+        """What torch's passes, and the program, are told of a node."""
+        node.meta["val"] = value
+        node.meta["original_aten"] = self.called or node.target
+        if "custom" in fx.traceback.current_meta:  # torch.fx.traceback.annotate
+            node.meta["custom"] = dict(fx.traceback.current_meta["custom"])
         if self.in_backward:
             node.meta["partitioner_tag"] = "is_backward"
             current = torch._C._current_autograd_node()
             origin = None if current is None else self._forward_of.get(current._sequence_nr())
             node.meta["module"] = self.locate() if origin is None else origin.meta["module"]
             node.meta["forward"] = origin
-            return node
+            return
         node.meta["module"] = self.locate()
         sequence = next_sequence_number()
         for number in range(self._sequence, sequence):
             self._forward_of[number] = node
         self._sequence = sequence
-        return node
 
     def _keep(self, tensor: Tensor, node: fx.Node) -> None:
         """``node`` is the value of ``tensor``; of its storage where the tensor is the first one of it."""
@@ -159,23 +270,38 @@ class GraphTape:
             self._bases[place[0]] = node, alias(tensor)  # of which no user's code has a reference
         self._values[place] = node, version
 
-    def _write(self, tensor: Tensor, node: fx.Node) -> None:
-        """``tensor`` has the value ``node`` from now on, and what shares its storage another one than before."""
+    def write(self, tensor: Tensor, node: fx.Node) -> None:
+        """``tensor`` has the value ``node`` from now on, and what shares its storage another one than before.
+
+        Each view on the way from the whole storage to ``tensor`` is undone by the operator that puts a part back.
+        """
         place = place_of(tensor)
-        if place[0] not in self._bases:  # it was never read
-            self.value(tensor)
-        base, whole = self._bases[place[0]]
-        if place != place_of(whole):
-            offset = int(tensor.storage_offset() - whole.storage_offset())
-            base = self._call(_aten.as_strided_scatter.default, (base, node, place[2], place[3], offset), {}, whole)
-        else:
-            base = node
-        version = self._versions[place[0]] = self._versions[place[0]] + 1
-        self._bases[place[0]] = base, whole
-        self._values[place_of(whole)] = base, version
-        self._values[place] = node, version
-        primal = self.primal_of.get(place[0])
+        number = place[0]
+        self.value(tensor)  # it may never have been read
+        base, whole = self._bases[number]
+        changed = {place: node}
+        while place != place_of(whole):
+            view = self._views.get(place)
+            inverse = None if view is None else view_inverse(view, tensor)
+            if view is None or inverse is None:
+                offset = int(tensor.storage_offset() - whole.storage_offset())
+                node = self._call(_aten.as_strided_scatter.default, (base, node, place[2], place[3], offset), {}, whole)
+                tensor = whole
+            else:
+                func, arguments, takes_source = inverse
+                before = (self.value(view.source),) if takes_source else ()
+                node = self._call(func, (*before, node, *arguments), {}, view.source)
+                tensor = view.source
+            place = place_of(tensor)
+            changed[place] = node
+        version = self._versions[number] = self._versions[number] + 1
+        self._bases[number] = node, whole
+        for place, node in changed.items():
+            self._values[place] = node, version
+        primal = self.primal_of.get(number)
         if primal is not None and primal not in self.written:
+            if sum(place_of(p)[0] == number for p in self.primals) > 1:
+                raise GraphBreak("a write to one of several arguments that share memory")
             self.written.append(primal)
 
 
@@ -183,12 +309,3 @@ def place_of(tensor: Tensor) -> _Place:
     """What tells a tensor's elements from others: its storage, and which part of it is read how."""
     storage: Any = tensor.untyped_storage()
     return storage.number, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _functional(func: Any) -> tuple[Any, int | None]:
-    """The operator that returns what ``func`` writes, and how many positional arguments it takes (None: all)."""
-    packet = getattr(getattr(torch.ops, func.namespace), func._schema.name.split("::")[1].rstrip("_"))
-    if func._schema.name.endswith("_"):
-        return getattr(packet, func._overloadname), None
-    base = func._overloadname.removesuffix("out").rstrip("_") or "default"
-    return getattr(packet, base), None

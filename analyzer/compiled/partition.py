@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.graph_compile import collect_fw_donated_buffer_idxs
+from torch._guards import TracingContext, tracing
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 from torch._inductor.virtualized import V
@@ -27,7 +28,8 @@ from .trace import JointGraph
 def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]:
     """The forward and the backward half of a joint graph. Call it in `lowering.compiling_for`."""
     inputs = _fake_inputs(joint.module)
-    with V.set_fake_mode(joint.fake_mode), _folding_on_host():
+    with (V.set_fake_mode(joint.fake_mode), tracing(TracingContext(joint.fake_mode)), _folding_on_host(),
+          mock.patch.object(partitioners, "functionalize_rng_ops", _leave_random)):
         if not joint.differentiated:
             halves: tuple[fx.GraphModule, ...] = (compile_fx._recursive_joint_graph_passes(joint.module),)
         else:
@@ -68,6 +70,13 @@ def partition_plainly(joint: JointGraph, saves_all: bool) -> tuple[fx.GraphModul
     halves: tuple[fx.GraphModule, fx.GraphModule] = cut(
         joint.module, _fake_inputs(joint.module), num_fwd_outputs=joint.results)
     return halves
+
+
+def _leave_random(joint: Any, forward: Any, backward: Any, symbols: int) -> tuple[Any, Any]:
+    """Random operators that run again in backward stay as they are: the generators that torch gives an accelerator's
+    (``graphsafe_run_with_rng_state``) are no tensors, and the operators are the same.
+    """
+    return forward, backward
 
 
 def _fake_inputs(graph: fx.GraphModule) -> list[Any]:

@@ -389,7 +389,8 @@ def _key_of(graph: fx.Graph, results: int) -> Any:
         specs = [(tuple(t.shape), tuple(t.stride()), t.dtype, t.device)
                  for t in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
         target = str(node.target) if node.op == "call_function" else ""
-        rows.append((node.op, node.meta.get("module"), target, repr(value), str(specs)))
+        tags = node.meta.get("recompute"), node.meta.get("ac_graph_id"), str(node.meta.get("custom"))
+        rows.append((node.op, node.meta.get("module"), target, repr(value), str(specs), tags))
     return results, tuple(rows)
 
 

@@ -21,6 +21,7 @@ from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
+from .checkpoint import tagged_checkpoints
 from .joint_graph import GraphBreak, GraphTape, place_of
 from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
 from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
@@ -93,12 +94,14 @@ class FunctionTrace:
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
         self._hooks: Hooks | None = None  # around the call
         self._first_node = self.given = 0
+        self.region: Any = None  #: the checkpoint that is under way: `checkpoint.Region`
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``function`` gives for these arguments."""
         self._begin([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
         try:
-            result = function(*args, **kwargs)
+            with tagged_checkpoints(self):
+                result = function(*args, **kwargs)
             self._note(tree_leaves(result))  # a transform's are not seen as they are made
             self.cut()
             return result
@@ -174,7 +177,7 @@ class FunctionTrace:
     def _enter(self, tensors: Iterable[Tensor]) -> None:
         state = self.state
         self.tape = GraphTape(FakeTensorMode(allow_non_fake_inputs=True), self.decompositions,
-                              (lambda: 0) if state.recorder is None else state.recorder._running)
+                              (lambda: 0) if state.recorder is None else state.recorder._running, lambda: self.region)
         self._made, self._with_gradient, self._first_node = {}, {}, next_sequence_number()
         self._wrapped = {}
         state.space, state.graph, state.tracing = self.space, self.tape, self

@@ -70,6 +70,8 @@ class MetaDispatchMode(DirectDispatchMode):
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
         try:
+            if self.state is not None and self.state.graph is not None and self.state.graph.called is None:
+                return self.state.graph.call(func, args, kwargs or {}, self._handle)
             if self.state is not None and self.state.space.is_shared:
                 with self.state.space.turn:
                     return self._handle(func, args, kwargs or {}, whole)
@@ -83,7 +85,7 @@ class MetaDispatchMode(DirectDispatchMode):
         """What takes an operator apart: a compiler's decomposition, its own, or what the device makes it of."""
         found: list[Any] = []
         if state.graph is not None and not info.composite:
-            found.append(state.graph.decompositions.get(info.op))
+            found.append(state.graph.composition(info.op))
         if not whole and info.op not in self._whole:
             found += [info.op.decompose if info.composite else None, info.composition]
         return [compose for compose in found if compose is not None]

@@ -1,0 +1,71 @@
+"""Activation checkpointing inside a compiled function: its operators are tagged, and run once.
+
+``torch.compile`` runs no checkpoint. Its operators are tagged with what its policy says of each (recompute, where it
+has none), and with a number that tells it from the next; the partitioner decides by them. So does
+``torch/_higher_order_ops/wrap.py``, ``tag_activation_checkpoint_impl``, with ``_CachingTorchDispatchMode`` of
+``torch/utils/checkpoint.py``, for checkpoints of both kinds.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch.utils import checkpoint
+
+
+class Region:
+    """One checkpoint that is under way; one in another has the number of that. ``policy`` tells of an operator whether
+    it is recomputed; None: each is.
+    """
+
+    def __init__(self, number: int, policy: Callable[..., Any] | None) -> None:
+        self.number, self.policy = number, policy
+
+    def tag(self, nodes: Sequence[fx.Node], func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """``nodes`` are what a call of ``func`` in the checkpoint put into the graph."""
+        found: Any = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        if self.policy is not None and func not in checkpoint.SAC_IGNORED_OPS:
+            context = checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=result)
+            found = self.policy(context, func, *args, **kwargs)
+            if isinstance(found, bool):
+                found = checkpoint._policy_from_bool(found)
+        for node in nodes:
+            node.meta["recompute"], node.meta["ac_graph_id"] = found, self.number
+
+
+@contextmanager
+def tagged_checkpoints(trace: Any) -> Iterator[None]:
+    """A block in which ``torch.utils.checkpoint`` tags the graphs of a `trace.FunctionTrace` and runs nothing twice."""
+    numbers = itertools.count()
+
+    @contextmanager
+    def region(context: Any = None) -> Iterator[None]:
+        outer, policy = trace.region, getattr(context, "policy_fn", None)
+        trace.region = Region(next(numbers) if outer is None else outer.number, policy)
+        try:
+            with nullcontext() if context is None or policy is not None else context:
+                yield
+        finally:
+            trace.region = outer
+
+    def run(fn: Any, preserve: Any = True, context_fn: Any = checkpoint.noop_context_fn, *rest: Any,
+            **kwargs: Any) -> Iterator[None]:
+        forward, _ = context_fn()
+        if not torch.is_grad_enabled():
+            yield
+            return
+        with region(forward):
+            yield
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        with region():
+            return function(*args)
+
+    with (mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", run),
+          mock.patch.object(checkpoint.CheckpointFunction, "apply", apply)):
+        yield
