@@ -261,7 +261,8 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
             elements, reduced = sizes
     workspaces = {a.outer_name: int(a.count) * a.dtype.itemsize
                   for a in getattr(kernel, "args", kernel).workspace_args}
-    origins = _drop_made_before(origins, read)
+    made = {name for node in nodes for name in node.get_buffer_names()}
+    origins = _drop_made_before(origins, [name for name in read if name not in made])  # some it makes and reads again
     signatures = tuple([_signature_of(origin) for origin in origins if origin.op == "call_function"])
     kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
                                tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
