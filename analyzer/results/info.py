@@ -249,7 +249,8 @@ class CompiledInfo:
     recompilations: tuple[str, ...] = ()  #: in all steps: why the graphs of an earlier call did not do
     operators: int                  #: of the graphs as they are traced, forward
     recomputed: int                 #: of these, those that run again in the backward pass
-    saved_bytes: int | None         #: that the forward graphs keep for the backward ones; None where no pass follows
+    #: all that the forward graphs hand to the backward ones, parameters and inputs among it; None where none follows
+    saved_bytes: int | None
     fwd_kernels: int                #: that the compiler generates
     bwd_kernels: int
     fwd_extern_kernels: int         #: that libraries and PyTorch have, as products and collectives
