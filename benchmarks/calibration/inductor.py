@@ -1,10 +1,11 @@
 """Compiled code: the host's pace beside its kernels, and what bounds the kernels that TorchInductor generates.
 
-The pace is measured on the machine at hand, on CPU, with tensors of 4 elements, so that what is timed is not
-arithmetic: compiled functions of few and of many kernels, of few and of many parameters. The wrapper that TorchInductor
-generates is the same Python for CPU and GPU, but for the driver's launch, which ``fitted/host.json`` has. What
-launching a CUDA graph takes cannot be measured so; it is NVIDIA's figure for one without branches on Ampere and later,
-2.5 microseconds ("Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements", its technical
+What entering a graph takes is measured on the machine at hand, on CPU, with tensors of 4 elements, so that what is
+timed is not arithmetic: compiled functions of few and of many parameters. What a graph's program takes for a generated
+kernel and for another one, beside the driver's launch (``fitted/host.json``), is fitted to the host's time of the
+compiled steps of ``benchmarks/truth/compiled.json``, of each model in proportion to the eager step, since machines
+differ. What launching a CUDA graph takes is NVIDIA's figure for one without branches on Ampere and later, 2.5
+microseconds ("Constant Time Launch for Straight-Line CUDA Graphs and Other Performance Enhancements", its technical
 blog, 2024).
 
 Kernels are those of ``benchmarks/truth/kernels/generated.csv.gz``: training steps of seven models on one H200, which no
@@ -34,14 +35,27 @@ from torch import nn
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.kernel_time.estimate import read_fitted
 from analyzer.hardware.kernel_time.generated import FAMILY, generated_time
-from benchmarks.truth_table import read_rows, rounded, write_constants
+from analyzer.meta.fused_kernel import FusedKernel
+from analyzer.profilers.call_sequence import CallTimer
+from analyzer.profilers.schedule import PICOSECONDS
+from analyzer.record.log import Log
+from benchmarks.compiled_measured import Row, predict
+from benchmarks.truth_table import read_rows, read_runs, rounded, write_constants
 
 from .memory_bound_fit import Bounds, Constants, descend
 
-FEW, MANY = 4, 36  #: kernels, parameters
+FEW, MANY = 4, 36  #: parameters
 RUNS, CALLS = 100, 20
 #: NVIDIA's figure, see above.
 GRAPH_LAUNCH_SECONDS = 2.5e-6
+#: Of a random number, assumed: ten rounds of Philox, each of two wide products and six cheaper operations, for one of
+#: the four numbers that they give (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+RANDOM_INSTRUCTIONS = 100.0
+#: Compiled steps and the eager ones of the same models.
+HOST_PAIRS = {"mlp4/compile": "mlp4/eager", "gpt2/compile_bf16": "gpt2/eager_bf16", "vit/compile": "vit/eager",
+              "llama_block/compile": "llama_block/eager", "resnet50/compile": "resnet50/eager",
+              "bert/compile": "bert/eager", "convnext/compile": "convnext/eager"}
+HOST_BOUNDS: Bounds = {"kernel_seconds": (5e-6, 1e-7, 5e-5), "extern_seconds": (1e-5, 1e-7, 5e-5)}
 
 
 def seconds_of(function: Callable[[], object]) -> float:
@@ -57,15 +71,6 @@ def seconds_of(function: Callable[[], object]) -> float:
     return min(runs)
 
 
-def products(x: torch.Tensor, weight: torch.Tensor, count: int, with_loops: bool) -> torch.Tensor:
-    """Products one after the other, with a generated loop behind each or none."""
-    for _ in range(count):
-        x = x @ weight
-        if with_loops:
-            x = x.sigmoid()
-    return x
-
-
 class ManyParameters(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -77,28 +82,71 @@ class ManyParameters(nn.Module):
         return x
 
 
-def measure() -> dict[str, float]:  # the constants of the family, all in seconds but ``spread``
-    x, weight = torch.rand(2, 2), torch.rand(2, 2)
-
-    def compiled(count: int, with_loops: bool) -> float:
-        torch._dynamo.reset()
-        function = torch.compile(products)
-        return seconds_of(lambda: function(x, weight, count, with_loops))
-
+def measure_entry() -> dict[str, float]:  # seconds of entering a graph, and of each tensor that it is given
     def module(count: int) -> float:
         torch._dynamo.reset()
         model = torch.compile(ManyParameters(count))
         return seconds_of(lambda: model(x))
 
+    x = torch.rand(2, 2)
     with torch.no_grad():
-        bare = {count: compiled(count, False) for count in (FEW, MANY)}
-        both = {count: compiled(count, True) for count in (FEW, MANY)}
-        tensors = {count: module(count) for count in (FEW, MANY)}
-    extern = (bare[MANY] - bare[FEW]) / (MANY - FEW)
-    kernel = (both[MANY] - both[FEW]) / (MANY - FEW) - extern
-    tensor = (tensors[MANY] - tensors[FEW]) / (MANY - FEW)
-    return {"graph_seconds": tensors[FEW] - FEW * tensor - kernel, "tensor_seconds": tensor, "kernel_seconds": kernel,
-            "extern_seconds": extern, "graph_launch_seconds": GRAPH_LAUNCH_SECONDS, "spread": 1.0}
+        seconds = {count: module(count) for count in (FEW, MANY)}
+    tensor = (seconds[MANY] - seconds[FEW]) / (MANY - FEW)
+    return {"graph_seconds": seconds[FEW] - FEW * tensor, "tensor_seconds": tensor}
+
+
+class HostRun(NamedTuple):
+    """A measured step of a compiled model: the host's seconds, how many times as long as predicted the host takes for
+    the eager step, its predicted seconds beside what a graph's calls take, and how many calls these are.
+    """
+
+    model: str
+    seconds: float
+    pace: float
+    rest: float
+    kernels: int
+    externs: int
+
+    def predict(self, kernel_seconds: float, extern_seconds: float) -> float:
+        return self.pace * (self.rest + self.kernels * kernel_seconds + self.externs * extern_seconds)
+
+
+def count_host(row: Row, entry: Constants) -> tuple[float, int, int]:
+    """The host's seconds for a step beside its graphs' calls, their generated kernels, and their other calls."""
+    logs: list[Log] = []
+    predict(row, logs)
+    constants = {**entry, "kernel_seconds": 0.0, "extern_seconds": 0.0}
+    timer = CallTimer(logs[-1], dataclasses.replace(find_device(DEVICE), calibration={FAMILY: constants}))
+    seconds, counts = 0.0, [0, 0]
+    for tally in logs[-1].tallies():
+        if tally.step == logs[-1].steps - 1:
+            seconds += tally.number * timer.time(tally.call).work.host / PICOSECONDS
+            if tally.call.signature.launch is not None:
+                counts[isinstance(tally.call.signature.op, FusedKernel)] += tally.number
+    return seconds, counts[True], counts[False]
+
+
+def read_host_runs(entry: Constants) -> list[HostRun]:
+    rows = {row.id: row for row in read_runs("compiled", Row)}
+    found = []
+    for name, eager in HOST_PAIRS.items():
+        rest, kernels, externs = count_host(rows[name], entry)
+        pace = rows[eager].host_ms / 1e3 / count_host(rows[eager], entry)[0]
+        found.append(HostRun(name.partition("/")[0], rows[name].host_ms / 1e3, pace, rest, kernels, externs))
+    return found
+
+
+def fit_host(runs: Sequence[HostRun]) -> Constants:
+    def loss(constants: Constants) -> float:
+        return sum(math.log(run.predict(**constants) / run.seconds) ** 2 for run in runs)
+
+    return descend(loss, HOST_BOUNDS, {}, rounds=40)
+
+
+def describe_host(runs: Sequence[HostRun]) -> str:  # each model with the constants that the others tell
+    errors = {run.model: run.predict(**fit_host([other for other in runs if other is not run])) / run.seconds - 1
+              for run in runs}
+    return "host of models left out: " + ", ".join(f"{model} {error:+.0%}" for model, error in errors.items())
 
 
 # ---- generated kernels
@@ -107,11 +155,11 @@ def measure() -> dict[str, float]:  # the constants of the family, all in second
 #: and of one in a kernel that goes over rows and columns at once; latencies of memory until a kernel is under way.
 BOUNDS: Bounds = {
     "element_instructions": (15, 2, 60), "mixed_instructions": (25, 2, 100), "erf_instructions": (35, 5, 100),
-    "exp_instructions": (15, 2, 60), "sine_instructions": (90, 20, 200), "random_instructions": (50, 10, 200),
+    "exp_instructions": (15, 2, 60), "sine_instructions": (90, 20, 200),
     "online_instructions": (35, 5, 150), "variance_instructions": (100, 10, 300),
     "column_variance_instructions": (20, 5, 100),
     "atomic_instructions": (70, 5, 300), "start_latencies": (6, 1, 20)}
-FUNCTIONS = ("erf", "exp", "sine", "random", "online", "variance", "column_variance", "atomic")
+FUNCTIONS = ("erf", "exp", "sine", "online", "variance", "column_variance", "atomic")
 DEVICE = "h200"
 
 
@@ -207,21 +255,25 @@ def describe_models() -> str:
 def main() -> None:
     torch.set_num_threads(1)
     before = read_fitted(FAMILY)
-    kernels = {**fit(read_generated()), "kernel_spread": find_spread()}
+    kernels = {**fit(read_generated()), "kernel_spread": find_spread(), "random_instructions": RANDOM_INSTRUCTIONS}
     if "kernels" in sys.argv:
         pace = {name: value for name, value in before["generic"].items() if name not in kernels}
-        machine = before["provenance"]["machine"]
+        machine, host = before["provenance"]["machine"], before["provenance"]["host"]
     else:
-        pace = {name: float(f"{value:.3g}") for name, value in measure().items()}
+        entry = measure_entry()
+        runs = read_host_runs(entry)
+        pace = {**entry, **fit_host(runs), "graph_launch_seconds": GRAPH_LAUNCH_SECONDS, "spread": 1.0}
         machine = f"{platform.machine()}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"
-    values = {**pace, **rounded(kernels)}
+        host = describe_host(runs)
+    values = rounded({**pace, **kernels})
     write_constants(FAMILY, {
-        "data": "the host's pace: timed on the machine that wrote this file; kernels: "
-                "benchmarks/truth/kernels/generated.csv.gz, measured on one H200 for this project",
+        "data": "entering a graph: timed on the machine that wrote this file; a graph's calls: "
+                "benchmarks/truth/compiled.json; kernels: benchmarks/truth/kernels/generated.csv.gz; both measured on "
+                "one H200 for this project",
         "licence": "none needed; that of this project",
         "note": f"a spread of 1: another host may be twice as fast or as slow; {describe_models()}",
-        "machine": machine}, values)
-    print(json.dumps(values), describe_models())
+        "host": host, "machine": machine}, values)
+    print(json.dumps(values), host, describe_models())
 
 
 if __name__ == "__main__":
