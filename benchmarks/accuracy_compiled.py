@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from analyzer import profile
 from benchmarks.measured_step import MeasuredStep, build_neusight, neusight_steps
-from benchmarks.page import describe_run, markdown, percent, publish
+from benchmarks.page import describe_run, map_apart, markdown, percent, publish
 from benchmarks.truth_table import read_truth
 
 # ---- GPT-2 124M on an A100 of 80 GB: Andrej Karpathy's lecture "Let's reproduce GPT-2 (124M)" of June 2024, which
@@ -120,21 +120,31 @@ def predict_fused(step: MeasuredStep) -> float:
     return p.step_seconds
 
 
+class Timed(NamedTuple):
+    name: str
+    seconds: float    #: measured
+    predicted: float
+    took: float
+
+
+def time_step(step: Rung | MeasuredStep) -> Timed:
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    if isinstance(step, Rung):
+        return Timed(f"GPT-2 124M, {step.change}", step.ms / 1e3, step.predict(), time.perf_counter() - began)
+    return Timed(step.id, step.seconds, predict_fused(step), time.perf_counter() - began)
+
+
 def time_tables() -> str:
-    rows = []
-    cases = [(f"GPT-2 124M, {rung.change}", rung.ms / 1e3, rung.predict) for rung in LADDER]
-    cases += [(step.id, step.seconds, lambda step=step: predict_fused(step))  # type: ignore[misc]
-              for step in neusight_steps("fusion")]
-    errors = []
-    for name, seconds, predict in cases:
-        began = time.perf_counter()
-        predicted = predict()
-        errors.append(predicted / seconds - 1)
-        rows.append([name, f"{seconds * 1e3:.1f} ms", f"{predicted * 1e3:.1f} ms", percent(errors[-1], signed=True),
-                     f"{time.perf_counter() - began:.0f} s"])
-    fused = errors[len(LADDER):]
+    fused = neusight_steps("fusion")
+    steps: list[Any] = [*LADDER, *fused]
+    found: list[Timed] = map_apart(time_step, steps, 2, tasks=1)
+    errors = [timed.predicted / timed.seconds - 1 for timed in found]
+    rows = [[timed.name, f"{timed.seconds * 1e3:.1f} ms", f"{timed.predicted * 1e3:.1f} ms",
+             percent(error, signed=True), f"{timed.took:.0f} s"] for timed, error in zip(found, errors)]
     return (f"{markdown(['step', 'measured', 'predicted', 'error', 'took'], rows)}\n\n"
-            f"Median error {percent(median(map(abs, errors)))}, of NeuSight's {percent(median(map(abs, fused)))}.")
+            f"Median error {percent(median(map(abs, errors)))}, of NeuSight's steps "
+            f"{percent(median(map(abs, errors[-len(fused):])))}.")
 
 
 PARTS: Mapping[str, Callable[[], str]] = {"time": time_tables}
