@@ -83,7 +83,7 @@ def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str,
     state = current()
     set_state(None)
     try:
-        with modes_taken_off(), torch.no_grad(), ExitStack() as stack:
+        with modes_taken_off(), torch.no_grad(), torch._C._DisableAutocast(), ExitStack() as stack:
             for owner, name, value in (*_claims(device), *_replacements(found)):
                 stack.enter_context(mock.patch.object(owner, name, value))
             stack.enter_context(config.patch(dict(options or {})))
