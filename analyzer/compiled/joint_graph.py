@@ -185,7 +185,10 @@ class GraphTape:
             return self._write_as_given(func, given, [t for _, t in written])
         outputs = {a.name for a in schema.arguments if a.is_out}
         keep = len(args) - sum(a.name in outputs for a in schema.arguments[:len(args)])
-        found = tree_leaves(functional(*args[:keep], **{k: v for k, v in kwargs.items() if k not in outputs}))
+        others = {k: v for k, v in kwargs.items() if k not in outputs}
+        others |= {a.name: a.default_value for a, b in zip(schema.arguments, functional._schema.arguments)
+                   if a.name not in given and a.has_default_value() and not b.has_default_value()}
+        found = tree_leaves(functional(*args[:keep], **others))
         answer = self._unrecorded(func, args, kwargs)
         own, news = found[:len(found) - len(written)], found[len(found) - len(written):]
         for (_, tensor), new in zip(written, news):

@@ -1,0 +1,119 @@
+"""The tensors that a compiled function saves for backward are those that PyTorch's own graphs save."""
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer.compiled.functional import functional_of
+from benchmarks.compiled_saved import GPT, compare, save_products
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+class Normalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return nn.functional.interpolate(nn.functional.relu_(self.norm(self.conv(x))), scale_factor=2, mode="bilinear")
+
+
+def write_parts(x):
+    y = x * 2
+    y[:, 2:4] = 0
+    y.t()[1].mul_(2)
+    y.view(2, 2, 8).select(0, 1).add_(1)
+    y.narrow(1, 0, 3).diagonal().mul_(3)
+    y.unsqueeze_(0)
+    return y.cos()
+
+
+def ignore_gradients(x):
+    with torch.no_grad():
+        mask = (x > 0).to(torch.int64).cumsum(1)
+    return torch.where(mask > 2, x.sigmoid(), x.detach() * x)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def write_out(x):
+    found = torch.empty(4, 8)
+    with torch.no_grad():
+        torch.add(x, 1, out=found)
+        found.bernoulli_(0.5)
+    return x * found
+
+
+FUNCTIONS = {
+    "written-parts": write_parts, "without-gradient": ignore_gradients, "custom": Squared.apply, "out": write_out,
+    "dropout": lambda x: nn.functional.dropout(x, 0.3).relu() * torch.rand_like(x),
+    "foreach": lambda x: sum(torch._foreach_mul([x, x + 1], 2)),
+    "views": lambda x: (x.relu(), x.view(2, 16), x.relu().t()),
+    "lists": lambda x: torch.cat([t.tanh() for t in x.split([3, 5], 1)], 1).topk(2)[0],
+}
+
+
+def check(make, make_args):
+    mine, theirs = compare(make, make_args)
+    assert [Counter(graph) for graph in mine] == [Counter(graph) for graph in theirs]
+    assert sum(map(len, mine))
+
+
+def ids():
+    return (torch.zeros(2, 64, dtype=torch.int64),)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"dropout": 0.1, "checkpoint": {"use_reentrant": False}}, {"checkpoint": {"use_reentrant": True}},
+    {"checkpoint": {"use_reentrant": False, "context_fn": partial(
+        torch.utils.checkpoint.create_selective_checkpoint_contexts, save_products)}}])
+def test_transformer(options):
+    check(lambda: GPT(blocks=2, width=32, **options), ids)
+
+
+def test_normalized():
+    check(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name):
+    check(lambda: Lambda(FUNCTIONS[name]), lambda: (torch.rand(4, 8),))
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.5])
+def test_memory_budget(budget):
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        check(lambda: GPT(blocks=2, width=32), ids)
+
+
+def test_functional_forms():
+    aten = torch.ops.aten
+    assert functional_of(aten.add_.Tensor) is aten.add.Tensor
+    assert functional_of(aten.add.out) is aten.add.Tensor
+    assert functional_of(aten.bernoulli_.float) is aten.bernoulli.p
+    assert functional_of(aten.normal_.default) is aten.normal_functional.default
+    assert functional_of(aten._foreach_add_.Scalar) is aten._foreach_add.Scalar
+    assert functional_of(aten._fused_adamw_.default) is aten._fused_adamw.default
+    assert functional_of(aten.copy_.default) is aten.copy.default
