@@ -6,6 +6,7 @@ with what it reads and writes in place of source code. All of Inductor's private
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -263,7 +264,8 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
                   for a in getattr(kernel, "args", kernel).workspace_args}
     made = {name for node in nodes for name in node.get_buffer_names()}
     origins = _drop_made_before(origins, [name for name in read if name not in made])  # some it makes and reads again
-    signatures = tuple([_signature_of(origin) for origin in origins if origin.op == "call_function"])
+    signatures = tuple([_signature_of(origin) for origin in origins
+                        if origin.op == "call_function" and origin.target is not operator.getitem])
     kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
                                tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
                                tuple([str(signature.op) for signature in signatures]), signatures,
