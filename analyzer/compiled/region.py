@@ -24,6 +24,7 @@ from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 from analyzer.record.recorder import CompiledPlace
 
 from .cuda_graph import capturing, find_obstacle
+from .gradient_bucket import BucketEnds
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
 from .trace import FunctionTrace, JointGraph
@@ -180,8 +181,9 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
         return function(*args, **kwargs)
     call = _Call(device, function, config)
     decompositions = select_decomp_table() if _BACKENDS[backend] else {}
+    buckets = BucketEnds.of_running(call.function)
     with state.recorder.tracing():
-        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config).call(
+        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config, buckets).call(
             function, args, kwargs)
     call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     return result

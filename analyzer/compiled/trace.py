@@ -22,6 +22,7 @@ from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import tagged_checkpoints
+from .gradient_bucket import BucketEnds
 from .joint_graph import GraphBreak, GraphTape, place_of
 from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
 from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
@@ -83,9 +84,10 @@ class FunctionTrace:
 
     def __init__(self, state: MetaState, decompositions: Mapping[Any, Callable[..., Any]],
                  run: Callable[[JointGraph], Sequence[Tensor | None]], end: Callable[[str], None],
-                 config: dict[str, Any]) -> None:
+                 config: dict[str, Any], buckets: BucketEnds | None = None) -> None:
         self.state, self.decompositions, self._run, self._end = state, decompositions, run, end
         self.config = config  #: of the compiler
+        self._buckets, self._depth = buckets, 0  # how many torch functions run that others call
         self.space, self._outside_space = AddressSpace(), state.space
         self.tape: GraphTape | None = None
         self._made: dict[int, weakref.ref[Tensor]] = {}
@@ -119,10 +121,17 @@ class FunctionTrace:
         if self.tape is None or self.tape.in_backward:
             return call(func, args, kwargs)
         with torch._C.DisableTorchFunction():
+            is_counted = self._buckets is not None and not self._depth and type(func) is not MethodWrapperType
+            ends = is_counted and self._buckets.is_before(args)  # type: ignore[union-attr]
+        if ends:
+            with self.between():
+                pass
+        with torch._C.DisableTorchFunction():
             for value in (*args, *kwargs.values()):
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
                         self._replace(tensor)
+        self._depth += 1
         try:
             result = call(func, args, kwargs)
         except GraphBreak as reason:
@@ -130,6 +139,8 @@ class FunctionTrace:
                 raise
             with self.outside(str(reason)):
                 return call(func, args, kwargs)
+        finally:
+            self._depth -= 1
         if type(func) is MethodWrapperType and getattr(func.__self__, "__name__", "") == "grad":
             if len(args) > 1:
                 self._with_gradient[id(args[0])] = args[0]

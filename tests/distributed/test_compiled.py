@@ -151,6 +151,22 @@ def test_other_wrappers(build, how):
     assert any("fused" in row.operator for row in p.operators)
 
 
+def test_graphs_of_replicated_models_end_where_buckets_do():
+    class Wide(nn.Sequential):
+        def __init__(self):
+            super().__init__(*[nn.Linear(2048, 2048) for _ in range(4)])
+
+    def build():
+        return torch.compile(nn.parallel.DistributedDataParallel(Wide().cuda()))
+
+    with world(RANKS):
+        p = profile(build, (torch.zeros(4096, 2048),), device="h100", optimizer="sgd")
+    # Each layer has 16 MiB: the first bucket, of 1 MiB, is full with one of them, those of 25 MiB with two.
+    assert [row.graphs for row in p.compiled] == [3]
+    assert len(p.comm) == 3 and sum(row.bytes for row in p.comm) == 4 * 2048 * 2049 * 4
+    assert all(row.exposed_seconds < row.seconds / 2 for row in p.comm[:-1])
+
+
 def test_some_blocks_run_for_many():
     some, every = run(fsdp2, "block.compile()", 14), run(fsdp2, "block.compile()", 14, reuse=False)
     assert [row.replayed for row in some.replay.rows].count(True) == 7

@@ -267,6 +267,8 @@ class _CompiledCall:
         if self.config.get("fullgraph"):
             frames.set_fullgraph_compiled_frame_count(-1)  # for afterwards torch asks whether Dynamo compiled any
         module = getattr(self.function, "__self__", None)
+        if module is None and isinstance(around := getattr(self.function, "__wrapped__", None), torch.nn.Module):
+            module = None if module_behind(around) in (None, around) else around  # wrap_inline(module) of Dynamo's
         if isinstance(module, torch.nn.Module) and self.function.__name__ != "forward":
             with compiling_forward(state, module, self.config):
                 return self.function(*args, **kwargs)
