@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from analyzer.hardware.catalogue import simulated_spec
+from analyzer.meta.intercept.mode_stack import without_modes
 
 Tensor = torch.Tensor
 
@@ -69,8 +70,11 @@ def choose_host_backend(call: AttentionCall) -> int:
     >>> [choose_host_backend(AttentionCall(x, x, x, None, dropout, False, False)) for dropout in (0.0, 0.1)]
     [1, 0]
     """
-    op = torch.ops.aten._fused_sdp_choice.default
-    return int(op.redispatch(_ON_CPU, *call[:6], enable_gqa=call.enable_gqa))
+    op, mask = torch.ops.aten._fused_sdp_choice.default, call[3]
+    if mask is not None:  # on the host it may lie in memory as it likes, which meta tensors are not asked for
+        with without_modes():
+            mask = torch.empty(mask.shape, dtype=mask.dtype, device="meta").requires_grad_(mask.requires_grad)
+    return int(op.redispatch(_ON_CPU, *call[:3], mask, *call[4:6], enable_gqa=call.enable_gqa))
 
 
 def _priority_order() -> tuple[int, ...]:
