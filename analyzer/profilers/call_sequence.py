@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import repeat
 from typing import NamedTuple
 
+import torch
+
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
@@ -177,7 +179,8 @@ class CallSequence:
         if found is None:
             found = self._results[id(table)] = set()
             for call in table.written():
-                if is_functional(call.signature) or (
-                        call.signature.op._schema.name == WRAP_TENSOR and not found.isdisjoint(call.inputs)):
+                operator = call.signature.op
+                wraps = isinstance(operator, torch._ops.OpOverload) and operator._schema.name == WRAP_TENSOR
+                if is_functional(call.signature) or wraps and not found.isdisjoint(call.inputs):
                     found.update(call.outputs)
         return found
