@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -87,6 +88,8 @@ def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str,
         with modes_taken_off(), torch.no_grad(), torch._C._DisableAutocast(), ExitStack() as stack:
             for owner, name, value in (*_claims(device), *_replacements(found)):
                 stack.enter_context(mock.patch.object(owner, name, value))
+            # buffers are freed by name, buf99 behind buf100: by number, laps that are alike free them alike
+            stack.enter_context(mock.patch.object(scheduler, "sorted", _sort_by_number, create=True))
             stack.enter_context(config.patch(dict(options or {})))
             stack.enter_context(config.patch({**_QUIET, "cpp.threads": device.multiprocessors or MULTIPROCESSORS}))
             yield
@@ -94,11 +97,16 @@ def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str,
         set_state(state)
 
 
+_DIGITS = re.compile(r"(\d+)")
 _QUIET = {"size_asserts": False, "nan_asserts": False, "alignment_asserts": False, "scalar_asserts": False,
           "compile_threads": 1, "fx_graph_cache": False, "triton.multi_kernel": 0, "cpp_wrapper": False,
           "benchmark_fusion": False, "benchmark_combo_kernel": False, "benchmark_kernel": False}
 """What Inductor must not do here: run or time a kernel, and checks that cost a step nothing. A kernel that it would
 generate in several versions, to take the fastest, is taken in the first."""
+
+
+def _sort_by_number(values: Iterable[Any], **kwargs: Any) -> list[Any]:
+    return sorted(values, **kwargs or {"key": lambda name: [int(p) if p.isdigit() else p for p in _DIGITS.split(name)]})
 
 
 def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
