@@ -16,7 +16,7 @@ from .lowering import LoweredGraph
 
 _WORD = re.compile(r"([A-Za-z_]\w*)")
 _CALL = re.compile(r"(launch\()(\d+)(, )(\([^()]*\)|\d+)(.*)|(at\()(.*)(\))$")
-_SEEDS = re.compile(r"\[(\d+)\], out=")
+_SEEDS = re.compile(r"\[(\d+)\], out=(\w+)\)")
 
 
 class Chains:
@@ -45,7 +45,7 @@ class Chains:
         return self._found.get(item)
 
     def follows(self, item: Hashable, other: Hashable, step: int) -> bool | None:
-        """Whether ``other`` stands for ``item`` a lap later (``step`` 1) or before (-1); None where nothing is known."""
+        """Whether ``other`` is ``item`` a lap later (``step`` 1) or before (-1); None where nothing is known."""
         if step < 0:
             item, other = other, item
         if item in self._next:
@@ -61,6 +61,7 @@ class Chains:
         return chain[place + laps] if 0 <= place + laps < len(chain) else None
 
     def chains(self) -> list[list[Any]]:
+        """All of them."""
         return list({id(found[0]): found[0] for item in self._next if (found := self.find(item))}.values())
 
 
@@ -106,6 +107,7 @@ class Layers:
     missing: int
     kept: int
     primals: list[str]
+    seeds: int  #: random numbers that a layer draws
 
 
 Hole = Any  # a name, or the mark of an operator: an int
@@ -196,8 +198,7 @@ class _Program:
             run = max(found, key=lambda run: run.stop - run.start)
             for i in range(run.start, run.stop - run.period):
                 for a, b in self._pair(i, i + run.period, run.step) or ():
-                    if a != b:
-                        self.buffers.add(*((a, b) if run.step > 0 else (b, a)))
+                    self.buffers.add(*((a, b) if run.step > 0 else (b, a)))
             run.place = run.start + (run.stop - run.start) // run.period // 2 * run.period
             self.runs.append(run)
             parts += [(start, run.start), (run.stop, stop)]
@@ -242,17 +243,19 @@ class _Program:
         """The names of two lines that stand for each other, None where they cannot."""
         pairs = []
         for a, b in zip(self.lines[i].holes, self.lines[j].holes):
+            if a == b:
+                continue
             chains = self.layers.names if isinstance(a, str) else self.layers.marks
             if (known := chains.follows(a, b, step)) is None and isinstance(a, str):
                 known = self.buffers.follows(a, b, step)
                 pairs.append((a, b))
-            if known is False or known is None and a != b and not isinstance(a, str):
+            if known is False or known is None and not isinstance(a, str):
                 return None
         return pairs
 
     def rename(self, shift: int | None) -> Callable[[Hole], Hole]:
-        """What names are, in lines and expressions of layers that are ``shift`` layers later in the whole program; None:
-        of the first layers or the last ones, as each name tells.
+        """What names are in the whole program, in lines of layers that are there ``shift`` layers later; None: of the
+        first layers or the last ones, as each name tells.
         """
         def find(hole: Hole) -> Hole:
             is_buffer = isinstance(hole, str) and self.buffers.find(hole) is not None
@@ -271,17 +274,25 @@ class _Program:
 
     def write(self) -> list[str]:
         found: list[str] = []
-        last = 0
-        for run in (*self.runs, None):
-            found += [line.write(self.rename(None)) for line in self.lines[last:None if run is None else run.start]]
-            if run is not None:
-                last, missing = run.stop, self.layers.missing
-                before = 0 if run.step > 0 else missing
-                found += [line.write(self.rename(before)) for line in self.lines[run.start:run.place]]
-                for lap in range(1, missing + 1):
-                    rename = self.rename(before + lap * run.step)
-                    found += [line.write(rename) for line in self.lines[run.place - run.period:run.place]]
-                found += [line.write(self.rename(missing - before)) for line in self.lines[run.place:run.stop]]
+        last, missing, of_ends = 0, self.layers.missing, self.rename(None)
+        for run in self.runs:
+            found += [line.write(of_ends) for line in self.lines[last:run.start]]
+            before, last = 0 if run.step > 0 else missing, run.stop
+            found += self._write_lap(run, run.start, run.place, before)
+            for lap in range(1, missing + 1):
+                found += self._write_lap(run, run.place - run.period, run.place, before + lap * run.step)
+            found += self._write_lap(run, run.place, run.stop, missing - before)
+        return found + [line.write(of_ends) for line in self.lines[last:]]
+
+    def _write_lap(self, run: _Run, start: int, stop: int, shift: int) -> list[str]:
+        """Lines of a run; what the next lap has under the same name is of no layer."""
+        of_layer, of_none = self.rename(shift), self.rename(None)
+        found = []
+        for i in range(start, stop):
+            other = self.lines[i + run.period if i + run.period < run.stop else i - run.period].holes
+            same = {hole for hole, next_hole in zip(self.lines[i].holes, other) if hole == next_hole}
+            found.append(self.lines[i].write(lambda hole, same=same: (  # type: ignore[misc]
+                of_none if hole in same else of_layer)(hole)))
         return found
 
     def names_in(self, expression: str) -> list[str]:
@@ -343,7 +354,7 @@ def write_laps(layers: Layers, results: int, forward: LoweredGraph, backward: Lo
         return None
     first = halves[0]
     try:
-        written = [half.write() for half in halves]
+        written = [_seeded(half.write(), layers) for half in halves]
         primals = [name if layers.names.find(name) else first.rename(None)(name) for name in layers.primals]
         returned = [first.write_expression(e) for e in first.returned[:results]]
         if backward is None:
@@ -356,6 +367,16 @@ def write_laps(layers: Layers, results: int, forward: LoweredGraph, backward: Lo
                 second.join(arguments, written[1], _gradients(first, second))]
     except _Unlike:
         return None
+
+
+def _seeded(lines: list[str], layers: Layers) -> list[str]:
+    """``lines`` whose one tensor of seeds, if there is one, has those of all layers."""
+    found = next((match for line in lines if "aten.randint" in line and (match := _SEEDS.search(line))), None)
+    if found is None:
+        return lines
+    count = int(found[1]) + layers.missing * layers.seeds
+    size, sizes = f"{found[2]} = empty_strided_cuda(({found[1]}, )", f"{found[2]} = empty_strided_cuda(({count}, )"
+    return [line.replace(found[0], f"[{count}], out={found[2]})").replace(size, sizes) for line in lines]
 
 
 def _saved(first: _Program, second: _Program, results: int) -> dict[str, str]:

@@ -27,6 +27,7 @@ from .cuda_graph import capturing, find_obstacle
 from .gradient_bucket import BucketEnds
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
+from .repeat import Shortened, shorten
 from .trace import FunctionTrace, JointGraph
 from .wrapped_tensor import GraphShape
 
@@ -50,7 +51,7 @@ class Program:
         start, stop = lowered.source.index("class Runner"), lowered.source.index("\nrunner = Runner")
         self._code = compile(lowered.source[start:stop], "<compiled graph>", "exec")
         self.source, self.kernels, self.constants = lowered.source[start:stop], lowered.kernels, lowered.constants
-        self.externs = self.source.count("at(") - self.source.count("\"at(")
+        self.launches, self.externs = self.source.count(" launch("), self.source.count(" at(")
         self._signatures: dict[Any, Signature] = {}
 
     def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
@@ -106,7 +107,7 @@ class OperatorProgram(Program):
     """A graph whose operators run one by one."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.module, self.kernels = module, []
+        self.module, self.launches = module, 0
         self.externs = sum([1 for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
                             and not any(result.alias_info for result in node.target._schema.returns)])
         last = {n: node for node in module.graph.nodes for n in node.all_input_nodes}
@@ -323,34 +324,53 @@ def _most(values: Sequence[Any], default: Any) -> Any:
 
 
 def _compile(joint: JointGraph, device: DeviceSpec, backend: str) -> CompiledGraphs:
-    is_inductor = backend == "inductor"
+    # a budget is a part of what the whole graph would save
+    short = shorten(joint) if backend == "inductor" and functorch_config.activation_memory_budget == 1 else None
+    if short is not None:
+        halves = _lower(short.joint, device)
+        whole = short.extend(halves[0][1], halves[1][1] if len(halves) > 1 else None)
+        if whole is not None:
+            return _made_of(joint, [graph for graph, _ in halves], [Program(half) for half in whole if half], short)
+    if backend == "inductor":
+        halves = _lower(joint, device)
+        return _made_of(joint, [graph for graph, _ in halves], [Program(half) for _, half in halves])
     with compiling_for(device, LoweredGraph("")):
-        forward, backward = partition(joint) if is_inductor else partition_plainly(
-            joint, backend.endswith("default_partitioner"))
-    halves: list[Program] = []
-    for half, kind in ((forward, "inference" if backward is None else "forward"), (backward, "backward")):
-        if half is not None and is_inductor:
-            results = joint.results if half is forward else 0
-            halves.append(Program(lower(half, joint.fake_mode, device, kind, results)))
-        elif half is not None:
-            halves.append(OperatorProgram(half))
-    return CompiledGraphs(halves[0], halves[1] if backward is not None else None, joint.results,
-                          _describe(joint, forward, backward, halves))
+        plain = [half for half in partition_plainly(joint, backend.endswith("default_partitioner")) if half is not None]
+    return _made_of(joint, plain, [OperatorProgram(half) for half in plain])
 
 
-def _describe(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule | None,
-              halves: list[Program]) -> CompiledGraph:
+def _lower(joint: JointGraph, device: DeviceSpec) -> list[tuple[fx.GraphModule, LoweredGraph]]:
+    """The halves of a joint graph, and what Inductor makes of them."""
+    with compiling_for(device, LoweredGraph("")):
+        forward, backward = partition(joint)
+    if backward is None:
+        return [(forward, lower(forward, joint.fake_mode, device, "inference", joint.results))]
+    return [(forward, lower(forward, joint.fake_mode, device, "forward", joint.results)),
+            (backward, lower(backward, joint.fake_mode, device, "backward"))]
+
+
+def _made_of(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Program],
+             short: Shortened | None = None) -> CompiledGraphs:
+    return CompiledGraphs(programs[0], programs[1] if len(programs) > 1 else None, joint.results,
+                          _describe(joint, halves, programs, short))
+
+
+def _describe(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Program],
+              short: Shortened | None) -> CompiledGraph:
+    def times(node: fx.Node) -> int:
+        return 1 if short is None or "place" not in node.meta else short.times(node.meta["place"])
+
     first = sum([1 for node in joint.module.graph.nodes if node.op == "call_function"
                  and node.meta.get("partitioner_tag") != "is_backward"])
-    if backward is None:
-        return CompiledGraph(first, fwd_kernels=len(halves[0].kernels), fwd_extern_kernels=halves[0].externs)
-    saved = forward.graph.output_node().args[0][joint.results:]  # type: ignore[index]
-    recomputed = sum([1 for node in backward.graph.nodes if node.op == "call_function"
+    if len(halves) == 1:
+        return CompiledGraph(first, fwd_kernels=programs[0].launches, fwd_extern_kernels=programs[0].externs)
+    saved = halves[0].graph.output_node().args[0][joint.results:]  # type: ignore[index]
+    recomputed = sum([times(node) for node in halves[1].graph.nodes if node.op == "call_function"
                       and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")])
-    sizes = [n.meta["val"].untyped_storage().nbytes() for n in saved
+    sizes = [n.meta["val"].untyped_storage().nbytes() * times(n) for n in saved
              if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
-    return CompiledGraph(first, recomputed, sum(sizes), len(halves[0].kernels), len(halves[1].kernels),
-                         halves[0].externs, halves[1].externs)
+    return CompiledGraph(first, recomputed, sum(sizes), programs[0].launches, programs[1].launches,
+                         programs[0].externs, programs[1].externs)
 
 
 class _CompiledFunction(torch.autograd.Function):

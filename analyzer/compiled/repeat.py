@@ -1,9 +1,9 @@
 """Joint graphs of many layers that are alike are compiled from a few of them.
 
-A *lap* is what repeats: a stretch of operators each of which reads what lies one lap earlier than what the same operator
-of the next lap reads, or the same tensor as it. Backward runs the laps in reverse. Laps are cut out of the middle of a
-joint graph, the rest is compiled, and where three laps in a row of the program that comes of it are equal up to names,
-the program of the whole graph is had by writing out the laps that are missing.
+A *lap* is what repeats: a stretch of operators each of which reads what lies one lap earlier than what the same
+operator of the next lap reads, or the same tensor as it. Backward runs the laps in reverse. Laps are cut out of the
+middle of a joint graph, the rest is compiled, and where three laps in a row or more of the program that comes of it are
+equal up to names, the program of the whole graph is had by writing out the laps that are missing.
 """
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def label_of(node: fx.Node) -> tuple[Hashable, list[fx.Node]]:
 
 
 def flat_specs(value: Any) -> Hashable:
+    """What there is to tell one result of an operator from another."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype, str(value.device)
     return tuple([flat_specs(v) for v in value]) if isinstance(value, (list, tuple)) else None
@@ -168,6 +169,11 @@ class Shortened:
                 return self._kept[found]
         raise _Unlike
 
+    def times(self, place: int) -> int:
+        """How many operators of the whole graph one of the short graph stands for: one lap has those left out."""
+        found = self._marks.find(place)
+        return 1 + self.removed if found is not None and found[1] == (len(found[0]) - self.removed) // 2 else 1
+
     def extend(self, forward: LoweredGraph, backward: LoweredGraph | None
                ) -> tuple[LoweredGraph, LoweredGraph | None] | None:
         """The programs of the whole graph, where those of the short one, given, repeat themselves; else None."""
@@ -175,7 +181,10 @@ class Shortened:
         for chain in self._primals.chains():
             for node, following in zip(chain, chain[1:]):
                 names.add(node.name, following.name)
-        layers = Layers(names, self._marks, self.removed, KEPT, [n.name for n in self._inputs[:len(self.whole.primals)]])
+        run = self._forward
+        seeds = sum(["rand" in str(node.target) for node in run.nodes[run.start:run.start + run.period]])
+        primals = [node.name for node in self._inputs[:len(self.whole.primals)]]
+        layers = Layers(names, self._marks, self.removed, KEPT, primals, seeds)
         sources = write_laps(layers, self.whole.results, forward, backward)
         if sources is None:
             return None
@@ -200,7 +209,9 @@ def shorten(joint: JointGraph) -> Shortened | None:
         return None
     primals, marks = Chains(), Chains()
     for run, forwards in ((first, True), (second, False)):
-        for i in range(run.start, run.stop - run.period) if run is not None else ():
+        if run is None:
+            continue
+        for i in range(run.start, run.stop - run.period):
             pair = run.nodes[i], run.nodes[i + run.period]
             for a, b in zip(rows[pair[0]][1], rows[pair[1]][1]):
                 if a is not b and a.op == "placeholder" and not (primals.add(a, b) if forwards else primals.add(b, a)):
