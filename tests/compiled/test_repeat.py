@@ -44,7 +44,8 @@ def measure(model, mode, monkeypatch, whole):
         patch.setattr("analyzer.compiled.repeat.Shortened", Noted)
         if whole:
             patch.setattr(region, "shorten", lambda joint: None)
-        return profile(torch.compile(model), torch.zeros(1, TOKENS, dtype=torch.int64), mode=mode, device="h100"), left_out
+        ids = torch.zeros(1, TOKENS, dtype=torch.int64)
+        return profile(torch.compile(model), ids, mode=mode, device="h100"), left_out
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
