@@ -198,9 +198,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         return made
 
     def call_extern(self: Any, node: Any) -> None:
-        own = None if node.node is None else node.node.get_origin_node()  # its origins are of what it reads, too
-        origins = [own] if own is not None else () if node.node is None else node.node.get_origins()
-        V.graph.wrapper_code.writeline(f"at({_places_of(origins)})")
+        V.graph.wrapper_code.writeline(f"at({_places_of(_origins_of_extern(node.node))})")
         extern_call(self, node)
 
     yield triton.TritonKernel, "codegen_kernel", write_no_code
@@ -272,6 +270,8 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
                   for a in getattr(kernel, "args", kernel).workspace_args}
     made = {name for node in nodes for name in node.get_buffer_names()}
     origins = _drop_made_before(origins, [name for name in read if name not in made])  # some it makes and reads again
+    alone = {own for node in V.graph.scheduler.nodes if node.is_extern() for own in _origins_of_extern(node.node)}
+    origins = {node: None for node in origins if node not in alone}  # whose tensors it may prepare
     signatures = tuple([_signature_of(origin) for origin in origins
                         if origin.op == "call_function" and origin.target is not operator.getitem])
     kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
@@ -279,6 +279,14 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
                                tuple([str(signature.op) for signature in signatures]), signatures,
                                _kind_of(kernel), again))
     return _places_of(origins)
+
+
+def _origins_of_extern(buffer: Any) -> list[fx.Node]:
+    """The operator that a library's kernel is for: Inductor names those of what it reads too."""
+    if buffer is None:
+        return []
+    own, operator = buffer.get_origin_node(), getattr(buffer, "op_overload", None)
+    return [own] if own is not None else [node for node in buffer.get_origins() if node.target is operator]
 
 
 def _drop_made_before(origins: Mapping[fx.Node, None], read: Iterable[str]) -> dict[fx.Node, None]:

@@ -75,7 +75,7 @@ class Program:
             signature = self._signatures.get(key)
             if signature is None:
                 signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])  # type: ignore[arg-type]
-            at(places)
+            recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls(), is_fused=True)
             recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
 
         def at(places: tuple[int, ...]) -> None:
@@ -303,14 +303,15 @@ class Rows:
         self._calls: dict[int, int] = {}
         self._last = CompiledPlace(self.modules[0] if self.modules else 0)
 
-    def locate(self, places: Sequence[int], is_backward: bool, call: int) -> CompiledPlace:
+    def locate(self, places: Sequence[int], is_backward: bool, call: int, is_fused: bool = False) -> CompiledPlace:
         """Of what the call numbered ``call``, of a kernel that computes the operators at ``places``, is a part."""
         if not places:  # passes made it of nothing that was there: it is a part of what runs before it
             return self._last._replace(is_backward=is_backward, recomputed=False)
         module = _most([self.modules[p] for p in places], 0)
         if not is_backward:
-            for place in places:  # a product comes before the sum that it is taken apart into
-                self._calls.setdefault(place, call)
+            for place in places:  # one's own kernel, else the first: others prepare what it reads
+                if not is_fused or place not in self._calls:
+                    self._calls[place] = call
             self._last = CompiledPlace(module)
         else:
             forward = [self.forward_of[p] for p in places]

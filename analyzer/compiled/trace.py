@@ -242,10 +242,11 @@ class FunctionTrace:
         self._leave()
         with mode_in_force():
             with torch._C._EnableTorchFunction():
-                for i, primal in enumerate(() if joint is None else joint.primals):
-                    if primal.untyped_storage().space is self.space:  # type: ignore[attr-defined]
-                        joint.primals[i] = _place_constant(self.state, primal)
-                results = self._run(joint) if joint is not None else ()
+                results: Sequence[Any] = ()
+                if joint is not None:
+                    joint.primals = [_place_constant(self.state, p) if _space_of(p) is self.space else p
+                                     for p in joint.primals]
+                    results = self._run(joint)
             with torch._C.DisableTorchFunction():
                 end.finish(results)
 
@@ -257,6 +258,10 @@ class FunctionTrace:
             if tensor is not None and is_held(tensor):
                 found.append(tensor)
         return found
+
+
+def _space_of(tensor: Tensor) -> AddressSpace | None:
+    return getattr(tensor.untyped_storage(), "space", None)
 
 
 def _place_constant(state: MetaState, tensor: Tensor) -> Tensor:
@@ -323,7 +328,7 @@ class _GraphEnd:
                 continue
             number, offset, shape, stride, _ = place_of(tensor)
             primal = tape.primal_of.get(number)
-            if getattr(tensor.untyped_storage(), "space", None) is trace.space:
+            if _space_of(tensor) is trace.space:
                 groups.setdefault(number, []).append(tensor)
             elif primal is not None and tensor.grad_fn is not None and id(tensor) not in trace._replaced and all(
                     tensor is not p for p in tape.primals):
