@@ -48,10 +48,9 @@ def measure(model, mode, monkeypatch, whole):
         return profile(torch.compile(model), ids, mode=mode, device="h100"), left_out
 
 
-@pytest.mark.parametrize("mode", ["train", "infer"])
-def test_the_profile_is_that_of_the_whole_graph(mode, monkeypatch):
-    short, left_out = measure(build(12), mode, monkeypatch, whole=False)
-    whole, none = measure(build(12), mode, monkeypatch, whole=True)
+def test_the_profile_is_that_of_the_whole_graph(monkeypatch):
+    short, left_out = measure(build(12), "train", monkeypatch, whole=False)
+    whole, none = measure(build(12), "train", monkeypatch, whole=True)
     assert left_out and left_out[0] >= 12 - KEPT - 2 and not none
     assert short.peak_allocated_bytes == whole.peak_allocated_bytes
     assert short.step_seconds == pytest.approx(whole.step_seconds)
