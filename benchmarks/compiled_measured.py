@@ -129,7 +129,8 @@ def build_llama_block() -> Built:
     config = LlamaConfig(hidden_size=2048, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4,
                          intermediate_size=5632, vocab_size=32000, max_position_embeddings=2048)
     config._attn_implementation = "sdpa"
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16)
     return (model, (torch.randint(config.vocab_size, (4, 2048)), ),
             lambda model, ids: model(input_ids=ids, labels=ids, use_cache=False).loss)
 
@@ -194,7 +195,7 @@ def build(row: Row) -> tuple[Step, tuple[Tensor, ...]]:
             layer.compile()
     elif not row.variant.startswith("eager"):
         mode = "reduce-overhead" if row.variant.startswith("reduce_overhead") else None
-        compiled = torch.compile(model, mode=mode)  # type: ignore[call-overload]
+        compiled = torch.compile(model, mode=mode)
     return Step(compiled, forward), inputs
 
 

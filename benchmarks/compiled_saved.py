@@ -145,11 +145,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        parts = [t.view(batch, length, self.heads, -1).transpose(1, 2)
-                 for t in self.qkv(self.norm1(x)).split(width, 2)]
-        attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        q, k, v = [t.view(batch, length, self.heads, -1).transpose(1, 2)
+                   for t in self.qkv(self.norm1(x)).split(width, 2)]
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        made: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return made
 
 
 class GPT(nn.Module):
@@ -195,7 +196,7 @@ def list_models() -> dict[str, tuple[Make, Make]]:
     import torchvision.models as vision
     import transformers as hf
 
-    base = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+    base: Any = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
             "num_attention_heads": 4}
     decoder = {**base, "num_key_value_heads": 2}
     selective = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save_products)

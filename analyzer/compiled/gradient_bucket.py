@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import get_optimize_ddp_mode
-from torch.distributed import _DEFAULT_FIRST_BUCKET_BYTES
+from torch.distributed import _DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -34,7 +34,7 @@ class BucketEnds:
     @classmethod
     def of_running(cls, function: Any) -> BucketEnds | None:
         """Those of a function of the wrapped model that runs; None where none does, or its user wants one graph."""
-        wrapper: Any = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        wrapper: Any = DistributedDataParallel._get_active_ddp_module()
         if wrapper is None or get_optimize_ddp_mode() != "ddp_optimizer":
             return None
         owner = getattr(function, "__self__", None)

@@ -15,7 +15,7 @@ Hooks = list[tuple[Any, Any]]
 
 def exchange(one: Tensor, other: Tensor) -> None:
     """Two Python objects change the C++ tensors behind them: what holds an object finds the other tensor there."""
-    torch._C._swap_tensor_impl(one, other)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(one, other)
 
 
 def is_held(tensor: Tensor) -> bool:

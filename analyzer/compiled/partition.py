@@ -39,7 +39,7 @@ def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]
         for graph in halves:  # what passes put in has no strides yet, and views share no storage
             compile_fx.fake_tensor_prop(graph, _fake_inputs(graph))
     if len(halves) > 1:
-        _mark_donated(*halves, joint.results)
+        _mark_donated(halves[0], halves[1], joint.results)
     return halves[0], halves[1] if len(halves) > 1 else None
 
 

@@ -124,7 +124,7 @@ class OperatorProgram(Program):
         try:
             for node in self.module.graph.nodes:
                 if node.op == "output":
-                    return fx.map_arg(node.args[0], values.__getitem__)  # type: ignore[no-any-return]
+                    return fx.map_arg(node.args[0], values.__getitem__)
                 if node.op == "call_function":
                     place = node.meta.get("place")
                     recorder.compiled_in = rows.locate(
@@ -365,7 +365,8 @@ def _describe(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Pr
                  and node.meta.get("partitioner_tag") != "is_backward"])
     if len(halves) == 1:
         return CompiledGraph(first, fwd_kernels=programs[0].launches, fwd_extern_kernels=programs[0].externs)
-    saved = halves[0].graph.output_node().args[0][joint.results:]  # type: ignore[index]
+    outputs: Any = halves[0].graph.output_node().args[0]
+    saved = outputs[joint.results:]
     recomputed = sum([times(node) for node in halves[1].graph.nodes if node.op == "call_function"
                       and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")])
     sizes = [n.meta["val"].untyped_storage().nbytes() * times(n) for n in saved

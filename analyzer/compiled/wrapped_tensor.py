@@ -56,7 +56,7 @@ def coerce_like(tensor: Tensor) -> Callable[[Tensor], Tensor]:
     if not is_wrapped(tensor) or not hasattr(tensor, "__coerce_same_metadata_as_tangent__"):
         return lambda tangent: tangent
     _, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return lambda tangent: tangent.__coerce_same_metadata_as_tangent__(context)  # type: ignore[attr-defined,no-any-return]
+    return lambda tangent: tangent.__coerce_same_metadata_as_tangent__(context)  # type: ignore[attr-defined]
 
 
 @dataclass

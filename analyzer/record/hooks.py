@@ -135,7 +135,7 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                         result = original(module, *args, **kwargs)
                     return result
                 tracing = None if state is None else state.tracing
-                if tracing is not None and module_behind(module) is not None:
+                if state is not None and tracing is not None and module_behind(module) is not None:
                     with (tracing.outside(f"{type(module).__name__} gathers parameters or gradients of other ranks"),
                           compiling_forward(state, module, tracing.config)):
                         result = original(module, *args, **kwargs)

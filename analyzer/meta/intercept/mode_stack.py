@@ -51,7 +51,7 @@ class without_modes:
 def modes_taken_off() -> Iterator[None]:
     """A block in which this thread has no modes, and may enter others."""
     functions = []
-    with _disable_current_modes():  # type: ignore[no-untyped-call]
+    with _disable_current_modes():
         try:
             while torch._C._len_torch_function_stack():
                 functions.append(torch._C._pop_torch_function_stack())

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from types import MethodWrapperType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._compile
@@ -337,7 +337,7 @@ def module_behind(module: torch.nn.Module) -> torch.nn.Module | None:
     the module whose forward it compiles next; None of any other.
     """
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        return module.module
+        return cast(torch.nn.Module, module.module)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
         return module._fsdp_wrapped_module  # type: ignore[no-any-return]
@@ -374,7 +374,7 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_compiling(original: Any) -> bool:
-    return active_state().graph is not None or original()  # type: ignore[no-any-return]
+    return active_state().graph is not None or original()
 
 
 _Function = Callable[..., Any]
