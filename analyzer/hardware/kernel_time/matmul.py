@@ -241,13 +241,14 @@ def _machine(device: DeviceSpec, dtype: str, allow_tf32: bool) -> ProductMachine
 
 
 def matmul_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceSpec, *, allow_tf32: bool = False,
-                row_elements: int | None = None, has_weights: bool = True) -> KernelTime | None:
+                row_elements: int | None = None, has_weights: float = True) -> KernelTime | None:
     """The time of ``batch`` products [m, k] x [k, n] of ``dtype`` (torch's name), or None for an unknown device figure.
 
     - ``allow_tf32``: float32 products run on tensor cores in TF32.
     - ``row_elements``: of which all operands' rows in memory are whole numbers; by default of ``k`` and ``n``, as in
       ``torch.nn.functional.linear``. Rows that are not whole 16 bytes are loaded bit by bit.
-    - ``has_weights``: the second operand was not touched lately, as a parameter's, and comes from memory.
+    - ``has_weights``: the second operand was not touched lately, as a parameter's, and comes from memory; a share of 1
+      where it is held in fewer bits than it is multiplied in.
     """
     if not batch * m * n:
         return NO_TIME

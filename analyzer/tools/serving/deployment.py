@@ -1,0 +1,220 @@
+"""How a model is served: formats, ranks, engine; and what of it lies on one device."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from analyzer.errors import InputError, is_count
+from analyzer.hardware import ClusterSpec, DeviceSpec
+
+from .served_model import AttentionKernel, Product, ServedModel
+
+
+class WeightFormat(NamedTuple):
+    """How weights are held: ``bits`` of an element, scales included.
+
+    - ``arithmetic``: torch's name of the format that products run in; None where the device multiplies in 16 bits, by
+      which weights are expanded in registers.
+    - ``capability``: the first compute capability whose tensor cores take it; older ones expand to 16 bits.
+    """
+
+    bits: float
+    arithmetic: str | None = None
+    capability: tuple[int, int] = (0, 0)
+    is_fp4: bool = False
+
+
+#: Names by the servers' own: vLLM --quantization, docs "Supported Hardware"; scales as in compressed-tensors and the
+#: OCP Microscaling specification 1.0 (a byte for 32 elements), NVFP4 (a byte for 16): nvidia.com, "Introducing NVFP4".
+WEIGHT_FORMATS = {
+    "bf16": WeightFormat(16), "fp16": WeightFormat(16),
+    "fp8": WeightFormat(8, "float8_e4m3fn", (8, 9)),
+    "fp8-block": WeightFormat(8 + 32 / 128**2, "float8_e4m3fn", (8, 9)),  # DeepSeek-V3: a float for 128 x 128
+    "int8": WeightFormat(8, "int8", (7, 5)),
+    "int4": WeightFormat(4 + 16 / 128),                                   # AWQ, GPTQ: 16 bits for 128 elements
+    "mxfp4": WeightFormat(4 + 8 / 32, "float8_e4m3fn", (10, 0), True),
+    "nvfp4": WeightFormat(4 + 8 / 16, "float8_e4m3fn", (10, 0), True)}
+CACHE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many ranks share a model. Attention is data parallel over ``dp``, experts are spread over ``ep`` ranks.
+
+    - ``tp``: ranks that split heads and columns; ``pp``: stages; ``dp``: copies of attention, each with its own cache
+      and requests; ``ep``: ranks over which whole experts are spread (else they are split as columns are).
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    def check(self, model: ServedModel | None = None) -> None:
+        for name in ("tp", "pp", "dp", "ep"):
+            value = getattr(self, name)
+            if not is_count(value, 1):
+                raise InputError(f"--{name} {value!r}: must be 1 or more")
+        if self.ep not in (1, self.tp * self.dp):
+            raise InputError(f"--ep {self.ep}: experts are spread over all ranks of a stage, {self.tp * self.dp} of "
+                             f"--tp {self.tp} --dp {self.dp}, or over none (1)")
+        if model is None:
+            return
+        if self.ep > 1 and not model.has_experts:
+            raise InputError(f"--ep {self.ep}: {model.name} has no experts; leave it out")
+        for kernel, _ in model.attentions:
+            if kernel.heads % self.tp:
+                near = max(n for n in range(1, self.tp + 1) if kernel.heads % n == 0)
+                raise InputError(f"--tp {self.tp}: does not divide the {kernel.heads} heads of {model.name}; give "
+                                 f"{near}")
+        if self.pp > model.layers:
+            raise InputError(f"--pp {self.pp}: {model.name} has {model.layers} layers")
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}{value}" for name, value in (
+            ("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep)) if value > 1) or "tp1"
+
+
+class Engine(NamedTuple):
+    """What servers differ in. Times of a pass's host work are fitted constants: ``benchmarks/calibration/serving.py``.
+
+    - ``library``: whose attention kernels it runs. ``chunk``: tokens of a pass at most. ``sequences``: at once at most.
+    - ``memory_share``: of the device, or with ``of_free`` of what weights leave, that cache and activations may take.
+    - ``reserves``: whether a sequence begins only where its longest possible cache has room; others take pages as they
+      go and start over where none is left.
+    - ``overlaps``: whether the host prepares the next pass while this one runs.
+    """
+
+    name: str
+    library: str
+    chunk: int
+    sequences: int
+    memory_share: float
+    of_free: bool
+    reserves: bool
+    overlaps: bool
+
+
+#: vLLM: config.py (8,192 tokens and 1,024 sequences on devices of 70 GiB or more, gpu_memory_utilization 0.9, and
+#: synchronous scheduling up to 0.13). SGLang: server_args.py (chunked_prefill_size 8,192, mem_fraction_static of about
+#: 0.88, overlap schedule). TensorRT-LLM: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048,
+#: free_gpu_memory_fraction 0.9, GUARANTEED_NO_EVICT, overlap scheduler).
+ENGINES = {engine.name: engine for engine in (
+    Engine("vllm", "vllm", 8192, 1024, 0.9, False, False, False),
+    Engine("sglang", "sglang", 8192, 1024, 0.88, False, False, True),
+    Engine("trtllm", "trtllm", 8192, 2048, 0.9, True, True, True))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One replica: a model on devices.
+
+    - ``weights``, ``experts``, ``cache``: names of `WEIGHT_FORMATS` and `CACHE_BYTES`; ``experts`` None: as weights.
+    - ``skew``: how uneven experts are chosen, the exponent of Zipf's law; 0: evenly.
+    """
+
+    model: ServedModel
+    device: DeviceSpec
+    cluster: ClusterSpec
+    layout: Layout = Layout()
+    engine: Engine = ENGINES["vllm"]
+    weights: str = "bf16"
+    experts: str | None = None
+    cache: str = "bf16"
+    block_size: int = 16
+    skew: float = 0.0
+
+    def format_of(self, product: Product) -> WeightFormat:
+        """Of weights: heads and routers stay in 16 bits (vLLM's and compressed-tensors' ``ignore`` lists)."""
+        if not product.is_held:
+            return WEIGHT_FORMATS["bf16"]
+        return WEIGHT_FORMATS[self.experts or self.weights if product.experts else self.weights]
+
+    def local_product(self, product: Product) -> Product:
+        """What one rank has of a product, experts aside."""
+        from dataclasses import replace
+
+        tp = self.layout.tp
+        if product.experts and self.layout.ep > 1:
+            return product
+        if product.split == "column":
+            least = product.least or (1,) * len(product.parts)
+            return replace(product, parts=tuple(max(-(-n // tp), min(m, n)) for n, m in zip(product.parts, least)))
+        if product.split == "row":
+            return replace(product, k=-(-product.k // tp))
+        return replace(product, batch=-(-product.batch // tp)) if product.split == "heads" else product
+
+    def weight_bytes(self) -> int:
+        """On the fullest rank: its share of products with their scales, of the table of tokens (padded to 64 rows, as
+        vLLM's VocabParallelEmbedding pads it), and all norms and biases. Stages share layers evenly, rounded up.
+        """
+        layout, total = self.layout, 0.0
+        for product, count in self.model.products:
+            if product.is_head:
+                continue
+            local = self.local_product(product)
+            elements = local.batch * local.n * local.k
+            if product.experts:
+                elements *= math.ceil(product.experts / layout.ep)
+            total += math.ceil(count / layout.pp) * elements * self.format_of(product).bits / 8
+        vocabulary = -(-self.model.vocabulary // 64) * 64
+        table = -(-vocabulary // layout.tp) * self.model.hidden * 2
+        if layout.pp == 1:
+            table *= 1 if self.model.shares_table else 2
+        return math.ceil(total) + table + math.ceil(self.model.other_weights / layout.pp) * 2
+
+    def cache_token_bytes(self) -> int:
+        """Of one token on one rank, in all layers that keep every token: 2 x heads of keys x channels x bytes (vLLM's
+        v1/kv_cache_interface.py, FullAttentionSpec); of latents one row, which every rank keeps (MLAAttentionSpec).
+        """
+        return sum(self._layer_bytes(kernel) * self._local(count)
+                   for kernel, count in self.model.attentions if not kernel.window and not kernel.keys)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Of one sequence on one rank: whole pages; of layers with a window a page more than it; states."""
+        pages = -(-tokens // self.block_size)
+        total = self.model.state_bytes // self.layout.tp
+        for kernel, count in self.model.attentions:
+            if kernel.keys:
+                total += self._layer_bytes(kernel) * kernel.keys * self._local(count)
+                continue
+            kept = min(pages, -(-kernel.window // self.block_size) + 1) if kernel.window else pages
+            total += self._layer_bytes(kernel) * self._local(count) * kept * self.block_size
+        return total
+
+    def _local(self, count: int) -> int:
+        return math.ceil(count / self.layout.pp)
+
+    def _layer_bytes(self, kernel: AttentionKernel) -> int:
+        local = kernel.cache_elements
+        if not kernel.is_latent:
+            local = max(1, kernel.kv_heads // self.layout.tp) * (kernel.head_dim + kernel.value_dim)
+        return local * CACHE_BYTES[self.cache]
+
+    def activation_bytes(self) -> int:
+        """What a pass of the most tokens holds besides: rows of the widest product, its input, logits in float32."""
+        tokens = self.engine.chunk
+        widest = max((self.local_product(product).n * product.rows for product, _ in self.model.products
+                      if not product.is_head), default=0)
+        logits = min(self.engine.sequences, tokens) * self.model.vocabulary * 4 // self.layout.tp
+        return tokens * (2 * widest + 4 * self.model.hidden) * 2 + 2 * logits
+
+    def room_bytes(self) -> int | None:
+        """What is left for the cache on a rank; None where the device's memory is unknown, below 0 where none is."""
+        memory = self.device.memory_bytes
+        if memory is None:
+            return None
+        held = self.weight_bytes() + self.activation_bytes()
+        if self.engine.of_free:
+            return int(self.engine.memory_share * (memory - held))
+        return int(self.engine.memory_share * memory) - held
+
+    def most_tokens(self, tokens: int) -> int | None:
+        """Sequences of ``tokens`` that the cache has room for; None where the device's memory is unknown."""
+        room = self.room_bytes()
+        return None if room is None else max(0, min(self.engine.sequences, room // max(1, self.cache_bytes(tokens))))

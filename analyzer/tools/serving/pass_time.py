@@ -1,0 +1,302 @@
+"""The time of one pass of a server: kernels of a CUDA graph one after the other, collectives, and the host."""
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.hardware.kernel_time.collective import collective_time, find_path
+from analyzer.hardware.kernel_time.estimate import NO_TIME, ErrorSum, KernelTime, find_constants, join
+from analyzer.hardware.kernel_time.matmul import matmul_time
+from analyzer.hardware.kernel_time.pointwise import stream_time
+from analyzer.hardware.listing import find_peak
+
+from .deployment import CACHE_BYTES, WEIGHT_FORMATS, Deployment
+from .served_model import AttentionKernel, FusedKernel, Kernel, Product
+
+#: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
+#: an H800 (github.com/deepseek-ai/FlashMLA, README, "compute-bound configuration").
+LATENT_SHARE = 660 / 989
+#: Bytes up to which all-reduce is a server's own kernel: vLLM custom_all_reduce.py, max_size of 8 MiB, on NVLink and up
+#: to 8 ranks; and up to which it takes one shot: csrc/custom_all_reduce.cuh, 512 KiB of up to 4 ranks, 256 KiB of 8.
+CUSTOM_BYTES, ONE_SHOT_BYTES = 8 << 20, {2: 8 << 20, 4: 512 << 10, 8: 256 << 10}
+CUSTOM_RANKS = 8
+
+
+class Chunk(NamedTuple):
+    """Part of a prompt that a pass reads: new tokens, and all tokens of the sequence after it."""
+
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one pass reads on one rank: the next token of ``sequences`` of a mean ``context``, and chunks of prompts.
+    ``drafted``: tokens of each sequence that are read at once, more than 1 where drafts are verified.
+    """
+
+    sequences: int
+    context: int
+    chunks: tuple[Chunk, ...] = ()
+    drafted: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.chunks)
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.drafted + self.prompt_tokens
+
+    @property
+    def sampled(self) -> int:
+        """Rows of the output head."""
+        return self.sequences * self.drafted + len(self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Seconds of one pass: of its kernels by what they are and by what bounds them, and of the host that is waited for.
+    ``spread``: nine in ten measured sums of kernels lie within this factor, see `KernelTime`.
+    """
+
+    kernel_seconds: float
+    host_seconds: float
+    parts: dict[str, tuple[int, float]] = field(default_factory=dict)   #: kernels and seconds, by name
+    bounds: dict[str, float] = field(default_factory=dict)              #: seconds of kernels, by what bounds them
+    spread: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.kernel_seconds + self.host_seconds
+
+    @property
+    def bound(self) -> str:
+        """What most of the pass waits for: the host, or what bounds most of its kernels' time."""
+        longest = max({**self.bounds, "host": self.host_seconds}.items(), key=lambda item: item[1])
+        return longest[0]
+
+
+class UnknownSpeedError(Exception):
+    """A figure of the device that a kernel's time takes is not known."""
+
+
+class PassTimer:
+    """Times passes of one deployment; what was timed once is kept."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment, self.device = deployment, deployment.device
+        self.constants = find_constants("serving", self.device)
+        self._seconds = functools.lru_cache(maxsize=100_000)(self._time_seconds)
+
+    def seconds(self, batch: Batch) -> float:
+        """Of a pass, host included. Contexts and chunks are taken at steps of a sixteenth, so that most are known."""
+        rounded = Batch(batch.sequences, _round(batch.context),
+                        tuple(Chunk(chunk.tokens, _round(chunk.context)) for chunk in batch.chunks), batch.drafted)
+        return self._seconds(rounded)
+
+    def _time_seconds(self, batch: Batch) -> float:
+        return self.time(batch).seconds
+
+    def time(self, batch: Batch) -> PassTime:
+        """Raises UnknownSpeedError."""
+        parts: dict[str, tuple[int, float]] = {}
+        bounds: Counter[str] = Counter()
+        errors = ErrorSum()
+        for name, kernel, count in self._list_kernels(batch):
+            number, seconds = parts.get(name, (0, 0.0))
+            parts[name] = number + count * kernel.kernels, seconds + count * kernel.seconds
+            bounds[kernel.bound] += count * kernel.seconds  # type: ignore[assignment]
+            errors.add((name, kernel.seconds), count, kernel.seconds, kernel.spread)
+        total = sum(seconds for _, seconds in parts.values())
+        return PassTime(total, self._host_seconds(batch, total), parts, dict(bounds), errors.spread)
+
+    def _host_seconds(self, batch: Batch, kernels: float) -> float:
+        """What the device waits for the host between two passes: scheduling, and the handling of each sequence. Where
+        the host works ahead, only what is longer than the kernels, beside what the device needs to start a graph.
+        """
+        constants, engine = self.constants, self.deployment.engine
+        work = constants[f"{engine.name}.pass_seconds"] + batch.sequences * constants[f"{engine.name}.sequence_seconds"]
+        gap = constants[f"{engine.name}.gap_seconds"]
+        return gap + (max(0.0, work - kernels) if engine.overlaps else work)
+
+    # --- kernels ---
+
+    def _list_kernels(self, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
+        layout, model = self.deployment.layout, self.deployment.model
+        for kernel, count in model.kernels.items():
+            if isinstance(kernel, Product):
+                yield from self._list_product(kernel, count, batch)
+            elif isinstance(kernel, AttentionKernel):
+                yield "attention", _known(self._time_attention(kernel, batch)), count
+            else:
+                yield kernel.name, _known(self._time_fused(kernel, batch)), count
+        rows = batch.sampled
+        logits = rows * model.vocabulary * 4 // layout.tp
+        yield "sampling", _known(stream_time(2 * logits, self.device, kernels=3)), 1  # to float32, softmax, choice
+        if layout.pp > 1:
+            sent = _known(collective_time("send", batch.tokens * model.hidden * 2, 2, self.deployment.cluster))
+            yield "sends between stages", sent, layout.pp - 1
+
+    def _list_product(self, product: Product, count: int, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
+        layout, local = self.deployment.layout, self.deployment.local_product(product)
+        if product.experts:
+            yield "experts", _known(self._time_experts(product, local, batch)), count
+        else:
+            tokens = batch.sampled if product.is_head else batch.tokens * product.rows
+            name = "output head" if product.is_head else "products"
+            yield name, _known(self._time_product(local, tokens)), count
+        if product.is_head and layout.tp > 1:
+            nbytes = batch.sampled * product.n * 2
+            yield "gathering of logits", _known(self._collective("all_gather", nbytes, layout.tp)), count
+        elif product.split == "row" and not (product.experts and layout.ep > 1):
+            width = product.n * 2 * batch.tokens
+            if layout.tp > 1:
+                yield "all-reduce", self._all_reduce(width), count
+        elif product.split == "row" and product.experts:  # tokens to the ranks of their experts, and back
+            yield "all-to-all", _known(self._exchange(product, batch)), 2 * count
+
+    def _time_product(self, product: Product, tokens: int) -> KernelTime | None:
+        form = self.deployment.format_of(product)
+        return product_time(product.batch, tokens, product.n, product.k, form, self.device)
+
+    def _time_experts(self, product: Product, local: Product, batch: Batch) -> KernelTime | None:
+        """Grouped products of the experts of one rank that tokens have chosen."""
+        layout = self.deployment.layout
+        experts = product.experts // layout.ep
+        copies = layout.dp if layout.ep > 1 else 1
+        chosen = batch.tokens * copies * product.rows
+        active, rows = spread_over_experts(product.experts, experts, chosen, self.deployment.skew)
+        return product_time(active, max(1, round(rows / active)), local.n, local.k, self.deployment.format_of(product),
+                            self.device)
+
+    def _time_attention(self, kernel: AttentionKernel, batch: Batch) -> KernelTime | None:
+        """Of sequences that decode, and of each chunk."""
+        tp, times = self.deployment.layout.tp, []
+        heads, kv_heads = -(-kernel.heads // tp), max(1, kernel.kv_heads // tp)
+        item = CACHE_BYTES[self.deployment.cache]
+        if batch.sequences:
+            times.append(self._decode_attention(kernel, heads, kv_heads, batch, item))
+        for chunk in batch.chunks:
+            query, value = kernel.expanded if kernel.is_latent else (kernel.head_dim, kernel.value_dim)
+            keys = kernel.keys or chunk.context
+            if kernel.window:
+                keys = min(keys, kernel.window + chunk.tokens)
+            times.append(attention_time(
+                self.deployment.engine.library, 1, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
+                max(keys, chunk.tokens), query, value, "bfloat16", self.device, causal=True, window=kernel.window,
+                kv_item_bytes=0 if kernel.is_latent else item % 2))
+        return None if None in times else join(time for time in times if time is not None)
+
+    def _decode_attention(self, kernel: AttentionKernel, heads: int, kv_heads: int, batch: Batch,
+                          item: int) -> KernelTime | None:
+        keys = kernel.keys or batch.context
+        library, count = self.deployment.engine.library, batch.sequences
+        if not kernel.is_latent:
+            grouped = heads * batch.drafted  # queries of drafts are more rows of the same tile
+            return attention_time(library, count, grouped, kv_heads, 1, keys, kernel.head_dim, kernel.value_dim,
+                                  "bfloat16", self.device, causal=True, window=kernel.window, kv_item_bytes=item % 2)
+        width = kernel.head_dim // 2  # a latent is read once, as keys and values
+        found = attention_time(library, count, min(heads, 64), 1, 1, keys, width, kernel.head_dim - width, "bfloat16",
+                               self.device, causal=True, kv_item_bytes=item % 2)
+        peak = find_peak("bfloat16", self.device, True)
+        if found is None or peak is None:
+            return None
+        flops = 2 * count * batch.drafted * heads * keys * (kernel.head_dim + kernel.value_dim)
+        arithmetic = flops / (LATENT_SHARE * peak)
+        return found if arithmetic <= found.seconds else KernelTime(arithmetic, found.spread, "arithmetic", 2)
+
+    def _time_fused(self, kernel: FusedKernel, batch: Batch) -> KernelTime | None:
+        parts = self.deployment.layout.tp if kernel.is_split else 1
+        return stream_time(batch.tokens * kernel.token_bytes / parts + kernel.weight_bytes, self.device,
+                           kernels=kernel.kernels)
+
+    # --- collectives ---
+
+    def _collective(self, kind: str, nbytes: int, ranks: int) -> KernelTime | None:
+        return collective_time(kind, nbytes, ranks, self.deployment.cluster)
+
+    def _all_reduce(self, nbytes: int) -> KernelTime:
+        """A server's own kernel where ranks reach each other's memory and bytes are few, else NCCL's."""
+        ranks, cluster = self.deployment.layout.tp, self.deployment.cluster
+        nccl = _known(self._collective("all_reduce", nbytes, ranks))
+        path = find_path(cluster, ranks, min(ranks, cluster.devices_per_host))
+        if path is None or path.medium != "nvlink" or ranks > CUSTOM_RANKS or nbytes > CUSTOM_BYTES:
+            return nccl
+        common = find_constants("collective", self.device)
+        hop, rate = path.hop_seconds or common["nvlink_hop_seconds"], common["nvlink_send_share"] * path.bandwidth
+        limit = next(nbytes for most, nbytes in ONE_SHOT_BYTES.items() if ranks <= most)
+        start = self.constants["all_reduce_seconds"]
+        if nbytes <= limit:  # a barrier, everything read from everyone, a barrier
+            seconds = start + 2 * hop + nbytes * (ranks - 1) / rate
+        else:                # a part summed by each, a barrier more, and gathered
+            seconds = start + 3 * hop + 2 * nbytes * (ranks - 1) / ranks / rate
+        return min(KernelTime(seconds, nccl.spread, "communication"), nccl, key=lambda time: time.seconds)
+
+    def _exchange(self, product: Product, batch: Batch) -> KernelTime | None:
+        layout = self.deployment.layout
+        ranks = layout.ep
+        rows = batch.tokens * min(product.rows, ranks)  # a token goes once to each rank of its experts
+        return self._collective("all_to_all", rows * self.deployment.model.hidden * 2, ranks)
+
+
+def _known(time: KernelTime | None) -> KernelTime:
+    if time is None:
+        raise UnknownSpeedError
+    return time
+
+
+def _round(tokens: int) -> int:
+    """A number of tokens at steps of a sixteenth of its power of two.
+
+    >>> [_round(tokens) for tokens in (5, 100, 1000, 5000)]
+    [5, 100, 992, 5120]
+    """
+    step = max(1, 1 << max(0, tokens.bit_length() - 5))
+    return round(tokens / step) * step
+
+
+def product_time(batch: int, m: int, n: int, k: int, form: tuple[object, ...], device: DeviceSpec) -> KernelTime | None:
+    """A product by weights of a format: in 8 bits where the device has it, in 4 bits as one in 8 bits of half the inner
+    dimension (half the bytes, and twice the rate: data sheets of B200 and GB200), else in 16 bits, with the bytes of
+    weights alone less (Marlin's kernels: weights are expanded in registers).
+    """
+    bits, arithmetic, capability, is_fp4 = form
+    assert isinstance(bits, (int, float)) and isinstance(capability, tuple)
+    native = arithmetic is not None and (device.compute_capability or (0, 0)) >= capability
+    if native and find_peak(str(arithmetic), device, True) is not None:
+        inner = math.ceil(k * bits / 8) if is_fp4 else k
+        return matmul_time(batch, m, n, inner, str(arithmetic), device)
+    dtype = "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
+    return matmul_time(batch, m, n, k, dtype, device, has_weights=min(1.0, bits / 16))
+
+
+def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> tuple[int, float]:
+    """Experts of the busiest rank that tokens have chosen, in the mean, and the rows that they compute. ``chosen`` pairs
+    of token and expert fall on ``experts``, evenly or by Zipf's law; a rank has ``local`` of them, dealt in turn.
+
+    >>> spread_over_experts(8, 8, 2, 0.0), spread_over_experts(256, 256, 100_000, 0.0)
+    ((2, 2.0), (256, 100000.0))
+    """
+    weights = [1 / (rank + 1) ** skew for rank in range(experts)]
+    total = sum(weights)
+    held = weights[::max(1, experts // local)][:local]  # the busiest rank has the most popular one
+    rows = chosen * sum(held) / total
+    active = sum(1 - (1 - weight / total) ** chosen for weight in held)
+    return max(1, round(active)), max(1.0, rows)
+
+
+def kernel_rows(time: PassTime) -> Iterable[tuple[str, int, float, float]]:
+    """Name, kernels, seconds and share of each part of a pass, the longest first."""
+    for name, (count, seconds) in sorted(time.parts.items(), key=lambda item: -item[1][1]):
+        yield name, count, seconds, seconds / time.seconds if time.seconds else 0.0
+
+
+__all__ = ["NO_TIME", "WEIGHT_FORMATS", "Batch", "Chunk", "Kernel", "PassTime", "PassTimer", "UnknownSpeedError",
+           "kernel_rows", "product_time", "spread_over_experts"]

@@ -1,0 +1,272 @@
+"""The scheduler of a server, pass by pass: requests come, wait, are read in chunks beside those that decode, and go."""
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from analyzer.errors import InputError
+
+from .deployment import Deployment
+from .pass_time import Batch, Chunk, PassTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a server is asked for: prompts and answers of so many tokens, and how requests come.
+
+    - ``concurrency``: clients that each ask again as soon as they are answered, all at once at first, as benchmarks do
+      (vLLM benchmark_serving, genai-perf); or ``rate``: requests a second that come at random (Poisson).
+    - ``least_share``: lengths are even between this share of the given ones and the whole (1: all alike).
+    - ``slots``: sequences that decode at once at most; None: what the engine and the cache have room for.
+    - ``drafted``, ``accepted``: tokens that a draft proposes, and the mean number of them that are kept.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    concurrency: int | None = None
+    rate: float | None = None
+    least_share: float = 1.0
+    slots: int | None = None
+    drafted: int = 0
+    accepted: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate is None):
+            raise InputError(f"Traffic(concurrency={self.concurrency!r}, rate={self.rate!r}): give one of them")
+        if self.prompt_tokens < 1 or self.new_tokens < 1 or (self.concurrency or 1) < 1 or (self.rate or 1.0) <= 0:
+            raise InputError(f"{self!r}: tokens, concurrency and rate are above 0")
+        if not 0 < self.least_share <= 1 or self.drafted and not 0 <= self.accepted <= self.drafted:
+            raise InputError(f"{self!r}: least_share lies above 0 and is at most 1; accepted is at most drafted")
+
+
+class Served(NamedTuple):
+    """One request, seconds: to its first token, and between two tokens in the mean."""
+
+    first_seconds: float
+    token_seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What became of all requests of one rank."""
+
+    requests: tuple[Served, ...]
+    seconds: float
+    passes: int
+    running: float                 #: sequences that decode, in the mean over time
+    context: float                 #: tokens of each of them
+    prompt_tokens: float           #: of prompts that a pass reads, in the mean over passes
+    is_full: bool                  #: whether requests waited for room in the cache
+    is_stable: bool = True         #: False where requests come faster than they are answered
+
+    def mean(self, name: str) -> float:
+        return sum(getattr(request, name) for request in self.requests) / max(1, len(self.requests))
+
+    def percentile(self, name: str, share: float) -> float:
+        ordered = sorted(getattr(request, name) for request in self.requests)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(request.tokens for request in self.requests) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class _Request:
+    arrival: float
+    prompt: int
+    new: int
+    read: int = 0          # tokens of the prompt that were read
+    first: float = -1.0    # when its first token was there
+    start: int = 0         # the count of decoded tokens when it began to decode
+    order: int = field(default=0)
+
+
+_MOST_STEPS = 64  # passes that are taken to be alike while nobody comes or goes
+_SEED = 17
+
+
+class Scheduler:
+    """One rank of a deployment under some traffic. ``requests``: how many are simulated."""
+
+    def __init__(self, deployment: Deployment, timer: PassTimer, traffic: Traffic, requests: int) -> None:
+        self.deployment, self.timer, self.traffic, self.count = deployment, timer, traffic, requests
+        self.random = random.Random(_SEED)
+        self.engine = deployment.engine
+        room = deployment.room_bytes()
+        per_token = max(1, deployment.cache_bytes(4096) // 4096)
+        self.capacity = None if room is None else max(0, room) // per_token   # tokens in the cache
+        self.slots = min(self.engine.sequences, traffic.slots or self.engine.sequences)
+        self.pace = 1.0 + (traffic.accepted if traffic.drafted else 0.0)      # tokens that a pass gives a sequence
+        self.now = 0.0
+        self.decoded = 0.0               # tokens that each sequence has got since the beginning
+        self.waiting: deque[_Request] = deque()
+        self.reading: list[_Request] = []
+        self.running: list[tuple[float, int, _Request]] = []  # by the count of decoded tokens at which it ends
+        self.context = 0.0               # tokens in the cache of those that decode
+        self.taken = 0                   # tokens that are reserved, or read
+        self.done: list[Served] = []
+        self.born = self.passes = self.prompts = 0
+        self.is_full = False
+        self.area = self.context_area = 0.0
+
+    def run(self) -> Timeline:
+        """Raises InputError where not even one request has room."""
+        longest = self.traffic.prompt_tokens + self.traffic.new_tokens
+        if self.capacity is not None and self.capacity < longest:
+            raise InputError(f"{self.deployment.model.name}: no room for one sequence of {longest:,} tokens beside the "
+                             f"weights on {self.deployment.device.name} as {self.deployment.layout}; spread it over "
+                             "more devices (--tp), or hold weights and cache in fewer bits")
+        arrivals = self._come()
+        while len(self.done) < self.count:
+            while arrivals and arrivals[0] <= self.now:
+                self._ask(arrivals.popleft())
+            if not (self.waiting or self.reading or self.running):
+                self.now = arrivals[0]
+                continue
+            self._step(arrivals[0] if arrivals else None)
+        stable = not self.traffic.rate or len(self.waiting) < max(8, self.count // 10)
+        return Timeline(tuple(self.done), self.now, self.passes, self.area / max(self.now, 1e-12),
+                        self.context_area / max(self.area, 1e-12), self.prompts / max(1, self.passes), self.is_full,
+                        stable)
+
+    def _come(self) -> deque[float]:
+        if self.traffic.rate is None:
+            for _ in range(min(self.traffic.concurrency or 1, self.count)):
+                self._ask(0.0)
+            return deque()
+        times, now = deque[float](), 0.0
+        for _ in range(self.count * 2):  # more than are waited for, so that the last ones are not alone
+            now += self.random.expovariate(self.traffic.rate)
+            times.append(now)
+        return times
+
+    def _ask(self, time: float) -> None:
+        traffic = self.traffic
+        share = self.random.uniform(traffic.least_share, 1.0), self.random.uniform(traffic.least_share, 1.0)
+        self.waiting.append(_Request(time, max(1, round(traffic.prompt_tokens * share[0])),
+                                     max(1, round(traffic.new_tokens * share[1])), order=self.born))
+        self.born += 1
+
+    def _step(self, next_arrival: float | None) -> None:
+        chunks = self._admit()
+        number, size = len(self.running), 1 + self.traffic.drafted
+        steps = 1
+        if not chunks and number:
+            left = (self.running[0][0] - self.decoded) / self.pace
+            steps = max(1, min(_MOST_STEPS, int(left) if left == int(left) else int(left) + 1))
+        context = (self.context / number if number else 0.0) + steps * self.pace / 2
+        seconds = self.timer.seconds(Batch(number, max(1, round(context)), tuple(chunks), size))
+        if next_arrival is not None and steps > 1 and self.now + steps * seconds > next_arrival:
+            steps = max(1, min(steps, int((next_arrival - self.now) / seconds) + 1))
+        self.passes += steps
+        self.prompts += sum(chunk.tokens for chunk in chunks)
+        self.now += steps * seconds
+        self.area += number * steps * seconds
+        self.context_area += number * context * steps * seconds
+        if number:
+            self.decoded += steps * self.pace
+            self.context += number * steps * self.pace
+        self._finish()
+        for request in [request for request in self.reading if request.read >= request.prompt]:
+            self.reading.remove(request)
+            self._begin(request)
+        self._make_room()
+
+    def _admit(self) -> list[Chunk]:
+        """Chunks of the next pass: those under way first, then whoever waits and has room."""
+        budget = self.engine.chunk - len(self.running)
+        chunks: list[Chunk] = []
+        for request in self.reading:
+            budget -= self._read(request, budget, chunks)
+        while self.waiting and budget > 0 and len(self.running) + len(self.reading) < self.slots:
+            request = self.waiting[0]
+            need = request.prompt + (request.new if self.engine.reserves else 0)
+            used = self.taken if self.engine.reserves else self.context + sum(r.prompt for r in self.reading)
+            if self.capacity is not None and used + need > self.capacity and (self.running or self.reading):
+                self.is_full = True
+                break
+            self.taken += need
+            self.reading.append(self.waiting.popleft())
+            budget -= self._read(request, budget, chunks)
+        return chunks
+
+    @staticmethod
+    def _read(request: _Request, budget: int, chunks: list[Chunk]) -> int:
+        tokens = min(budget, request.prompt - request.read)
+        if tokens > 0:
+            request.read += tokens
+            chunks.append(Chunk(tokens, request.read))
+        return max(0, tokens)
+
+    def _begin(self, request: _Request) -> None:
+        """Its prompt is read, which gives its first token."""
+        if request.first < 0:
+            request.first = self.now
+        if request.new <= 1:
+            self._answer(request)
+            return
+        self.context += request.prompt
+        request.start = round(self.decoded)
+        heapq.heappush(self.running, (self.decoded + request.new - 1, request.order, request))
+
+    def _finish(self) -> None:
+        while self.running and self.running[0][0] <= self.decoded + 1e-9:
+            end, _, request = heapq.heappop(self.running)
+            self.context -= request.prompt + self.decoded - (end - request.new + 1)
+            self._answer(request)
+
+    def _answer(self, request: _Request) -> None:
+        if self.engine.reserves:
+            self.taken -= request.prompt + request.new
+        between = (self.now - request.first) / max(1, request.new - 1)
+        self.done.append(Served(request.first - request.arrival, between, request.new))
+        if self.traffic.rate is None and self.born < self.count:
+            self._ask(self.now)
+
+    def _make_room(self) -> None:
+        """Where pages run out, the sequence that came last starts over: its tokens are read again as a prompt."""
+        while not self.engine.reserves and self.capacity is not None and self.context > self.capacity and len(
+                self.running) > 1:
+            last = max(self.running, key=lambda item: item[1])
+            self.running.remove(last)
+            heapq.heapify(self.running)
+            end, _, request = last
+            got = round(self.decoded - (end - request.new + 1))
+            self.context -= request.prompt + got
+            self.is_full = True
+            again = _Request(request.arrival, request.prompt + got, max(2, request.new - got), first=request.first,
+                             order=request.order)
+            self.waiting.appendleft(again)
+
+
+def count_requests(traffic: Traffic) -> int:
+    """How many requests are simulated: several for each client, and enough for a 99th percentile at a rate."""
+    return 500 if traffic.rate is not None else max(24, 6 * (traffic.concurrency or 1))
+
+
+def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, requests: int | None = None) -> Timeline:
+    """What becomes of ``traffic`` on one replica: its clients, or its requests, are shared by the copies of attention
+    evenly. Raises InputError where one sequence does not fit.
+    """
+    from dataclasses import replace
+
+    copies = deployment.layout.dp
+    own = traffic if copies == 1 else replace(
+        traffic, concurrency=None if traffic.concurrency is None else max(1, round(traffic.concurrency / copies)),
+        rate=None if traffic.rate is None else traffic.rate / copies)
+    found = Scheduler(deployment, timer, own, requests or count_requests(own)).run()
+    start = timer.constants[f"{deployment.engine.name}.request_seconds"]
+    served = tuple(request._replace(first_seconds=request.first_seconds + start) for request in found.requests)
+    return replace(found, requests=served)
+
+
+def summarize(values: Sequence[float]) -> tuple[float, float]:
+    """Median and 99th percentile."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

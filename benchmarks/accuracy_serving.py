@@ -1,0 +1,166 @@
+"""How near predictions of served models come to measurements: ``python -m benchmarks.accuracy_serving``, minutes.
+
+Data: ``benchmarks/truth/serving``, see its README.md. Nothing here was fitted to the cases that it judges: the
+constants of a server's host work (``benchmarks/calibration/serving.py``) are fitted with the model that is judged left
+out, or with ``--left-out device`` the device.
+
+What the sources do not say is taken from how they measure: SemiAnalysis's InferenceMAX (Llama-3.1-70B and gpt-oss)
+asks for random lengths between 0.8 of those given and the whole and holds the cache in 8 bits; ten requests a client.
+"""
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import gzip
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analyzer.hardware import cluster_of, find_device
+from analyzer.tools.serving.deployment import ENGINES, Deployment, Layout
+from analyzer.tools.serving.pass_time import PassTimer
+from analyzer.tools.serving.served_model import ServedModel, read_served_model
+from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
+from analyzer.zoo.target import load_target
+
+TRUTH = Path(__file__).parent / "truth" / "serving"
+_NAMES = {"meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b", "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+          "openai/gpt-oss-120b": "gpt-oss-120b", "Qwen/Qwen3-14B": "qwen3-14b", "openai/gpt-oss-20b": "gpt-oss-20b",
+          "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b"}
+_FULL_QUEUE_SECONDS = 2.0  # above, requests waited for room in the cache, which few tokens more or less decide
+
+
+@functools.cache
+def read_model(name: str) -> ServedModel:
+    return read_served_model(load_target(f"hf:{name}").build, name)
+
+
+def read_rows(file: str) -> list[dict[str, str]]:
+    with gzip.open(TRUTH / file, "rt") as stream:
+        return list(csv.DictReader(stream))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A measured point, and what is served in it."""
+
+    model: str
+    device: str
+    engine: str
+    version: str
+    layout: Layout
+    weights: str
+    experts: str | None
+    cache: str
+    traffic: Traffic
+    ttft: float | None
+    tpot: float
+
+    @property
+    def has_experts(self) -> bool:
+        return self.experts is not None
+
+    def deployment(self) -> Deployment:
+        device = find_device(self.device)
+        return Deployment(model=read_model(self.model), device=device, cluster=cluster_of(device), layout=self.layout,
+                          engine=ENGINES[self.engine], weights=self.weights, experts=self.experts, cache=self.cache)
+
+
+def read_cases() -> Iterator[Case]:
+    for row in read_rows("served.csv.gz"):
+        tp, pp, moe_tp, moe_ep = (int(row[name] or 1) for name in ("tp", "pp", "moe_tp", "moe_ep"))
+        if moe_tp == moe_ep > 1:  # the source multiplies them: as many ranks as either (their times are those of tp)
+            tp = moe_ep
+        model = _NAMES[row["model"]]
+        is_max = row["version"] != "1.0.0rc3"  # InferenceMAX's
+        is_fp4 = row["precision"] == "fp4"
+        concurrency = int(row["concurrency"])
+        traffic = Traffic(int(row["input_tokens"]), int(row["output_tokens"]), concurrency + (not is_max),
+                          least_share=0.8 if is_max else 1.0, slots=concurrency)
+        yield Case(model, row["device"].removesuffix("_sxm") if "h200" in row["device"] else row["device"],
+                   row["backend"], row["version"], Layout(tp, pp, 1, moe_ep if moe_ep > 1 else 1),
+                   "bf16" if is_fp4 or not row["precision"] else row["precision"], "mxfp4" if is_fp4 else None,
+                   "fp8" if row["precision"] == "fp8" else "bf16", traffic, float(row["ttft_ms"]) / 1e3,
+                   float(row["tpot_ms"]) / 1e3)
+
+
+@functools.cache
+def timer_of(key: tuple[Any, ...]) -> tuple[Deployment, PassTimer]:
+    case: Case = key[-1]
+    deployment = case.deployment()
+    return deployment, PassTimer(deployment)
+
+
+def predict(case: Case, constants: Mapping[str, float] | None = None, requests: int | None = None) -> Timeline:
+    shared = replace(case, traffic=Traffic(1, 1, 1), ttft=None, tpot=0.0, version="")
+    deployment, timer = timer_of((shared,))
+    if constants is not None:
+        timer = PassTimer(deployment)
+        timer.constants = {**timer.constants, **constants}
+    return simulate(deployment, timer, case.traffic, requests)
+
+
+def describe(errors: Iterable[float]) -> str:
+    found = sorted(map(abs, errors))
+    if not found:
+        return "none"
+    return (f"median {statistics.median(found):.1%}, nine in ten {found[int(0.9 * (len(found) - 1))]:.1%} of "
+            f"{len(found)}")
+
+
+def rank_correlation(pairs: list[tuple[float, float]]) -> float:
+    """Spearman's."""
+    def ranks(values: list[float]) -> list[float]:
+        order = sorted(range(len(values)), key=values.__getitem__)
+        found = [0.0] * len(values)
+        for place, index in enumerate(order):
+            found[index] = place
+        return found
+
+    return statistics.correlation(ranks([a for a, _ in pairs]), ranks([b for _, b in pairs]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--model")
+    arguments = parser.parse_args()
+    groups: dict[str, list[tuple[Case, Timeline]]] = defaultdict(list)
+    rows = []
+    for case in list(read_cases())[::arguments.every]:
+        if arguments.model and arguments.model not in case.model:
+            continue
+        found = predict(case)
+        groups[case.model].append((case, found))
+        rows.append({"model": case.model, "device": case.device, "engine": case.engine, "version": case.version,
+                     "layout": str(case.layout), "prompt": case.traffic.prompt_tokens, "new": case.traffic.new_tokens,
+                     "slots": case.traffic.slots, "ttft": case.ttft, "tpot": case.tpot,
+                     "p_ttft": found.mean("first_seconds"), "p_tpot": found.mean("token_seconds"),
+                     "running": found.running, "full": found.is_full})
+    if arguments.rows:
+        arguments.rows.write_text(json.dumps(rows))
+    report(groups)
+
+
+def report(groups: Mapping[str, list[tuple[Case, Timeline]]]) -> None:
+    for model, found in groups.items():
+        tpot = [line.mean("token_seconds") / case.tpot - 1 for case, line in found]
+        ttft = [line.mean("first_seconds") / case.ttft - 1 for case, line in found
+                if case.ttft and (case.traffic.slots or 0) <= 16]
+        pairs = [(line.mean("token_seconds"), case.tpot) for case, line in found]
+        print(f"{model}: TPOT {describe(tpot)}; TTFT at 16 or fewer {describe(ttft)}; "
+              f"Spearman {rank_correlation(pairs):.3f}; mean error {statistics.mean(tpot):+.1%}, "
+              f"TTFT {statistics.mean(ttft):+.1%}")
+    dense = [line.mean("token_seconds") / case.tpot - 1 for found in groups.values() for case, line in found
+             if not case.has_experts]
+    print(f"dense: TPOT {describe(dense)}")
+
+
+if __name__ == "__main__":
+    main()
